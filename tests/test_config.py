@@ -1,0 +1,88 @@
+"""The command line made from a dataclass: every form of a flag, and one clear line for every mistake."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+
+from nanotriton import config
+
+
+@dataclass
+class Demo:
+    lr: Annotated[float, "> 0", "<= 1"] = 3e-3  # peak learning rate
+    steps: Annotated[int, ">= 1"] = 10  # optimizer steps
+    loss: Literal["dapo", "grpo", "dr_grpo"] = "dapo"  # how token losses are averaged
+    plot: bool = True  # draw curves.png
+    ks: list[int] = field(default_factory=lambda: [1, 8])  # k of pass@k
+    cap: float | None = None  # no cap when none
+    model: str = ""  # a folder
+    recipe: Literal["default", "autotriton"] = "default"  # a preset
+
+    def validate(self):
+        if self.steps == 13:
+            raise config.ConfigError("--steps 13: not on a Friday")
+
+
+def parse(*argv, **kw):
+    return config.parse(Demo, list(argv), **kw)
+
+
+def test_every_form_of_a_flag():
+    assert parse() == Demo()
+    got = parse("--lr=1e-4", "--steps", "7", "--no-plot", "--ks", "2", "4", "--loss", "grpo", "--cap", "none", "--model", "a b")
+    assert got == Demo(lr=1e-4, steps=7, plot=False, ks=[2, 4], loss="grpo", model="a b")
+    assert parse("--ks=3,5").ks == [3, 5]
+    assert parse("--plot", "false").plot is False and parse("--plot").plot is True
+    assert parse("--lr", "1").lr == 1.0
+    assert parse("--model=").model == ""
+
+
+def test_presets_give_way_to_flags():
+    presets = {"recipe": {"autotriton": {"lr": 1e-6, "steps": 5}}}
+    assert parse("--recipe", "autotriton", "--steps", "6", presets=presets) == Demo(lr=1e-6, steps=6, recipe="autotriton")
+    assert parse(presets=presets) == Demo()
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--lrr", "1"], "unknown option --lrr; did you mean --lr?"),
+        (["--zzz"], "unknown option --zzz; did you mean"),
+        (["lr"], "options start with --"),
+        (["--lr", "fast"], "--lr fast: a number is expected"),
+        (["--lr", "nan"], "a number is expected"),
+        (["--lr", "0"], "--lr 0.0: must be > 0"),
+        (["--lr", "2"], "--lr 2.0: must be <= 1"),
+        (["--steps", "1.5"], "--steps 1.5: a whole number is expected"),
+        (["--steps"], "--steps: a value is expected"),
+        (["--steps", "--lr"], "--steps: a value is expected"),
+        (["--steps", "13"], "not on a Friday"),
+        (["--steps", "1", "--steps", "2"], "given twice"),
+        (["--loss", "dappo"], "--loss dappo: not one of dapo, grpo, dr_grpo; did you mean dapo?"),
+        (["--plot=maybe"], "--plot maybe: a yes or no is expected"),
+        (["--no-plot=1"], "takes no value"),
+        (["--ks"], "one or more values"),
+        (["--ks", "1", "x"], "--ks x: a whole number is expected"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(argv, says, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(*argv)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == "" and says in err and err.count("\n") == 1
+
+
+def test_help_shows_each_option_with_default_and_comment(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    for words in ("--lr", "peak learning rate", "default: 0.003", "dapo, grpo, dr_grpo", "--plot / --no-plot", "default: 1 8", "> 0 and <= 1"):
+        assert words in text
+
+
+def test_saved_with_the_run(tmp_path):
+    config.save(Demo(lr=0.5), tmp_path)
+    (path,) = tmp_path.glob("config_*.json")
+    assert '"lr": 0.5' in path.read_text()
