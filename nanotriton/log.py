@@ -1,0 +1,146 @@
+"""Where a run leaves its trace: one console line a step, metrics.jsonl, samples.jsonl, curves.png, summary.json.
+
+Every row of metrics.jsonl has `stage`, `step` and its numbers; wall-clock times are apart, under `seconds`, so that the
+rest is the same to the byte when a seed is run twice. Positions in both files are part of a checkpoint: resuming cuts the
+files back to it, so a killed run leaves no row twice.
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+FILES = ("metrics.jsonl", "samples.jsonl")
+
+
+def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
+    """A progress bar on a terminal, nothing in a log file; leaves no line behind."""
+    return tqdm(items, leave=False, dynamic_ncols=True, disable=None, **kw)
+
+
+def show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2e}" if value and not 1e-3 <= abs(value) < 1e4 else f"{value:.3f}"
+    return str(value)
+
+
+class Log:
+    """The trace of one run, written by the main rank only (other ranks call the same methods, which do nothing)."""
+
+    def __init__(self, folder: str | Path, main: bool = True):
+        self.folder, self.main = Path(folder), main
+        if main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def say(self, *words: Any) -> None:
+        if self.main:
+            tqdm.write(" ".join(map(str, words)), file=sys.stdout)
+            sys.stdout.flush()
+
+    def position(self) -> dict[str, int]:
+        """Sizes of the files in bytes, to be kept in a checkpoint."""
+        return {name: (self.folder / name).stat().st_size if (self.folder / name).exists() else 0 for name in FILES}
+
+    def rewind(self, position: dict[str, int]) -> None:
+        """Cut the files back to what they were at a checkpoint."""
+        for name in FILES:
+            if self.main and (self.folder / name).exists():
+                os.truncate(self.folder / name, position.get(name, 0))
+
+    def append(self, name: str, rows: Iterable[dict]) -> None:
+        if self.main:
+            with open(self.folder / name, "a", encoding="utf-8") as f:
+                f.write("".join(json.dumps(row) + "\n" for row in rows))
+
+    def step(self, stage: str, step: int, of: int, seconds: dict[str, float], show_keys: Iterable[str], **numbers: Any) -> None:
+        """One step: every number to metrics.jsonl, `show_keys` to the console."""
+        times = {k: round(v, 4) for k, v in seconds.items()}
+        self.append("metrics.jsonl", [{"stage": stage, "step": step, **numbers, "seconds": times}])
+        shown = "  ".join(f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
+        self.say(f"{stage} {step:>4}/{of}  {shown}  " + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05))
+
+    def samples(self, rows: Iterable[dict]) -> None:
+        """Rows of {step, split, task, task_source, prompt, completion, candidate, verdict, reward, advantage}."""
+        self.append("samples.jsonl", rows)
+
+    def read(self, name: str = "metrics.jsonl") -> list[dict]:
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def summary(self, **numbers: Any) -> None:
+        """Update summary.json (written whole, then renamed)."""
+        if not self.main:
+            return
+        path = self.folder / "summary.json"
+        data = json.loads(path.read_text()) if path.exists() else {}
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(data | numbers, indent=2) + "\n")
+        temporary.replace(path)
+
+    def plot(self) -> None:
+        """Redraw curves.png from metrics.jsonl (and the SFT stage's, when it lies in the same folder)."""
+        if self.main:
+            sft = Log(self.folder / "sft").read() if (self.folder / "sft").is_dir() else []
+            draw(sft + self.read(), self.folder / "curves.png")
+
+
+def smooth(values: list[float], weight: float = 0.9) -> list[float]:
+    """Exponential moving average, corrected for its start."""
+    out, mean, scale = [], 0.0, 0.0
+    for v in values:
+        mean, scale = weight * mean + (1 - weight) * v, weight * scale + (1 - weight)
+        out.append(mean / scale)
+    return out
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Six panels: SFT loss, reward, held-out success, length, entropy, status mix."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
+    panels = iter(axes.flat)
+
+    def curve(title: str, stage: str, keys: dict[str, str], dots: bool = False, log: bool = False) -> None:
+        axis = next(panels)
+        for i, (key, label) in enumerate(keys.items()):
+            points = [(r["step"], r[key]) for r in rows if r["stage"] == stage and r.get(key) is not None]
+            if not points:
+                continue
+            x, y = map(list, zip(*points))
+            if dots:
+                axis.plot(x, y, "o-", ms=3, color=f"C{i}", label=label)
+            else:
+                axis.plot(x, y, alpha=0.25, color=f"C{i}")
+                axis.plot(x, smooth(y), color=f"C{i}", label=label)
+        axis.set(title=title, xlabel=f"{stage.split('/')[0]} step")
+        if log:
+            axis.set_yscale("log")
+        if axis.lines:
+            axis.legend(frameon=False)
+        axis.grid(alpha=0.2)
+
+    curve("SFT loss (nats a token)", "sft", {"loss": "train", "eval_loss": "held-out"}, log=True)
+    curve("GRPO reward", "grpo", {"reward": "mean reward"})
+    curve("held-out success", "grpo/eval", {"success": "temperature 1", "greedy": "greedy"}, dots=True)
+    curve("completion length (tokens)", "grpo", {"length": "mean"})
+    curve("token entropy (nats)", "grpo", {"entropy": "policy"})
+    axis = next(panels)
+    steps = [r for r in rows if r["stage"] == "grpo" and "statuses" in r]
+    names = [n for n, _ in sum((Counter(r["statuses"]) for r in steps), Counter()).most_common(7)]
+    if names:
+        shares = [smooth([r["statuses"].get(n, 0) / max(sum(r["statuses"].values()), 1) for r in steps]) for n in names]
+        axis.stackplot([r["step"] for r in steps], shares, labels=names)
+        axis.legend(loc="lower left", fontsize=7)
+    axis.set(title="verdicts", xlabel="grpo step", ylim=(0, 1))
+    temporary = path.with_suffix(".tmp.png")
+    figure.savefig(temporary, dpi=110)
+    temporary.replace(path)
+    plt.close(figure)
