@@ -1,0 +1,332 @@
+"""One transformer for the Llama, Qwen2 and Qwen3 families, under Hugging Face's parameter names.
+
+    config = ModelConfig("llama", vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+                         num_attention_heads=4)
+    model = Transformer(config).init_weights(seed=0)
+    hidden = model(ids, positions, attention.packed(cu_seqlens, max_seqlen))      # [T, hidden_size], no logits
+
+Sequences are packed end to end along one axis of T tokens; there is no batch axis and no padding. They meet in one
+place, `attend`, which the caller supplies: packed attention to train, a KV cache to sample.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nanotriton.kernels.layers import rms_norm, rope, swiglu
+
+# attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_KEYS = {  # what each type must bring; yarn's and llama3's original length falls back to max_position_embeddings
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+REQUIRED = ("model_type", *SIZES, "rms_norm_eps", "max_position_embeddings")
+
+
+class ModelError(ValueError):
+    """A model folder, config, tokenizer or checkpoint that can't be used. The message is one line, fit for a user."""
+
+
+@dataclass
+class ModelConfig:
+    """The shape of a model; fields are named as in Hugging Face's config.json. Raises ModelError if it can't be built."""
+
+    model_type: str = "llama"
+    vocab_size: int = 512
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None  # None: as many as attention heads
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: dict | None = None  # {"rope_type": "linear" | "llama3" | "yarn", ...}
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False  # on q, k and v, and outside Qwen2 on the output projection too
+    qk_norm: bool = False  # Qwen3: an RMSNorm on every head of q and k
+    bos_token_id: int | None = None
+    pad_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation_config: dict = field(default_factory=dict)  # generation_config.json, kept to be written back
+
+    def __post_init__(self):
+        if self.model_type not in MODEL_TYPES:
+            raise ModelError(f"model_type {self.model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
+        for name in (*SIZES, "num_key_value_heads", "max_position_embeddings"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ModelError(f"{name} must be a positive integer, not {value!r}")
+        self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        if type(self.head_dim) is not int or self.head_dim < 2 or self.head_dim % 2:
+            raise ModelError(f"head_dim must be an even positive integer, not {self.head_dim!r}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
+        self.eos_token_ids = tuple(self.eos_token_ids)
+        self._check_rope()
+
+    def _check_rope(self):
+        scaling = self.rope_scaling or {}
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind not in ROPE_TYPES:
+            raise ModelError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        if missing := [key for key in ROPE_KEYS[kind] if not isinstance(scaling.get(key), int | float)]:
+            raise ModelError(f"rope type {kind} needs a number for {', '.join(missing)}")
+        if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ModelError("partial_rotary_factor other than 1 is not supported")
+        self.rope_scaling = {**scaling, "rope_type": kind} if kind != "default" else None
+
+    @property
+    def output_bias(self) -> bool:
+        return self.attention_bias and self.model_type != "qwen2"
+
+    @classmethod
+    def from_hf(cls, raw: dict, generation_config: dict | None = None) -> "ModelConfig":
+        """Read a config.json (either generation: `rope_scaling` beside `rope_theta`, or one `rope_parameters`).
+
+        Anything that would change what the model computes and isn't built here is a ModelError that names it.
+        """
+        kind = raw.get("model_type")
+        if "moe" in str(kind).lower() or any(raw.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")):
+            raise ModelError(f"mixture-of-experts models are not supported (model_type {kind!r}); supported: {', '.join(MODEL_TYPES)}")
+        if kind is not None and kind not in MODEL_TYPES:
+            raise ModelError(f"model_type {kind!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
+        required = REQUIRED if kind == "llama" else (*REQUIRED, "num_key_value_heads")  # HF's default there is a bare 32
+        if missing := [key for key in required if raw.get(key) is None]:
+            raise ModelError(f"config.json lacks {', '.join(missing)}")
+        sliding = raw.get("sliding_window") is not None and raw.get("use_sliding_window", kind == "llama")
+        if sliding or "sliding_attention" in (raw.get("layer_types") or ()):
+            raise ModelError("sliding-window attention is not supported; only full causal attention is")
+        for key, only in (("hidden_act", "silu"), ("mlp_bias", False), ("quantization_config", None)):
+            if raw.get(key, only) != only:
+                raise ModelError(f"{key} {str(raw[key])[:60]!r} is not supported; only {only!r} is")
+        scaling = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+        theta = scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0
+        scaling.setdefault("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0)
+        generation = generation_config or {}
+        eos = {i for source in (raw, generation) for i in as_ids(source.get("eos_token_id"))}
+        return cls(
+            **{key: raw[key] for key in REQUIRED},
+            num_key_value_heads=raw.get("num_key_value_heads"),
+            head_dim=raw.get("head_dim") or (128 if kind == "qwen3" else None),
+            rope_theta=float(theta),
+            rope_scaling=scaling,
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            attention_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
+            qk_norm=kind == "qwen3",
+            bos_token_id=raw.get("bos_token_id"),
+            pad_token_id=raw.get("pad_token_id"),
+            eos_token_ids=tuple(sorted(eos)),
+            generation_config=generation,
+        )
+
+    def to_hf(self, dtype: torch.dtype) -> dict:
+        """The config.json that transformers and vLLM read back as this model."""
+        names = (*REQUIRED, "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "tie_word_embeddings")
+        kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[self.model_type]
+        out = {"architectures": [f"{kind}ForCausalLM"], **{name: getattr(self, name) for name in names}}
+        out |= {"hidden_act": "silu", "torch_dtype": str(dtype).removeprefix("torch.")}
+        out |= {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
+        out["eos_token_id"] = list(self.eos_token_ids) if len(self.eos_token_ids) != 1 else self.eos_token_ids[0]
+        if self.model_type != "qwen2":
+            out["attention_bias"] = self.attention_bias
+        return {key: value for key, value in out.items() if value not in (None, [])}
+
+
+def as_ids(value: int | list[int] | None) -> list[int]:
+    """An id field of a config: absent, one id or a list of ids. as_ids(None) == [], as_ids(2) == [2]."""
+    return [] if value is None else [value] if isinstance(value, int) else list(value)
+
+
+def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Inverse frequencies [head_dim / 2] fp32 and the factor on cos and sin.
+
+    Llama-3's piecewise rule is Meta's (transformers: `_compute_llama3_parameters`); yarn is arXiv 2309.00071,
+    NTK-by-parts with the attention temperature in the factor.
+    """
+    dim, base, scaling = config.head_dim, config.rope_theta, config.rope_scaling or {}
+    inv = 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim)
+    kind = scaling.get("rope_type", "default")
+    if kind == "default":
+        return inv, 1.0
+    factor = scaling["factor"]
+    if kind == "linear":
+        return inv / factor, 1.0
+    length = scaling.get("original_max_position_embeddings") or config.max_position_embeddings
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = length * inv / (2 * math.pi)  # rotations over the original context
+        blend = ((turns - low) / (high - low)).clamp(0, 1)  # 0: long waves, stretched; 1: short waves, untouched
+        return (1 - blend) * inv / factor + blend * inv, 1.0
+
+    def dimension(rotations: float) -> float:  # the dimension that turns so many times over the original context
+        return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    def temperature(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
+    scale = scaling.get("attention_factor")
+    if scale is None:
+        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        scale = temperature(mscale) / temperature(all_dim) if mscale and all_dim else temperature(1.0)
+    return ramp * inv / factor + (1 - ramp) * inv, float(scale)
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b in x's dtype: the master weight is cast here, explicitly, and its gradient is cast back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        width, kv_width = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = Linear(config.hidden_size, width, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, kv_width, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, kv_width, bias=config.attention_bias)
+        self.o_proj = Linear(width, config.hidden_size, bias=config.output_bias)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        heads = (x.shape[0], -1, self.head_dim)
+        q, k, v = self.q_proj(x).view(heads), self.k_proj(x).view(heads), self.v_proj(x).view(heads)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rope(q, k, cos, sin)
+        return self.o_proj(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class Layer(nn.Module):
+    """Pre-norm block. One tensor in and out, so that checkpointing keeps one [T, hidden_size] a layer."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        h = self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        norm = self.post_attention_layernorm
+        h, x = rms_norm(h, norm.weight, norm.eps, residual=x)  # x := x + h on the way
+        return x + self.mlp(h)
+
+
+class Transformer(nn.Module):
+    """The decoder. Parameters are whatever dtype they were loaded in (fp32 masters to train, bf16 to sample);
+    `compute_dtype` is what the forward computes in, with norms, RoPE and softmax in fp32 inside.
+
+    `checkpoint_layers = True` keeps one tensor a layer and recomputes the rest in the backward.
+    """
+
+    def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.checkpoint_layers = False
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+                "layers": nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers)),
+                "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
+            }
+        )
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        # A plain attribute and not a buffer: `.to(bfloat16)`, FSDP and the meta device must leave it fp32 and real.
+        self.inv_freq, self.rope_scale = rope_frequencies(config)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[vocab_size, hidden_size], the parameter itself (tied: the embedding's)."""
+        return self.model.embed_tokens.weight if self.config.tie_word_embeddings else self.lm_head.weight
+
+    def rope_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions [T] int -> cos, sin, each [T, head_dim / 2] fp32."""
+        if self.inv_freq.device != positions.device:
+            self.inv_freq = self.inv_freq.to(positions.device)
+        angles = positions[:, None].float() * self.inv_freq
+        return angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, attend: Attend, head: Callable[[Tensor, Tensor], object] | None = None
+    ):
+        """ids [T] and positions [T] int64 -> hidden [T, hidden_size] after the final norm, in compute_dtype.
+
+        With `head`, returns head(hidden, head_weight) instead: the fused loss runs inside this forward because that
+        is where FSDP has the root's parameters gathered.
+        """
+        cos, sin = self.rope_tables(positions)
+        x = F.embedding(ids, self.model.embed_tokens.weight).to(self.compute_dtype)
+        for layer in self.model.layers:
+            if self.checkpoint_layers and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, cos, sin, attend)
+        x = self.model.norm(x)
+        return x if head is None else head(x, self.head_weight)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> "Transformer":
+        """Fill from nothing, the same on every device: N(0, 0.02), the two projections that write to the residual
+        stream scaled by 1 / sqrt(2 layers) (GPT-2), norms 1, biases 0. Returns self."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, param in self.named_parameters():
+            if param.ndim == 1:
+                param.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            std = 0.02
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std /= math.sqrt(2 * self.config.num_hidden_layers)
+            param.copy_(torch.empty(param.shape, dtype=torch.float32).normal_(0.0, std, generator=generator))
+        return self
