@@ -1,0 +1,85 @@
+"""A verdict becomes a number, here and nowhere else. Change this function, or name a file of your own on the command line.
+
+Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules (reward/rules.py) before and after it runs a
+candidate, so `correct` under policy strict means both.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanotriton.executor.verdict import Verdict
+from reward import execution
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """reward = correct * (1 + speed * f(speedup)) + (1 - correct) * partial * progress + overlong penalty."""
+
+    partial: float = 0.0  # credit of a candidate that fails in its values only; less for one that fails earlier. Below 1
+    speed: float = 0.0  # what `speed_cap` times faster than the reference adds to a correct candidate
+    speed_cap: float = 4.0  # speed-ups beyond this are worth no more
+    speed_noise: float = 0.05  # a gain below this fraction is noise, and worth nothing
+    max_tokens: int | None = None  # length limit of a completion; None: no length penalty
+    overlong: int = 0  # tokens before the limit over which the penalty grows from 0 to -1 (DAPO, arXiv 2503.14476, eq. 13)
+
+    def __post_init__(self):
+        if not 0 <= self.partial < 1:
+            raise ValueError(f"partial = {self.partial}: must be in [0, 1), a wrong answer is never worth a right one")
+        if self.speed < 0 or self.speed_cap <= 1 or self.speed_noise < 0:
+            raise ValueError("speed and speed_noise must be >= 0 and speed_cap > 1")
+        if self.overlong < 0 or (self.max_tokens is not None and self.overlong > self.max_tokens):
+            raise ValueError(f"overlong = {self.overlong}: must be between 0 and max_tokens")
+
+
+def overlong_penalty(tokens: int, config: RewardConfig) -> float:
+    """0 up to max_tokens - overlong, then linear to -1 at max_tokens (and -1 for a completion that was cut there).
+
+    >>> overlong_penalty(950, RewardConfig(max_tokens=1000, overlong=100))
+    -0.5
+    """
+    if config.max_tokens is None or config.overlong == 0:
+        return 0.0
+    return -min(1.0, max(0.0, (tokens - (config.max_tokens - config.overlong)) / config.overlong))
+
+
+def reward(verdict: Verdict, config: RewardConfig = RewardConfig(), tokens: int | None = None) -> float | None:
+    """The reward of one sample, or None when it leaves the batch: an infrastructure failure, an unsupported feature, a weak task.
+
+    tokens: length of the completion, needed for the length penalty only.
+    """
+    if not verdict.scored:
+        return None
+    if execution.is_correct(verdict):
+        value = 1.0 + config.speed * execution.speed(verdict, config.speed_cap, config.speed_noise)
+    else:
+        value = config.partial * execution.progress(verdict)
+    return value + (overlong_penalty(tokens, config) if tokens is not None else 0.0)
+
+
+def load_reward(path: str | Path) -> Callable:
+    """A user's own reward: a Python file that defines `reward(verdict, completion, task) -> float | None`.
+
+    It is the user's code and runs in the training process. Raises ValueError (one line) when it can't be used.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: no such reward file")
+    spec = importlib.util.spec_from_file_location("user_reward", path)
+    if spec is None:
+        raise ValueError(f"{path}: a reward file is a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+    function = getattr(module, "reward", None)
+    if not callable(function):
+        raise ValueError(f"{path}: must define reward(verdict, completion, task)")
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError as error:
+        raise ValueError(f"{path}: reward(verdict, completion, task): {error}") from None
+    return function
