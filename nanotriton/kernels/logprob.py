@@ -1,0 +1,241 @@
+"""Log-probability and entropy of every token, from hidden states, without the logits of the batch in memory.
+
+    z = hidden @ weight.T / temperature       z [T, V], -inf at ids >= valid_vocab
+    logp_t = z[t, target_t] - logsumexp(z_t)
+    entropy_t = -sum_v p_tv log p_tv          p = softmax(z)
+
+Logits are made for a few rows at a time, in fp32 from the matrix product on, and made again in the backward: one matrix
+product forward, three backward. What the backward needs of a row is its logsumexp and its entropy:
+
+    dz_tv = g_t (1[v = target_t] - p_tv) - h_t p_tv (log p_tv + entropy_t)      g, h: gradients of logp and entropy
+
+and dz overwrites the logits in place, in hidden's dtype. The gradient of the weight is summed over the chunks in fp32.
+The same scheme, with the entropy's gradient left out, is Liger's fused linear cross-entropy (arXiv 2410.10989).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CUDA_BYTES = 1_250_000_000  # of fp32 logits in memory at once. Fewer rows a chunk would make dW's passes over memory felt
+CPU_BYTES = 64_000_000  # a small model's logits fit in one chunk, which is then kept instead of made again
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    valid_vocab: int | None = None,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """hidden [T, D], weight [V, D], targets [T] int64 -> logp [T], entropy [T] (None with entropy=False), both fp32.
+
+    Both outputs have gradients to hidden and weight. Matrix products are in hidden's dtype with fp32 sums (float64 stays
+    float64, for tests); the weight may be an fp32 master of a bf16 hidden: its gradient is then fp32, unrounded.
+    valid_vocab: the tokenizer's size where the embedding is padded beyond it. A target outside [0, valid_vocab) has
+    logp -inf. Cross-entropy is -logp.
+    """
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+        shapes = ", ".join(str(list(x.shape)) for x in (hidden, weight, targets))
+        raise ValueError(f"token_logprobs needs hidden [T, D], weight [V, D], targets [T], not {shapes}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be over 0 to have a distribution, not {temperature}")
+    valid = weight.shape[0] if valid_vocab is None else valid_vocab
+    if not 0 < valid <= weight.shape[0]:
+        raise ValueError(f"valid_vocab must be in 1..{weight.shape[0]}, the rows of the weight, not {valid}")
+    logp, ent = _TokenLogprobs.apply(hidden.contiguous(), weight, targets, float(temperature), valid, entropy)
+    return logp, ent if entropy else None
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, temperature, valid, entropy):
+        w = _compute_weight(weight, hidden, valid)
+        buffer = _logits_buffer(hidden, w)
+        kept = None
+        rows = hidden.new_empty((3, len(hidden)), dtype=buffer.dtype)  # logp, entropy, logsumexp
+        for chunk in _chunks(hidden, buffer):
+            logits = _logits(hidden[chunk], w, buffer, temperature)
+            if hidden.is_cuda:
+                rows_forward(logits, targets[chunk], rows[:, chunk], temperature, valid)
+            else:
+                rows_forward_torch(logits, targets[chunk], rows[:, chunk], entropy)
+                kept = logits if len(logits) == len(hidden) else None
+        ctx.save_for_backward(hidden, weight, targets, rows, kept)
+        ctx.temperature, ctx.valid, ctx.entropy = temperature, valid, entropy
+        ctx.set_materialize_grads(False)
+        logp, ent = rows[0].clone(), rows[1].clone()  # outputs must not share storage with what is saved
+        if not entropy:
+            ctx.mark_non_differentiable(ent)
+        return logp, ent
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_logp, grad_entropy):
+        hidden, weight, targets, rows, kept = ctx.saved_tensors
+        w = _compute_weight(weight, hidden, ctx.valid)
+        buffer = _logits_buffer(hidden, w) if kept is None else kept
+        grads = torch.zeros_like(rows[:2])
+        for row, grad in zip(grads, (grad_logp, grad_entropy if ctx.entropy else None)):
+            if grad is not None:
+                row.copy_(grad)
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros(weight.shape, dtype=buffer.dtype, device=w.device) if ctx.needs_input_grad[1] else None
+        logits = d = None
+        for chunk in _chunks(hidden, buffer):
+            h, t, r, g = hidden[chunk], targets[chunk], rows[:, chunk], grads[:, chunk]
+            logits = _logits(h, w, buffer, ctx.temperature) if kept is None else kept
+            if hidden.is_cuda:
+                d = rows_backward(logits, t, r, g, ctx.temperature, ctx.valid, hidden.dtype)
+            else:
+                d = rows_backward_torch(logits, t, r, g, ctx.temperature, grad_entropy is not None).to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(d, w, out=grad_hidden[chunk])
+            if grad_weight is not None:
+                _accumulate(grad_weight[: len(w)], d.t(), h)
+        if grad_weight is not None:
+            del buffer, logits, d  # freed before a bf16 weight's gradient is rounded, which takes as much again
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
+    """The weight in hidden's dtype. On CUDA whole, since padded sizes suit the matrix units and the kernels mask."""
+    return (weight if weight.is_cuda else weight[:valid]).to(hidden.dtype)
+
+
+def _logits_buffer(hidden: Tensor, w: Tensor) -> Tensor:
+    """Room for the logits of one chunk: [rows, V] fp32."""
+    rows = (CUDA_BYTES if hidden.is_cuda else CPU_BYTES) // (4 * len(w))
+    if rows > 256:
+        rows -= rows % 256  # whole tiles of the matrix product
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    return hidden.new_empty((max(1, min(rows, len(hidden))), len(w)), dtype=dtype)
+
+
+def _chunks(hidden: Tensor, buffer: Tensor) -> list[slice]:
+    return [slice(i, min(i + len(buffer), len(hidden))) for i in range(0, len(hidden), len(buffer))]
+
+
+def _logits(h: Tensor, w: Tensor, buffer: Tensor, temperature: float) -> Tensor:
+    """h [n, D] @ w.T [D, V] in fp32 -> the first n rows of the buffer. The CUDA kernels divide by the temperature."""
+    out = buffer[: len(h)]
+    if h.is_cuda and h.dtype != out.dtype:
+        return torch.mm(h, w.t(), out_dtype=out.dtype, out=out)  # bf16 in, fp32 out: the products' sum is never rounded
+    torch.mm(h.to(out.dtype), w.t().to(out.dtype), out=out)
+    return out if h.is_cuda or temperature == 1.0 else out.div_(temperature)
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total [V, D] fp32 += a [V, n] @ b [n, D]."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+# ---- the rows: torch, then Triton ------------------------------------------------------------------------------------
+def rows_forward_torch(z: Tensor, targets: Tensor, out: Tensor, entropy: bool) -> None:
+    """z [n, V], the temperature inside -> out [3, n]: logp, entropy (if asked for) and logsumexp."""
+    top = z.amax(1, keepdim=True)
+    x = z - top
+    e = x.exp()
+    s = e.sum(1)
+    log_s = s.log()
+    inside = (targets >= 0) & (targets < z.shape[1])
+    picked = x.gather(1, targets.clamp(0, z.shape[1] - 1)[:, None])[:, 0]
+    out[0] = torch.where(inside, picked - log_s, -torch.inf)
+    out[2] = top[:, 0] + log_s
+    if entropy:  # logsumexp - E[z], both relative to the row's maximum so that large logits cost no digits
+        out[1] = log_s - e.mul_(x).sum(1) / s
+
+
+def rows_backward_torch(
+    z: Tensor, targets: Tensor, rows: Tensor, grads: Tensor, temperature: float, entropy: bool
+) -> Tensor:
+    """z [n, V], the temperature inside -> dz / temperature [n, V], the gradient of hidden @ weight.T."""
+    g, h = grads[0][:, None], grads[1][:, None]
+    log_p = z - rows[2][:, None]
+    d = log_p.exp()
+    d.mul_((log_p + rows[1][:, None]).mul_(-h) - g if entropy else -g)
+    inside = (targets >= 0) & (targets < z.shape[1])
+    d.scatter_add_(1, targets.clamp(0, z.shape[1] - 1)[:, None], torch.where(inside[:, None], g, 0.0))
+    return d.div_(temperature) if temperature != 1.0 else d
+
+
+def rows_forward(logits: Tensor, targets: Tensor, out: Tensor, temperature: float, valid: int) -> None:
+    """The Triton kernel on logits [n, V] fp32 as the matrix product made them; out [3, n] (rows may be strided)."""
+    n, vocab = logits.shape
+    _forward_kernel[(n,)](
+        logits, targets, out, logits.stride(0), out.stride(0), 1.0 / temperature, valid, BLOCK=_block(vocab), num_warps=8
+    )
+
+
+def rows_backward(
+    logits: Tensor, targets: Tensor, rows: Tensor, grads: Tensor, temperature: float, valid: int, dtype: torch.dtype
+) -> Tensor:
+    """dz / temperature [n, V] in dtype, written over the logits: its rows are a bf16 view of theirs, twice as far apart."""
+    n, vocab = logits.shape
+    d = logits.view(dtype)[:, :vocab]
+    _backward_kernel[(n,)](
+        logits, targets, rows, grads, d, logits.stride(0), d.stride(0), rows.stride(0), grads.stride(0),
+        1.0 / temperature, vocab, valid, BLOCK=_block(vocab), num_warps=8,
+    )  # fmt: skip
+    return d
+
+
+def _block(vocab: int) -> int:
+    return min(4096, triton.next_power_of_2(vocab))
+
+
+@triton.jit
+def _forward_kernel(logits, targets, out, logits_stride, out_stride, inv_temperature, valid, BLOCK: tl.constexpr):
+    """One row: a single pass, with sum(e^(z-m)) and sum((z-m) e^(z-m)) rescaled as the maximum m grows."""
+    row = tl.program_id(0).to(tl.int64)
+    base = logits + row * logits_stride
+    m = float("-inf")
+    s = 0.0
+    t = 0.0
+    for start in range(0, valid, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        z = tl.load(base + cols, mask=cols < valid, other=float("-inf")) * inv_temperature
+        m_new = tl.maximum(m, tl.max(z, 0))
+        e = tl.exp(z - m_new)
+        scale = tl.exp(m - m_new)  # 0 the first time, when t and s are 0
+        shift = tl.where(s > 0, m - m_new, 0.0)
+        t = (t + shift * s) * scale + tl.sum(tl.where(cols < valid, (z - m_new) * e, 0.0), 0)
+        s = s * scale + tl.sum(e, 0)
+        m = m_new
+    target = tl.load(targets + row)
+    inside = (target >= 0) & (target < valid)
+    picked = tl.load(base + target, mask=inside, other=float("-inf")) * inv_temperature
+    log_s = tl.log(s)
+    tl.store(out + row, picked - m - log_s)
+    tl.store(out + out_stride + row, log_s - t / s)
+    tl.store(out + 2 * out_stride + row, m + log_s)
+
+
+@triton.jit
+def _backward_kernel(
+    logits, targets, rows, grads, d, logits_stride, d_stride, rows_stride, grads_stride,
+    inv_temperature, vocab, valid, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets + row)
+    entropy = tl.load(rows + rows_stride + row)
+    lse = tl.load(rows + 2 * rows_stride + row)
+    g = tl.load(grads + row)
+    h = tl.load(grads + grads_stride + row)
+    for start in range(0, vocab, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        z = tl.load(logits + row * logits_stride + cols, mask=cols < valid, other=0.0) * inv_temperature
+        log_p = z - lse
+        dz = tl.where(cols == target, g, 0.0) - tl.exp(log_p) * (g + h * (log_p + entropy))
+        dz = tl.where(cols < valid, dz * inv_temperature, 0.0)
+        tl.debug_barrier()  # all threads have read their part of the block before any writes over it
+        tl.store(d + row * d_stride + cols, dz.to(d.dtype.element_ty), mask=cols < vocab)
