@@ -13,14 +13,12 @@ A user's mistake ends in one line that names what is accepted, and exit code 2.
 
 import dataclasses
 import difflib
-import json
 import operator
 import re
 import sys
 import types
 import typing
 from inspect import getsource
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 TRUE, FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
@@ -174,9 +172,3 @@ def read(cls: type, argv: list[str]) -> dict[str, Any]:
                 text = rest.pop(0)
             given[name] = convert(flag, text, fields[name])
     return given
-
-
-def save(config: Any, folder: str | Path) -> None:
-    """Write the resolved config beside the run it made."""
-    path = Path(folder) / f"config_{Path(sys.modules[type(config).__module__].__file__ or 'run').stem}.json"
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")

@@ -127,7 +127,7 @@ def draw(rows: list[dict], path: Path) -> None:
             axis.legend(frameon=False)
         axis.grid(alpha=0.2)
 
-    curve("SFT loss (nats a token)", "sft", {"loss": "train", "eval_loss": "held-out"}, log=True)
+    curve("SFT loss (nats a token)", "sft", {"loss": "train"}, log=True)
     curve("GRPO reward", "grpo", {"reward": "mean reward"})
     curve("held-out success", "grpo/eval", {"success": "temperature 1", "greedy": "greedy"}, dots=True)
     curve("completion length (tokens)", "grpo", {"length": "mean"})

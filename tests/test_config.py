@@ -80,9 +80,3 @@ def test_help_shows_each_option_with_default_and_comment(capsys):
     assert stop.value.code == 0
     for words in ("--lr", "peak learning rate", "default: 0.003", "dapo, grpo, dr_grpo", "--plot / --no-plot", "default: 1 8", "> 0 and <= 1"):
         assert words in text
-
-
-def test_saved_with_the_run(tmp_path):
-    config.save(Demo(lr=0.5), tmp_path)
-    (path,) = tmp_path.glob("config_*.json")
-    assert '"lr": 0.5' in path.read_text()

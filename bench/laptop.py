@@ -1,0 +1,111 @@
+"""The evidence for the laptop run: three seeds, each beside a control and beside the same time spent on more SFT.
+
+    python -m bench.laptop main --seed 0                # SFT, then GRPO: what `torchrun train_grpo.py` does
+    python -m bench.laptop control --seed 0             # the same SFT model, GRPO with rewards shuffled within the batch
+    python -m bench.laptop sft --seed 0 --factor 3      # `factor` times the SFT steps and no GRPO, on the same test tasks
+    python -m bench.laptop table --out results/laptop.json
+
+Runs live in out/bench-ARM-SEED and continue when started again; `control` waits for nothing: run it after `main`.
+"""
+
+import json
+import math
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import train_grpo
+import train_sft
+from bench import environment
+from nanotriton import config, distributed
+from nanotriton.run import Run, heldout, make_executor, make_sampler
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
+
+
+@dataclass
+class Config:
+    seed: Annotated[int, ">= 0"] = 0  # of the run
+    factor: Annotated[float, "> 0"] = 3.0  # sft arm: its steps, in those of the laptop run's SFT
+    root: str = "out"  # where runs live
+    out: str = "results/laptop.json"  # table: where the numbers go
+    machine: str = ""  # table: what the runs ran on, in words
+
+
+def sft_arm(cfg: Config) -> None:
+    """SFT for as long as SFT and GRPO take together; then the test set, drawn and sampled as train_grpo.py does."""
+    name = f"bench-sft-{cfg.seed}"
+    sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=round(train_sft.Config.steps * cfg.factor))
+    grpo = train_grpo.Config(seed=cfg.seed)
+
+    def run(sft: train_sft.Config, world: distributed.World) -> None:
+        folder = train_sft.main(sft, world)
+        tokenizer = Tokenizer(folder)
+        model, model_config = load_model(folder, world.dtype, world.device)
+        trace = Run(grpo_config(name + "-test", cfg), world, "grpo")
+        test = train_grpo.task_sets(grpo)[2]
+        with make_executor(grpo, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
+            sampler.update_weights(distributed.full_params(model))
+            result = heldout(trace, test, step=0, split="test", sampler=sampler, executor=executor, tokenizer=tokenizer,
+                             max_tokens=grpo.max_tokens, seed=cfg.seed)  # fmt: skip
+        trace.summary(**result, seed=cfg.seed, seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"])
+
+    distributed.launch(run, sft)
+
+
+def grpo_config(name: str, cfg: Config) -> train_grpo.Config:
+    return train_grpo.Config(name=name, out=cfg.root, seed=cfg.seed)
+
+
+def grpo_arm(cfg: Config, arm: str) -> None:
+    """`torchrun train_grpo.py`, as a user runs it; the control starts from main's SFT model."""
+    folder = Path(cfg.root) / f"bench-{arm}-{cfg.seed}"
+    more = []
+    if arm == "control":
+        more = ["--shuffle-rewards"]
+        shutil.copytree(Path(cfg.root) / f"bench-main-{cfg.seed}" / "sft", folder / "sft", dirs_exist_ok=True)
+    command = ["torchrun", "train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed), *more]
+    subprocess.run(command, check=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    (folder / "peak.json").write_text(json.dumps({"largest_process_gib": round(peak, 2), "command": " ".join(command)}))
+
+
+def table(cfg: Config) -> None:
+    """Collect the summaries of all arms and seeds; print a Markdown table and write the numbers."""
+    rows = []
+    for path in sorted(Path(cfg.root).glob("bench-*/summary.json")):
+        arm, seed = path.parent.name.removeprefix("bench-").rsplit("-test", 1)[0].rsplit("-", 1)
+        data = json.loads(path.read_text())
+        if arm == "sft" and not path.parent.name.endswith("-test"):
+            continue
+        peak = path.parent / "peak.json"
+        rows.append({"arm": arm, "run": int(seed), **data, **(json.loads(peak.read_text()) if peak.exists() else {})})
+    if not rows:
+        config.die(f"{cfg.root}: no finished bench-* run; run the arms main, control and sft first")
+    error = lambda p, n: math.sqrt(p * (1 - p) / max(n, 1))
+    print("| arm | seed | before: sampled | after: sampled | gain | before: greedy | after: greedy | SFT | GRPO |\n|---|---|---|---|---|---|---|---|---|")
+    for r in sorted(rows, key=lambda r: (["main", "control", "sft"].index(r["arm"]), r["run"])):
+        if r["arm"] == "sft":
+            print(f"| more SFT | {r['run']} | | {r['success']:.3f} ± {error(r['success'], r['success_n']):.3f} | | | {r['greedy']:.3f} | {r['seconds']:.0f} s | |")
+        else:
+            n, b, a = r["heldout_samples"], r["heldout_before"], r["heldout_after"]
+            name = "SFT, then GRPO" if r["arm"] == "main" else "shuffled rewards"
+            print(f"| {name} | {r['run']} | {b:.3f} ± {error(b, n):.3f} | {a:.3f} ± {error(a, n):.3f} | {a - b:+.3f} | {r['greedy_before']:.3f} | "
+                  f"{r['greedy_after']:.3f} | {r['seconds_sft']:.0f} s | {r['seconds_grpo']:.0f} s |")  # fmt: skip
+    path = Path(cfg.out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**environment(), "machine": cfg.machine, "command": "python -m bench.laptop main|control|sft --seed S", "runs": rows}, indent=2) + "\n")
+
+
+ARMS = ("main", "control", "sft", "table")
+
+if __name__ == "__main__":
+    arm: Literal["main", "control", "sft", "table"] | str = sys.argv[1] if len(sys.argv) > 1 else ""
+    if arm not in ARMS and not {"-h", "--help"} & set(sys.argv):
+        config.die(f"{arm or 'nothing'}: the first word is one of {', '.join(ARMS)}")
+    cfg = config.parse(Config, sys.argv[2:] if arm in ARMS else sys.argv[1:])
+    {"main": lambda: grpo_arm(cfg, "main"), "control": lambda: grpo_arm(cfg, "control"), "sft": lambda: sft_arm(cfg), "table": lambda: table(cfg)}[arm]()

@@ -1,0 +1,94 @@
+"""Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from nanotriton import log
+from nanotriton.executor.executor import Executor
+from nanotriton.executor.verdict import Verdict
+from nanotriton.sampler import Request, Sample, Sampler
+from nanotriton.tasks.prompt import build_prompt
+from nanotriton.tasks.task import Task
+from nanotriton.tokenizer import Tokenizer
+from reward.extract import extract_candidate
+
+
+@dataclass
+class Episode:
+    """One sampled completion and all that became of it."""
+
+    task: Task
+    prompt_ids: list[int]
+    ids: list[int]  # the sampled tokens, end token included
+    logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
+    finish_reason: str  # "stop" or "length"
+    completion: str = ""
+    candidate: str | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
+    reward: float | None = None
+    advantage: float = 0.0
+
+    def row(self, step: int, split: str) -> dict:
+        """What samples.jsonl keeps of it."""
+        return {
+            "step": step, "split": split, "task": self.task.name, "task_source": self.task.source,
+            "completion": self.completion, "candidate": self.candidate, "verdict": vars(self.verdict),
+            "finish_reason": self.finish_reason, "tokens": len(self.ids), "reward": self.reward, "advantage": self.advantage,
+        }  # fmt: skip
+
+
+def seed_of(seed: int, stream: int, step: int, task: int, sample: int) -> int:
+    """A seed for one sample, a function of what it is and not of who draws it: any number of ranks draws the same."""
+    value = seed
+    for part in (stream, step, task, sample):  # splitmix64's finalizer between the parts keeps neighbours apart
+        value = (value * 0x9E3779B97F4A7C15 + part + 1) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value & 0x7FFFFFFFFFFFFFFF
+
+
+def rollout(
+    tasks: Sequence[Task], n: int, sampler: Sampler, executor: Executor, tokenizer: Tokenizer, *,
+    seeds: Sequence[Sequence[int]], temperature: float = 1.0, max_tokens: int = 256, desc: str = "sampling",
+) -> list[list[Episode]]:  # fmt: skip
+    """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
+
+    A finished sample goes to the executor at once, so that execution hides behind decoding. `seeds[i][j]` draws sample j
+    of task i.
+    """
+    prompts = [build_prompt(task, tokenizer) for task in tasks]
+    stop = frozenset(tokenizer.eos_ids)
+    requests = [
+        Request(p, n=n, max_tokens=max_tokens, temperature=temperature, stop_ids=stop, seeds=list(s)) for p, s in zip(prompts, seeds)
+    ]
+    episodes: dict[tuple[int, int], Episode] = {}
+    pending: list[tuple[Episode, Future[Verdict]]] = []
+    progress = log.bar(total=2 * n * len(tasks), desc=desc)
+
+    def finished(sample: Sample) -> None:
+        task = tasks[sample.request]
+        episode = Episode(task, prompts[sample.request], sample.ids, sample.logprobs, sample.finish_reason)
+        ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
+        episode.completion = tokenizer.decode(ids)
+        episode.candidate = extract_candidate(episode.completion)
+        episodes[sample.request, sample.index] = episode
+        progress.update()
+        if episode.candidate is None:
+            episode.verdict = Verdict("no_code", "extract", "no fenced Python block defines ModelNew")
+            progress.update()
+        else:
+            pending.append((episode, executor.submit(task, episode.candidate)))
+
+    with progress:
+        sampler.generate(requests, on_finish=finished)
+        for episode, verdict in pending:
+            episode.verdict = verdict.result()
+            progress.update()
+    return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
+
+
+def statuses(groups: Sequence[Sequence[Episode]]) -> dict[str, int]:
+    return dict(Counter(e.verdict.status for group in groups for e in group).most_common())

@@ -1,0 +1,130 @@
+"""What both training scripts share: a run's folder that continues where it stopped, and how held-out success is measured."""
+
+import dataclasses
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanotriton import config, distributed
+from nanotriton.executor.executor import Executor
+from nanotriton.log import Log
+from nanotriton.model import ModelConfig, Transformer
+from nanotriton.rollout import rollout, seed_of, statuses
+from nanotriton.sampler import Sampler
+from nanotriton.tasks.task import Task
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import save_model
+
+FREE = {"name", "out", "fresh", "workers"}  # options that may differ when a run is continued: they change nothing in it
+
+
+class Clock:
+    """Seconds by part: clock("rollout") names the time since the last call."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def __call__(self, part: str) -> None:
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self.last
+        self.last = now
+
+
+class Run(Log):
+    """A run's folder: its config, its files, its checkpoints. The same command on the same folder continues it."""
+
+    def __init__(self, cfg: Any, world: distributed.World, stage: str):
+        folder = Path(cfg.out) / cfg.name
+        path = folder / "config.json"
+        if world.is_main and cfg.fresh and folder.exists():
+            shutil.rmtree(folder)
+        world.barrier()
+        settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+        if path.exists():
+            was = json.loads(path.read_text())
+            changed = [f"--{k.replace('_', '-')} {was.get(k)}" for k in settings if was.get(k) != settings[k]]
+            if changed:
+                raise config.ConfigError(f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh")
+        super().__init__(folder, world.is_main)
+        world.barrier()
+        if world.is_main:
+            path.write_text(json.dumps(settings, indent=2) + "\n")
+        self.world, self.stage = world, stage
+        self.checkpoints = distributed.Checkpointer(folder / "checkpoints", keep=2, world=world)
+        self.spent, self.started = 0.0, time.perf_counter()
+
+    def finished(self) -> bool:
+        """Whether this run ended before: its summary is there."""
+        path = self.folder / "summary.json"
+        if path.exists():
+            self.say(f"{self.folder} is finished: {path} has its numbers; --fresh starts over")
+        return path.exists()
+
+    def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Load the newest checkpoint if there is one -> the number of finished steps; the files are cut back to it."""
+        found = self.checkpoints.load_latest(model, optimizer)
+        step, state = found if found else (0, {"position": {}, "seconds": 0.0})
+        self.rewind(state["position"])
+        self.spent, self.started = state["seconds"], time.perf_counter()
+        if step:
+            self.say(f"continuing {self.folder} after step {step}")
+        return step
+
+    def seconds(self) -> float:
+        """Wall time of this stage, over all the times it was started."""
+        return self.spent + time.perf_counter() - self.started
+
+    def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.checkpoints.save(step, model, optimizer, {"position": self.position(), "seconds": self.seconds()})
+
+    def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
+        """A held-out measurement ("eval" on the dev set, "test") after `step` steps; redraws the curves."""
+        self.step(f"{self.stage}/{kind}", step, of, {}, [k for k in numbers if isinstance(numbers[k], float)], **numbers)
+        self.plot()
+
+    def export(self, model: torch.nn.Module, tokenizer_files: str) -> None:
+        """Write model/, a Hugging Face folder."""
+        save_model(model, str(self.folder / "model"), tokenizer_files=tokenizer_files)
+
+
+def make_executor(cfg: Any, world: distributed.World) -> Executor:
+    """One executor a rank, so that rewards scale with the ranks and no server is needed."""
+    return Executor(device=world.device.type, mode=cfg.mode, policy=cfg.policy, timeout=cfg.timeout)
+
+
+def make_sampler(model: Transformer, model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer) -> Sampler:
+    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call."""
+    with torch.device(world.device):
+        copy = Transformer(model_config)
+    return Sampler(copy.to(world.dtype).requires_grad_(False), valid_vocab=tokenizer.vocab_size)
+
+
+def heldout(
+    run: Run, tasks: Sequence[Task], *, step: int, split: str, n: int = 2, sampler: Sampler, executor: Executor, tokenizer: Tokenizer,
+    max_tokens: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Success on held-out tasks: `n` samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
+
+    The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
+    """
+    result: dict[str, Any] = {}
+    mine = run.world.share(list(enumerate(tasks)))
+    for key, count, temperature in (("success", n, 1.0), ("greedy", 1, 0.0)):
+        seeds = [[seed_of(seed, 10, 0, i, j) for j in range(count)] for i, _ in mine]
+        groups = rollout(
+            [t for _, t in mine], count, sampler, executor, tokenizer, seeds=seeds, temperature=temperature, max_tokens=max_tokens,
+            desc=f"{split} {key}",
+        )  # fmt: skip
+        run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)
+        scored = [e for group in groups for e in group if e.verdict.scored]
+        right, total = run.world.all_sum(torch.tensor([sum(e.verdict.correct for e in scored), len(scored)], dtype=torch.float64)).tolist()
+        result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
+        if key == "success":
+            result["statuses"] = statuses(groups)
+    return result

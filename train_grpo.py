@@ -1,0 +1,260 @@
+"""GRPO: sample Triton kernels for PyTorch modules, run them, and make what works more likely (arXiv 2402.03300, 2507.05687).
+
+    torchrun train_grpo.py                                             # no GPU, no download: SFT from nothing, then GRPO
+    torchrun train_grpo.py --model FOLDER_OR_HUB_ID --tasks DIR        # a real model on your own modules
+    torchrun --nproc-per-node 4 train_grpo.py --model Qwen/Qwen3-8B --tasks KernelBench/level1 --recipe autotriton
+
+`--tasks` is a folder of KernelBench-format files (Model, get_inputs, get_init_inputs); empty means the synthetic grammar.
+Without `--model`, train_sft.py's own code first makes one. The run lives in out/NAME/: checkpoints, metrics.jsonl,
+samples.jsonl, curves.png, summary.json and model/, a Hugging Face folder. The same command continues a run that was stopped.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+
+import train_sft
+from nanotriton import config, distributed, grpo
+from nanotriton.data import pack, score
+from nanotriton.executor.verdict import STATUSES
+from nanotriton.rollout import Episode, rollout, seed_of
+from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
+from reward.reward import load_reward
+
+
+@dataclass
+class Config:
+    name: str = "laptop"  # the run's folder under --out
+    out: str = "out"  # where runs live
+    fresh: bool = False  # delete what a run of this name left, instead of continuing it
+    seed: Annotated[int, ">= 0"] = 0  # of tasks, samples and, without --model, of the model itself
+    recipe: Literal["default", "autotriton"] = "default"  # autotriton: the paper's numbers; flags given win over it
+    model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
+    sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
+    tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
+    heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
+    steps: Annotated[int, ">= 1"] = 80  # rollouts
+    prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
+    group: Annotated[int, ">= 2"] = 8  # samples of each task (G)
+    updates: Annotated[int, ">= 1"] = 4  # optimizer steps on the samples of one rollout
+    loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
+    advantage: Literal["mean_std", "mean", "rloo"] = "mean_std"  # the baseline, and whether it is divided by the group's std
+    clip_low: Annotated[float, "> 0"] = 0.2  # the ratio is clipped to [1 - low, 1 + high]
+    clip_high: Annotated[float, "> 0"] = 0.28  # DAPO's clip-higher; equal to clip_low: PPO's
+    kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
+    lr: Annotated[float, "> 0"] = 5e-4  # peak learning rate: linear warm-up, then a cosine to 0
+    warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
+    clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
+    temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
+    max_tokens: Annotated[int, ">= 1"] = 256  # longest completion
+    truncated: Literal["keep", "mask", "soft"] = "keep"  # a cut completion: keeps its reward, leaves the batch, or a length penalty
+    policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
+    mode: Literal["replay", "process"] = "replay"  # how candidates are run
+    reward: str = ""  # a Python file with reward(verdict, completion, task) -> float | None; empty: Triton and correct
+    timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
+    micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
+    eval_every: Annotated[int, ">= 1"] = 20  # steps between held-out measurements
+    eval_tasks: Annotated[int, ">= 0"] = 256  # held-out test tasks before and after (2 samples each, and greedy)
+    save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints
+    shuffle_rewards: bool = False  # a control: rewards permuted within the batch; success must not rise with it
+
+
+RECIPES = {"recipe": {"autotriton": dict(
+    lr=1e-6, prompts=64, group=8, updates=1, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384, save_every=10,
+)}}  # fmt: skip
+
+
+def main(cfg: Config, world: distributed.World) -> None:
+    run = Run(cfg, world, "grpo")
+    if run.finished():
+        return
+    model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
+    tasks, dev, test = task_sets(cfg)
+    reward_fn = load_reward(cfg.reward)
+    tokenizer = Tokenizer(model_folder)
+    model, model_config = load_model(model_folder, torch.float32, world.device)
+    reference = load_model(model_folder, world.dtype, world.device)[0] if cfg.kl else None
+    optimizer = distributed.adamw(distributed.shard(model, world), cfg.lr)
+
+    with make_executor(cfg, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
+        start = run.resume(model, optimizer)
+        sampler.update_weights(distributed.full_params(model))
+        measure = partial(heldout, run, sampler=sampler, executor=executor, tokenizer=tokenizer, max_tokens=cfg.max_tokens, seed=cfg.seed)
+        for step in range(start, cfg.steps + 1):
+            if step == 0 and test:
+                run.evaluated("test", 0, cfg.steps, **measure(test, step=0, split="test"))
+            if dev and (step % cfg.eval_every == 0 or step == cfg.steps):
+                run.evaluated("eval", step, cfg.steps, **measure(dev, step=step, split="dev"))
+            if step == cfg.steps:
+                break
+            clock = Clock()
+
+            # 1. Sample G completions of each task. They are executed while others are still being sampled.
+            batch = world.share(draw(tasks, cfg.prompts, step, cfg.seed))
+            seeds = [[seed_of(cfg.seed, 1, step, i, j) for j in range(cfg.group)] for i, _ in batch]
+            groups = rollout([task for _, task in batch], cfg.group, sampler, executor, tokenizer, seeds=seeds,
+                             temperature=cfg.temperature, max_tokens=cfg.max_tokens)  # fmt: skip
+            episodes = list(chain(*groups))
+            clock("rollout")
+
+            # 2. Rewards: is it Triton, is it right? None (we failed, or the task is void) leaves the batch.
+            rewards = [reward_fn(e.verdict, e.completion, e.task) for e in episodes]
+            rewards = grpo.truncation(rewards, [len(e.ids) for e in episodes], [e.finish_reason == "length" for e in episodes],
+                                      cfg.truncated, cfg.max_tokens, cache=max(cfg.max_tokens // 4, 1))  # fmt: skip
+            if cfg.shuffle_rewards:
+                random.Random(seed_of(cfg.seed, 2, step, world.rank, 0)).shuffle(rewards)
+
+            # 3. Advantages: how much better than the other samples of the task. A group of equal rewards teaches nothing.
+            advantages, spread = grpo.advantages(rewards, [i for i, _ in batch for _ in range(cfg.group)], cfg.advantage)
+            for e, r, a in zip(episodes, rewards, advantages.tolist()):
+                e.reward, e.advantage = r, a
+
+            # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
+            stats, norms = [], []
+            for update, share in enumerate(shares(len(groups), cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
+                lr = distributed.set_lr(optimizer, train_sft.learning_rate(
+                    step * cfg.updates + update, cfg.steps * cfg.updates, cfg.lr, cfg.warmup))  # fmt: skip
+                chosen = [k for g in share for k in range(g * cfg.group, (g + 1) * cfg.group) if spread[k]]
+                more, norm = update_policy([episodes[k] for k in chosen], model, reference, optimizer, cfg, world, tokenizer)
+                stats += more
+                norms.append(norm)
+            clock("train")
+
+            # 5. The sampler gets the new weights and forgets every cached key and value.
+            sampler.update_weights(distributed.full_params(model))
+            clock("sync")
+            report(run, step + 1, cfg, episodes, spread, stats, norms, clock)
+            if (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps:
+                run.save(step + 1, model, optimizer)
+
+        run.export(model, model_folder)  # before it is measured: an evaluation that dies costs no training
+        if test:
+            run.evaluated("test", cfg.steps, cfg.steps, **measure(test, step=cfg.steps, split="test"))
+    run.plot()
+    run.summary(**summary(run, cfg))
+
+
+def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg: Config, world, tokenizer):
+    """One optimizer step on this rank's episodes -> (statistics of its microbatches, norm of the gradient before clipping).
+
+    The normaliser counts the tokens of every rank and microbatch before the first backward, so the loss and its gradient
+    don't depend on how the batch is cut. Samples that are equal to the token, with one advantage, are one row with a weight.
+    """
+    lengths = torch.tensor([len(e.ids) for e in episodes], dtype=torch.long)
+    tokens = torch.arange(len(episodes)).repeat_interleave(lengths)
+    normalizer = world.all_sum(grpo.count(torch.ones_like(tokens), tokens, cfg.loss, cfg.max_tokens).to(world.device))
+    merged: dict[tuple, list[Episode]] = {}
+    for e in episodes:
+        merged.setdefault((*e.prompt_ids, -1, *e.ids, e.advantage), []).append(e)
+    rows = [same[0] for same in merged.values()]
+    weights = [float(len(same)) for same in merged.values()]
+    stats = []
+    for part in distributed.balance([len(e.prompt_ids) + len(e.ids) for e in rows], cfg.micro_tokens, world):
+        # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
+        batch = pack([(rows[k].prompt_ids, rows[k].ids) for k in part] or [([0], [0])]).to(world.device)
+        advantage = torch.tensor([rows[k].advantage for k in part] or [0.0], device=world.device)[batch.rows]
+        weight = torch.tensor([weights[k] for k in part] or [0.0], device=world.device)[batch.rows]
+        old = torch.tensor(list(chain(*(rows[k].logprobs for k in part))) or [0.0], device=world.device)  # bypass: the sampler's own
+        mask = torch.full_like(batch.rows, bool(part), dtype=torch.bool)
+        logp, entropy = score(model, batch, cfg.temperature, tokenizer.vocab_size)
+        loss, more = grpo.policy_loss(
+            logp, old, advantage, mask, batch.rows, normalizer, cfg.loss, cfg.clip_low, cfg.clip_high, weight=weight
+        )
+        if reference is not None:
+            with torch.no_grad():
+                ref = score(reference, batch, cfg.temperature, tokenizer.vocab_size)[0]
+            loss = loss + cfg.kl * grpo.aggregate(weight * grpo.kl(logp, ref, mask, old=old), mask, batch.rows, normalizer, cfg.loss)
+        loss.backward()
+        more["entropy"] = torch.where(mask, entropy.detach(), 0.0).sum().double()
+        stats.append(more)
+    norm = distributed.clip_grad_norm(model, cfg.clip)
+    if float(normalizer) > 0:  # with no group that has spread there is nothing to learn, and momentum must not drift on
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return stats, float(norm)
+
+
+def shares(groups: int, n: int, seed: int) -> list[list[int]]:
+    """`n` random, disjoint shares of the groups, one for each optimizer step."""
+    order = random.Random(seed).sample(range(groups), groups)
+    return [order[k::n] for k in range(n)]
+
+
+def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, stats, norms: list[float], clock: Clock) -> None:
+    """One line on the console, every number to metrics.jsonl, every sample to samples.jsonl.
+
+    On policy the ratio is 1 and the loss near 0 whatever is learned: watch the reward, not the loss.
+    """
+    world = run.world
+    scored = [e for e in episodes if e.reward is not None]
+    sums = dict(
+        samples=len(episodes), scored=len(scored), reward=sum(e.reward for e in scored), length=sum(len(e.ids) for e in episodes),
+        truncated=sum(e.finish_reason == "length" for e in episodes), spread=int(spread.sum()),
+        distinct=len({(id(e.task), *e.ids) for e in episodes}),
+    )  # fmt: skip
+    statuses = Counter({s: 0 for s in sorted(STATUSES)}) | Counter(e.verdict.status for e in episodes)
+    names = list(sums) + sorted(STATUSES)
+    totals = world.all_sum(torch.tensor([*sums.values(), *(statuses[s] for s in sorted(STATUSES))], dtype=torch.float64)).tolist()
+    t = dict(zip(names, totals))
+    policy = grpo.summarize(stats, world.all_sum, world.all_max)
+    run.samples(e.row(step, "train") for e in episodes)
+    run.step(
+        "grpo", step, cfg.steps, clock.seconds, ("reward", "spread", "length", "entropy", "kl", "clip_fraction", "norm"),
+        reward=t["reward"] / max(t["scored"], 1), spread=t["spread"] / t["samples"], length=t["length"] / t["samples"],
+        truncated=t["truncated"] / t["samples"], distinct=t["distinct"] / t["samples"], scored=t["scored"] / t["samples"],
+        **{k: v for k, v in policy.items() if k != "ratio"}, norm=sum(norms) / len(norms),
+        statuses={s: int(t[s]) for s in sorted(STATUSES) if t[s]},
+    )  # fmt: skip
+
+
+def summary(run: Run, cfg: Config) -> dict:
+    """What summary.json says: held-out test success before and after GRPO, sampled at temperature 1 and greedy."""
+    tests = [r for r in run.read() if r["stage"] == "grpo/test"]
+    out = {f"{name}_{when}": row[key] for when, row in zip(("before", "after"), tests) for name, key in (("heldout", "success"), ("greedy", "greedy"))}
+    sft = run.folder / "sft" / "summary.json"
+    return out | {
+        "heldout_samples": tests[-1]["success_n"] if tests else 0, "heldout_tasks": tests[-1]["greedy_n"] if tests else 0,
+        "seconds_sft": json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0, "seconds_grpo": round(run.seconds(), 1),
+        "seed": cfg.seed, "steps": cfg.steps, "shuffle_rewards": cfg.shuffle_rewards,
+    }  # fmt: skip
+
+
+def draw(tasks: Sequence[Task], n: int, step: int, seed: int) -> list[tuple[int, Task]]:
+    """The (place in the batch, task) pairs of one step."""
+    return list(enumerate(tasks[i] for i in train_sft.indices(step, n, len(tasks), seed)))
+
+
+def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:
+    """(training tasks, dev tasks, test tasks). Settings are chosen on dev; test is looked at before and after only."""
+    try:
+        given = load_tasks(cfg.heldout)[: cfg.eval_tasks] if cfg.heldout else []
+        if cfg.tasks:
+            return load_tasks(cfg.tasks), given, given
+    except ValueError as error:
+        raise config.ConfigError(f"--tasks or --heldout: {error}") from None
+    return (
+        synthetic.generate("rl", cfg.steps * cfg.prompts, cfg.seed),
+        given or synthetic.generate("dev", cfg.eval_tasks // 2, cfg.seed),
+        given or synthetic.generate("test", cfg.eval_tasks, cfg.seed),
+    )
+
+
+def sft_config(cfg: Config) -> train_sft.Config:
+    """The SFT run inside this run's folder: out/NAME/sft."""
+    return train_sft.Config(name="sft", out=str(Path(cfg.out) / cfg.name), seed=cfg.seed, steps=cfg.sft_steps)
+
+
+if __name__ == "__main__":
+    distributed.launch(main, config.parse(Config, presets=RECIPES))

@@ -1,0 +1,220 @@
+"""Supervised fine-tuning on (PyTorch module, verified Triton kernel) pairs.
+
+    python train_sft.py                                            # a small model from scratch, on synthetic tasks, no GPU
+    torchrun train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
+    torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
+
+`--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar. The loss is on
+the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, samples.jsonl, and model/, a Hugging Face folder.
+The same command continues a run that was stopped.
+"""
+
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+
+from nanotriton import config, distributed
+from nanotriton.data import pack, score
+from nanotriton.model import ModelConfig, Transformer
+from nanotriton.rollout import seed_of
+from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.bpe import train_tokenizer
+from nanotriton.tasks.prompt import build_completion, prompt_ids
+from nanotriton.tasks.task import Task
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model, save_model
+
+Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
+
+
+@dataclass
+class Config:
+    name: str = "sft"  # the run's folder under --out
+    out: str = "out"  # where runs live
+    fresh: bool = False  # delete what a run of this name left, instead of continuing it
+    seed: Annotated[int, ">= 0"] = 0  # of data, weights and samples
+    recipe: Literal["default", "autotriton"] = "default"  # autotriton: the paper's numbers (lr 1e-5, 3 epochs, 16,384 tokens)
+    model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
+    data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
+    examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
+    vocab: Annotated[int, ">= 300"] = 512  # from scratch: tokens of the BPE trained on the spot
+    layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
+    width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
+    steps: Annotated[int, ">= 0"] = 700  # optimizer steps; 0: as many as --epochs says
+    epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
+    batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
+    lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
+    warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps that the learning rate rises, before a cosine to 0
+    weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's, on matrices
+    clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
+    max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted)
+    micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
+    eval_every: Annotated[int, ">= 1"] = 100  # steps between measurements of the held-out loss
+    eval_tasks: Annotated[int, ">= 0"] = 64  # held-out tasks whose kernels are executed at the end; 0: none
+    max_tokens: Annotated[int, ">= 1"] = 256  # longest completion sampled there
+    save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
+
+
+RECIPES = {"recipe": {"autotriton": dict(lr=1e-5, epochs=3.0, steps=0, max_len=16384, batch=64, warmup=0.1)}}
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
+    """Linear warm-up over `warmup * steps` steps, then a cosine to 0. `step` counts from 0."""
+    rise = max(round(warmup * steps), 1)
+    if step < rise:
+        return peak * (step + 1) / rise
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1)))
+
+
+def main(cfg: Config, world: distributed.World) -> str:
+    """Train, measure on held-out tasks, and return the folder of the model."""
+    run = Run(cfg, world, "sft")
+    if run.finished():
+        return str(run.folder / "model")
+    texts, held_texts, dev = data_sets(cfg)
+    source = cfg.model or scratch_model(cfg, run, texts)
+    tokenizer = Tokenizer(source)
+    pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
+    model, model_config = load_model(source, torch.float32, world.device)
+    optimizer = distributed.adamw(distributed.shard(model, world), cfg.lr, cfg.weight_decay)
+    steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
+
+    for step in range(run.resume(model, optimizer), steps):
+        if step % cfg.eval_every == 0:
+            run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
+        clock = Clock()
+        batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
+        # counted over every rank and microbatch before the first backward, so that neither changes the gradient
+        normalizer = sum(len(completion) for _, completion in batch)
+        loss = torch.zeros((), device=world.device)
+        for logp in scores(model, world.share(batch), cfg, world, tokenizer):
+            part = -logp.sum() / normalizer
+            part.backward()
+            loss += part.detach()
+        norm = distributed.clip_grad_norm(model, cfg.clip)
+        lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss = world.all_sum(loss).item()
+        clock("train")
+        run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=float(norm), lr=lr)
+        if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
+            run.save(step + 1, model, optimizer)
+
+    run.export(model, source)  # saved before it is measured: an evaluation that dies costs no training
+    result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
+    if dev:
+        with make_executor(cfg, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
+            result |= heldout(run, dev, step=steps, split="dev", sampler=sampler, executor=executor, tokenizer=tokenizer,
+                              max_tokens=cfg.max_tokens, seed=cfg.seed)  # fmt: skip
+    run.evaluated("eval", steps, steps, **result)
+    run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
+    return str(run.folder / "model")
+
+
+def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: distributed.World, tokenizer: Tokenizer):
+    """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on every rank."""
+    for part in distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world):
+        # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
+        batch = pack([pairs[k] for k in part] or [([0], [0])]).to(world.device)
+        logp, _ = score(model, batch, valid_vocab=tokenizer.vocab_size)
+        yield logp if part else logp * 0
+
+
+@torch.no_grad()
+def mean_loss(model: Transformer, pairs: list[Pair], cfg: Config, world: distributed.World, tokenizer: Tokenizer) -> float:
+    """Cross-entropy of the completions, nats a token, over all ranks."""
+    total = -sum(logp.sum() for logp in scores(model, world.share(pairs), cfg, world, tokenizer))
+    return world.all_sum(total).item() / sum(len(completion) for _, completion in pairs)
+
+
+def indices(step: int, batch: int, n: int, seed: int) -> list[int]:
+    """Which examples a step trains on: a new permutation each epoch, and a function of the step alone, so that it resumes."""
+    out: list[int] = []
+    for epoch in range(step * batch // n, ((step + 1) * batch - 1) // n + 1):
+        order = random.Random(seed_of(seed, 5, epoch, 0, 0)).sample(range(n), n)
+        out += order[max(step * batch - epoch * n, 0) : (step + 1) * batch - epoch * n]
+    return out
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
+    """Linear warm-up over `warmup * steps` steps, then a cosine to 0. `step` counts from 0."""
+    rise = max(round(warmup * steps), 1)
+    if step < rise:
+        return peak * (step + 1) / rise
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1)))
+
+
+def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
+    """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
+    folder = run.folder / "scratch"
+    if run.main and not (folder / "model.safetensors").exists():
+        train_tokenizer([t for pair in texts for t in pair], cfg.vocab, str(folder))
+        tokenizer = Tokenizer(str(folder))
+        model = Transformer(ModelConfig(
+            model_type="llama", vocab_size=tokenizer.vocab_size, hidden_size=cfg.width, intermediate_size=cfg.width * 3,
+            num_hidden_layers=cfg.layers, num_attention_heads=cfg.width // 32, max_position_embeddings=cfg.max_len,
+            tie_word_embeddings=True,
+        ))  # fmt: skip
+        save_model(model.init_weights(cfg.seed), str(folder), tokenizer_files=str(folder))
+    run.world.barrier()
+    return str(folder)
+
+
+def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[Task]]:
+    """(training pairs, held-out pairs, held-out tasks to execute)."""
+    if cfg.data:
+        pairs = read_pairs(cfg.data)
+        held = max(len(pairs) // 50, 1)
+        return pairs[:-held] or pairs, pairs[-held:], []
+    train = synthetic.generate("sft", cfg.examples, cfg.seed)
+    dev = synthetic.generate("dev", max(cfg.eval_tasks, 64), cfg.seed)
+    text = lambda tasks: [(t.source, build_completion(t)) for t in tasks]
+    return text(train), text(dev), dev[: cfg.eval_tasks]
+
+
+def read_pairs(path: str) -> list[tuple[str, str]]:
+    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none."""
+    pairs = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise config.ConfigError(f"--data {path}: cannot read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            pairs.append((row["prompt"] + "", row["completion"] + ""))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise config.ConfigError(f'--data {path}:{number}: a line is {{"prompt": text, "completion": text}}') from None
+    if not pairs:
+        raise config.ConfigError(f"--data {path}: the file is empty")
+    return pairs
+
+
+def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a prompt as it stands: one user message where there is a chat template."""
+    return tokenizer.encode(tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt)
+
+
+def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None) -> list[Pair]:
+    """Texts -> ids; a completion ends with the end token. Pairs longer than --max-len are left out, and counted."""
+    to_ids = chat_ids if cfg.data else prompt_ids  # a task's source goes inside instructions
+    end = min(tokenizer.eos_ids)
+    pairs = [(to_ids(p, tokenizer), tokenizer.encode(c) + [end]) for p, c in texts]
+    kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
+    if not kept:
+        raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")
+    if run:
+        mean = [sum(map(len, side)) / len(kept) for side in zip(*kept)]
+        run.say(f"{len(kept)} pairs, prompts of {mean[0]:.0f} and completions of {mean[1]:.0f} tokens; {len(pairs) - len(kept)} too long, left out")
+    return kept
+
+
+if __name__ == "__main__":
+    distributed.launch(main, config.parse(Config, presets=RECIPES))
