@@ -1,0 +1,301 @@
+"""Synthetic tasks: a grammar of small PyTorch modules in KernelBench's format, each with its Triton solution.
+
+A task is a chain of 1 to 4 operations on a matrix x [rows, cols]: maps (element-wise, with a constant, with a second
+input, a broadcast vector or a parameter), row operations that keep the shape (softmax, normalisations) and reductions
+of a row to a number, after which only plain maps may follow. A chain may instead start with a small matmul, and then
+goes on with maps. Every operation is one line of PyTorch and one to four lines of Triton; the solution is their
+concatenation inside one of two kernels (a program per row, a program per tile), so each task has one canonical
+solution. No operation occurs twice in a chain.
+
+Splits are disjoint by composition, whatever the seed. Number the operations in the order of OPS; the ordered pair
+(a, b) of adjacent operations is held out for "dev" if (7a + b) % 15 == 0 and for "test" if it is 1: 13% of all pairs,
+and for every operation as first and as second member. A dev task has at least one dev pair and no test pair, a test
+task the other way round, and sft and rl tasks have neither. A chain of two or more without a held-out pair belongs to
+"rl" if the CRC-32 of its names is a multiple of 4, else to "sft". Constants and shapes play no part in this.
+
+A task is kept if it is a fair question (see `is_fair`): a finite answer also under stressed inputs, well conditioned in
+fp32, not nearly constant, not equal to an input, and every operation changes the answer.
+"""
+
+import random
+import zlib
+from functools import cache
+from itertools import pairwise
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from nanotriton.tasks.grammar import OPERANDS, OPS, Op
+from nanotriton.tasks.task import Task
+
+SPLITS = ("sft", "rl", "dev", "test")
+INDEX = {op.name: i for i, op in enumerate(OPS)}
+
+
+# ---- texts ----
+
+TASK = """\
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+{init}    def forward(self, {inputs}):
+        {steps}
+        return x
+
+
+{sizes}
+
+
+def get_inputs():
+    return [{draws}]
+
+
+def get_init_inputs():
+    return [{init_inputs}]
+"""
+
+ROW_SOLUTION = """\
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel({pointers}, out_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(axis=0)
+    col = tl.arange(0, BLOCK)
+    mask = col < cols
+    x = tl.load(x_ptr + row * cols + col, mask=mask, other=0)
+    {steps}
+    {store}
+
+
+class ModelNew(nn.Module):
+{init}    def forward(self, {inputs}):
+        rows, cols = x.shape
+        out = {out}
+        kernel[(rows,)]({tensors}, out, cols, BLOCK=triton.next_power_of_2(cols))
+        return out
+"""
+
+TILE_SOLUTION = """\
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel({pointers}, out_ptr, rows, inner, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(axis=0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    col = tl.program_id(axis=1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows) & (col < cols)
+    x = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, inner, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        a = tl.load(x_ptr + row * inner + k[None, :], mask=(row < rows) & (k[None, :] < inner), other=0)
+        b = tl.load(w_ptr + k[:, None] * cols + col, mask=(k[:, None] < inner) & (col < cols), other=0)
+        x = tl.dot(a, b, x, input_precision="ieee")
+    {steps}
+    {store}
+
+
+class ModelNew(nn.Module):
+{init}    def forward(self, {inputs}):
+        rows = x.shape[0]
+        inner, cols = w.shape
+        out = {out}
+        grid = lambda meta: (triton.cdiv(rows, meta["BLOCK"]), triton.cdiv(cols, meta["BLOCK"]))
+        kernel[grid]({tensors}, out, rows, inner, cols, BLOCK={block})
+        return out
+"""
+
+
+def _init(parameters: list[str]) -> str:
+    """The constructor that makes these parameters, the same in Model and ModelNew; nothing if there are none."""
+    if not parameters:
+        return ""
+    lines = [f"        self.{p} = nn.Parameter(torch.randn({OPERANDS[p].shape}))\n" for p in parameters]
+    return "    def __init__(self, cols):\n        super().__init__()\n" + "".join(lines) + "\n"
+
+
+def _render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tuple[str, str]:
+    """(task source, solution) of a chain of (operation, constant), at these sizes."""
+    ops = [op for op, _ in chain]
+    tiled, reduced = ops[0].kind == "matmul", any(op.kind == "reduce" for op in ops)
+    used = [name for name in OPERANDS if any(op.operand == name for op in ops)]
+    parameters = [name for name in used if OPERANDS[name].parameter]
+    inputs = ["x"] + ["w"] * tiled + [name for name in used if name not in parameters]
+    shapes = {"x": "rows, inner" if tiled else "rows, cols", "w": "inner, cols"}
+    draws = [f"torch.randn({shapes.get(name) or OPERANDS[name].shape})" for name in inputs]
+    both = {"init": _init(parameters), "inputs": ", ".join(inputs)}
+
+    source = TASK.format(
+        **both,
+        steps="\n        ".join(f"x = {op.torch.format(c=c)}" for op, c in chain),
+        sizes="\n".join(f"{name} = {size}" for name, size in sizes.items()),
+        draws=", ".join(draws),
+        init_inputs="cols" if parameters else "",
+    )
+    loads = [f"{n} = {OPERANDS[n].tile_load if tiled else OPERANDS[n].row_load}".format(n) for n in used]
+    lines = [line.format(c=c) for op, c in chain for line in op.triton]
+    index = "row" if reduced else "row * cols + col"
+    dense = "torch.empty(rows, cols, device=x.device)" if tiled else "torch.empty_like(x)"
+    solution = (TILE_SOLUTION if tiled else ROW_SOLUTION).format(
+        **both,
+        pointers=", ".join(f"{name}_ptr" for name in inputs + parameters),
+        tensors=", ".join(inputs + [f"self.{name}" for name in parameters]),
+        steps="\n    ".join(loads + lines),
+        store=f"tl.store(out_ptr + {index}, x)" if reduced else f"tl.store(out_ptr + {index}, x, mask=mask)",
+        out="torch.empty(rows, device=x.device)" if reduced else dense,
+        block=block,
+    )
+    return source, solution
+
+
+# ---- what is fair to ask ----
+
+PROBES, ROWS, COLS, INNER = 5, 8, 41, 24  # sizes of the tensors that is_fair tries
+
+
+@cache
+def _probe(dtype: torch.dtype) -> dict:
+    """Names that an operation's text may use, with five sets of tensors at once (leading dimension of each): as drawn,
+    ten times as large, with heavy tails, shifted up by 4 and shifted down by 4."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        x = torch.randn(PROBES, *shape, generator=generator, dtype=torch.float64)
+        x[1] *= 10
+        x[2] = x[2] ** 3
+        x[3] += 4
+        x[4] -= 4
+        return x.to(torch.float32).to(dtype)  # the same numbers in both precisions
+
+    names = {"x": draw(ROWS, COLS), "y": draw(ROWS, COLS), "v": draw(1, COLS), "c": draw(ROWS, 1)}
+    names |= {"a": draw(ROWS, INNER), "w": draw(INNER, COLS)}
+    return names | {"torch": torch, "F": F, "self": SimpleNamespace(scale=draw(1, COLS), bias=draw(1, COLS))}
+
+
+@cache
+def _compiled(expression: str):
+    return compile(expression, expression, "eval")
+
+
+def _run(chain: list[tuple[Op, str]], dtype: torch.dtype) -> torch.Tensor:
+    """The chain's answers to the probe: [PROBES, ROWS, COLS], or [PROBES, ROWS] after a reduction."""
+    names = _probe(dtype)
+    x = names["a"] if chain and chain[0][0].kind == "matmul" else names["x"]
+    for op, constant in chain:
+        x = eval(_compiled(op.torch.format(c=constant)), names, {"x": x})
+    return x
+
+
+def _rms(x: torch.Tensor) -> torch.Tensor:
+    """Root mean square of each probe: [PROBES, ...] -> [PROBES]."""
+    return x.flatten(1).square().mean(1).sqrt()
+
+
+def is_fair(chain: list[tuple[Op, str]]) -> bool:
+    """Whether a judge can tell the right answer from a wrong one.
+
+    On every probe the answer is finite and fp32 agrees with float64 to 2e-5 of the RMS. On the probe as drawn, its RMS
+    is at least 1e-3, and it differs by at least 5% of its RMS from 0, 1, its own mean, each input of its shape, and
+    from what the chain gives without any one of its operations.
+    """
+    exact = _run(chain, torch.float64)
+    scale = _rms(exact)
+    error = _rms(_run(chain, torch.float32).double() - exact)
+    if not (exact.isfinite().all() and (error <= 2e-5 * scale).all() and scale[0] >= 1e-3):
+        return False
+    names, answer = _probe(torch.float64), exact[0]
+    others = [torch.zeros(()), torch.ones(()), answer.mean(), names["x"][0], names["y"][0]]
+    droppable = [i for i, (op, _) in enumerate(chain) if op.kind in ("map", "row") and len(chain) > 1]
+    others += [_run(chain[:i] + chain[i + 1 :], torch.float64)[0] for i in droppable]
+    same = [o for o in others if o.dim() == 0 or o.shape == answer.shape]
+    return all((answer - other).square().mean().sqrt() >= 0.05 * scale[0] for other in same)
+
+
+# ---- splits and sampling ----
+
+
+def split_of(names: list[str]) -> str | None:
+    """The split that a chain of these operations belongs to (module docstring); None if it mixes dev and test pairs."""
+    pairs = {(7 * INDEX[a] + INDEX[b]) % 15 for a, b in pairwise(names)}
+    if pairs >= {0, 1}:
+        return None
+    if 0 in pairs:
+        return "dev"
+    if 1 in pairs:
+        return "test"
+    return "rl" if len(names) > 1 and zlib.crc32(" ".join(names).encode()) % 4 == 0 else "sft"
+
+
+KIND_SHARE = {"map": 0.5, "operand": 0.22, "row": 0.2, "reduce": 0.08}  # of the operations of a chain on rows
+MATMUL_SHARE = 0.08  # of the chains
+LENGTHS = (1, 2, 3, 4)
+LENGTH_SHARE = {"sft": (1, 3, 3, 2), "rl": (0, 3, 3, 2), "dev": (0, 3, 3, 2), "test": (0, 3, 3, 2)}
+
+
+def _group(op: Op) -> str:
+    return "operand" if op.operand else op.kind
+
+
+GROUPS = {group: [op for op in OPS if _group(op) == group] for group in ("map", "operand", "row", "reduce", "matmul")}
+
+
+def _draw_chain(rng: random.Random, length: int) -> list[Op]:
+    """A chain that the two kernels can hold, with at most two operands beside x and no operation twice."""
+    chain = [GROUPS["matmul"][0]] if rng.random() < MATMUL_SHARE else []
+    while len(chain) < length:
+        allowed = {"map", "operand", "row", "reduce"}
+        if chain and chain[0].kind == "matmul":
+            allowed = {"map", "operand"}
+        if any(op.kind == "reduce" for op in chain):
+            allowed = {"map"}
+        groups = [group for group in KIND_SHARE if group in allowed]
+        op = rng.choice(GROUPS[rng.choices(groups, [KIND_SHARE[g] for g in groups])[0]])
+        operands = {o.operand for o in (*chain, op) if o.operand}
+        if op not in chain and len(operands) <= 2:
+            chain.append(op)
+    return chain
+
+
+def _draw_sizes(rng: random.Random, tiled: bool, size: str) -> dict[str, int]:
+    """Sizes that are no multiple of a block: every solution must mask its tail."""
+
+    def odd(low, high):
+        return rng.randrange(low | 1, high, 2)
+
+    if size == "cpu":
+        return {n: odd(17, 48) for n in ("rows", "inner", "cols")} if tiled else {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
+    return {n: odd(500, 2000) for n in ("rows", "inner", "cols")} if tiled else {"rows": odd(1000, 4000), "cols": odd(1000, 8000)}
+
+
+def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
+    """n distinct tasks of a split ("sft", "rl", "dev", "test"), with their solutions; the same for the same arguments.
+
+    Size "cpu" keeps matrices under 100 a side and matmuls under 48; "gpu" is the same grammar on thousands a side.
+    Task.meta holds the names and constants of the chain. Raises ValueError for an unknown split or size.
+    """
+    if split not in SPLITS or size not in ("cpu", "gpu"):
+        raise ValueError(f"unknown split {split!r} or size {size!r}: splits are {', '.join(SPLITS)}; sizes are cpu, gpu")
+    rng = random.Random(f"{split} {size} {seed}")  # a string, so that neighbouring seeds have nothing in common
+    tasks: dict[str, Task] = {}
+    while len(tasks) < n:
+        length = rng.choices(LENGTHS, LENGTH_SHARE[split])[0]
+        ops = _draw_chain(rng, length)
+        while split_of([op.name for op in ops]) != split:
+            ops = _draw_chain(rng, length)
+        chain = [(op, rng.choice(op.constants) if op.constants else "") for op in ops]
+        if not is_fair(chain):
+            continue
+        source, solution = _render(chain, _draw_sizes(rng, ops[0].kind == "matmul", size), 16 if size == "cpu" else 64)
+        meta = {"split": split, "ops": [op.name for op in ops], "constants": [c for _, c in chain]}
+        tasks.setdefault(source, Task(f"{split}-{seed}-{len(tasks)}", source, solution, meta))
+    return list(tasks.values())
