@@ -85,6 +85,7 @@ def extract_candidate(completion: str, entry: str = "ModelNew") -> str | None:
         if completion.lstrip().startswith("<think>"):
             return None
         answer = reasoning
+    answer = answer.replace("</think>```", "</think>\n```")  # reasoning that had quoted its own end
     for block in reversed(python_blocks(answer)):
         if entry in block and _defines_entry(block, entry):
             return block

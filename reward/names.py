@@ -8,6 +8,7 @@ def _set(text: str) -> frozenset[str]:
 JIT = _set("triton.jit triton.runtime.jit.jit triton.runtime.jit")
 
 BANNED_NAMES = _set("exec eval compile __import__ open globals locals vars breakpoint")
+REFLECTION = _set("getattr setattr delattr")
 BANNED_ATTRIBUTES = _set(
     """f_globals f_locals f_back f_builtins f_code tb_frame tb_next gi_frame gi_code cr_frame cr_code ag_frame co_code
     func_globals mro
@@ -42,7 +43,7 @@ PARTS = {
 REFUSED = _set(
     """torch.compile torch.jit torch.load torch.save torch.hub torch.package torch.classes torch.serialization torch.multiprocessing
     torch.export torch.func.functional_call torch.from_file torch._dynamo torch._export torch.ops.load_library
-    torch.cuda.CUDAGraph torch.cuda.graph torch.cuda.graphs torch.cuda.make_graphed_callables torch.cuda.jiterator torch.cuda.nvrtc
+    torch.cuda.CUDAGraph torch.cuda.Stream torch.cuda.stream torch.cuda.ExternalStream torch.cuda.Event torch.Stream torch.cuda.graph torch.cuda.graphs torch.cuda.make_graphed_callables torch.cuda.jiterator torch.cuda.nvrtc
     torch.cuda.cudart torch.utils.cpp_extension torch.utils.data torch.utils.dlpack torch.utils.model_zoo torch.fx.experimental
     triton.compile triton.compiler triton.backends triton.tools.compile triton.tools.link triton.tools.disasm triton._C triton._internal_testing triton.runtime.interpreter
     triton.runtime.build triton.runtime.cache triton.knobs triton.experimental

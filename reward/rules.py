@@ -61,6 +61,7 @@ def check_source(source: str, policy: str, entry: str | None = "ModelNew") -> Vi
     return (
         module.hidden_code()
         or module.foreign_module()
+        or module.patched_module()
         or module.no_kernel(entry)
         or (module.torch_computes(entry) if policy == "strict" else None)
     )
@@ -159,11 +160,26 @@ class Source:
         for node in self.nodes[ast.Attribute]:
             if node.attr in names.BANNED_ATTRIBUTES or (_is_dunder(node.attr) and node.attr not in names.DUNDER_ATTRIBUTES):
                 return Violation(node.lineno, f".{node.attr} is not allowed: it reaches into the interpreter")
+        spelled = set()  # getattr(x, "name") is as good as x.name; any other use of getattr hides a name
         for node in self.nodes[ast.Call]:
-            if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr", "delattr"):
-                key = node.args[1] if len(node.args) > 1 else None
-                if not (isinstance(key, ast.Constant) and isinstance(key.value, str)) or _is_dunder(key.value):
-                    return Violation(node.lineno, f"{node.func.id} with a computed name is not allowed: write the attribute out")
+            if isinstance(node.func, ast.Name) and node.func.id in names.REFLECTION and len(node.args) > 1:
+                key = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+                if isinstance(key, str) and key not in names.BANNED_ATTRIBUTES and not _is_dunder(key):
+                    spelled.add(id(node.func))
+        for node in self.nodes[ast.Name]:
+            if node.id in names.REFLECTION and id(node) not in spelled:
+                return Violation(node.lineno, f"{node.id} with a computed name is not allowed: write the attribute out")
+        return None
+
+    def patched_module(self) -> Violation | None:
+        """No assignment to what an imported module holds (`torch.allclose = ...`), save torch.backends' own switches."""
+        written = [(n, self.path(n)) for n in self.nodes[ast.Attribute] if not isinstance(n.ctx, ast.Load)]
+        for call in self.nodes[ast.Call]:
+            if isinstance(call.func, ast.Name) and call.func.id in ("setattr", "delattr") and call.args:
+                written.append((call, self.path(call.args[0])))
+        for node, path in written:
+            if path and not path.startswith(("torch.backends.", "os.environ")):
+                return Violation(node.lineno, f"assigning to {path} is not allowed: it changes the code of others")
         return None
 
     def foreign_module(self) -> Violation | None:
@@ -175,8 +191,10 @@ class Source:
                 return Violation(node.lineno, f"from {node.module} import *: name what you import")
         used = [(n, alias.name, True) for n in self.nodes[ast.Import] for alias in n.names]
         used += [(n, f"{n.module}.{alias.name}", True) for n in self.nodes[ast.ImportFrom] for alias in n.names]
-        inner = {id(n.value) for n in self.nodes[ast.Attribute]}  # of a.b.c only the whole
+        inner = {id(n.value) for n in self.nodes[ast.Attribute]}  # of a.b.c only the whole is looked at
         used += [(n, path, False) for n in self.nodes[ast.Attribute] if id(n) not in inner and (path := self.path(n))]
+        whole = [n for n in self.nodes[ast.Name] if self.imports.get(n.id) in names.PARTS and id(n) not in inner]
+        used += [(n, f"{n.id}.(all of it)", False) for n in whole]
         for node, path, importing in used:
             if message := names.refused(path, importing):
                 return Violation(node.lineno, message)

@@ -1,0 +1,100 @@
+"""The one rule of reward/extract.py on completions as models (and cheats) write them."""
+
+import time
+
+import pytest
+
+from reward.extract import extract_candidate, parse, python_blocks
+
+CODE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+OLD = "class ModelNew:\n    draft = True\n"
+
+
+def fence(code, info="python", mark="```"):
+    return f"{mark}{info}\n{code}{mark}\n"
+
+
+ACCEPTED = {
+    "plain": fence(CODE),
+    "prose around": f"Here is the kernel:\n\n{fence(CODE)}\nIt fuses both operations.",
+    "the last of two": fence(OLD) + "Wait, better:\n" + fence(CODE),
+    "a usage example after it": fence(CODE) + "Use it so:\n" + fence("model = ModelNew()\nmodel(x)\n"),
+    "a shell block after it": fence(CODE) + fence("pip install triton\n", "bash"),
+    "a draft inside the reasoning": f"<think>\n{fence(OLD)}</think>\n{fence(CODE)}",
+    "reasoning opened by the template": f"Let me see.\n{fence(OLD)}</think>\n\n{fence(CODE)}",
+    "reasoning that quotes its own end": f"<think>I must close </think> first.\n{fence(OLD)}</think>{fence(CODE)}",
+    "</think> inside the answer's code": fence(OLD) + "\n".join(["</think>", fence("x = '</think>'\n" + CODE)]),
+    "prompt echoed before it": f"Example answer:\n{fence(OLD)}\nYour task: write ModelNew.\n{fence(CODE)}",
+    "no language": fence(CODE, ""),
+    "language in capitals": fence(CODE, "Python"),
+    "language with attributes": fence(CODE, 'python title="kernel.py"'),
+    "tildes": fence(CODE, "python", "~~~"),
+    "four backticks": fence(CODE, "py", "````"),
+    "carriage returns": fence(CODE).replace("\n", "\r\n"),
+    "end of text without a closing fence": "```python\n" + CODE,
+    "inside a list": "1. The code:\n\n   ```python\n" + "".join(f"   {line}\n" for line in CODE.splitlines()) + "   ```\n",
+    "fence in the middle of a line is no fence": "I use ```python a lot.\n" + fence(CODE),
+    "entry named only in the text after it": fence(CODE) + "`class ModelNew` is above.\n" + fence("y = 1  # ModelNew\n"),
+    "entry in a string of a later block": fence(CODE) + fence('s = """\nclass ModelNew: pass\n"""\n'),
+    "entry in a comment of a later block": fence(CODE) + fence("# class ModelNew\nz = 2\n"),
+    "entry nested in a function of a later block": fence(CODE) + fence("def f():\n    class ModelNew: pass\n"),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_answer_is_found(name):
+    found = extract_candidate(ACCEPTED[name])
+    assert found is not None and found.strip().endswith(CODE.strip())
+    assert "draft" not in found
+
+
+REFUSED = {
+    "nothing": "",
+    "prose": "I would write class ModelNew with a kernel.",
+    "code without a fence": CODE,
+    "reasoning that never ends": f"<think>\n{fence(CODE)}",
+    "only in the reasoning": f"<think>\n{fence(CODE)}</think>\nDone.",
+    "another language": fence(CODE, "cpp"),
+    "a block without the entry": fence("def kernel(): pass\n"),
+    "the entry in a docstring only": fence('"""\nclass ModelNew: pass\n"""\n'),
+    "the entry in a comment only": fence("# class ModelNew\n"),
+    "the entry as a longer name": fence("class ModelNewer:\n    pass\n"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_there_is_no_answer(name):
+    assert extract_candidate(REFUSED[name]) is None
+
+
+def test_a_fence_in_a_docstring_further_in_does_not_end_the_block():
+    code = 'class ModelNew:\n    """Use:\n\n    ```\n    ModelNew()\n    ```\n    """\n    x = 1\n'
+    assert extract_candidate(fence(code)) == code
+
+
+def test_a_slip_in_the_last_answer_is_not_replaced_by_an_older_draft():
+    broken = "class ModelNew:\n    def forward(self x):\n        pass\n"
+    assert extract_candidate(fence(OLD) + fence(broken)) == broken
+
+
+def test_other_entry_points():
+    code = "def softmax(x):\n    return x\n"
+    assert extract_candidate(fence(code), entry="softmax") == code
+    assert extract_candidate(fence("ModelNew = make()\n")) == "ModelNew = make()\n"
+
+
+def test_blocks_keep_relative_indentation():
+    assert python_blocks("  ```py\n  if x:\n      y\n  ```") == ["if x:\n    y\n"]
+
+
+@pytest.mark.parametrize("source", ["a\0b", "\ud800", "(" * 5000, "-" * 100_000 + "1", "x = " + "+".join("1" * 50_000), "y" * 300_000])
+def test_what_breaks_the_parser_is_a_syntax_error(source):
+    with pytest.raises(SyntaxError):
+        parse(source)
+
+
+def test_long_completions_take_linear_time():
+    text = "```python\nclass ModelNew: pass\n" * 20_000 + "`" * 100_000 + "</think>"
+    start = time.perf_counter()
+    extract_candidate(text)
+    assert time.perf_counter() - start < 5

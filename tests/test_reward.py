@@ -1,0 +1,86 @@
+"""Verdict to number: defaults, options, what leaves the batch, and a user's own reward file."""
+
+import math
+
+import pytest
+
+from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
+from reward.execution import PROGRESS, is_triton, speed
+from reward.reward import RewardConfig, load_reward, overlong_penalty, reward
+
+
+def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():
+    for status in STATUSES - UNSCORED:
+        assert reward(Verdict(status)) == float(status == "correct")
+
+
+def test_unscored_verdicts_leave_the_batch_whatever_the_options():
+    config = RewardConfig(partial=0.5, speed=1.0, max_tokens=10, overlong=5)
+    assert [reward(Verdict(status), config, tokens=10) for status in sorted(UNSCORED)] == [None] * 3
+
+
+def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():
+    config = RewardConfig(partial=0.5)
+    got = {status: reward(Verdict(status), config) for status in STATUSES - UNSCORED}
+    assert got["correct"] == 1 and got["wrong_value"] == 0.5
+    assert got["compile_error"] < got["runtime_error"] < got["wrong_shape"] < got["wrong_dtype"] < got["wrong_value"]
+    for cheat in ("no_code", "syntax_error", "rule_violation", "too_fast", "input_modified", "timeout", "crashed", "output_limit", "memory_limit"):
+        assert got[cheat] == 0
+    assert set(PROGRESS) <= STATUSES
+
+
+def test_speed_is_paid_to_the_correct_only_above_the_noise_and_below_the_cap():
+    config = RewardConfig(speed=0.5, speed_cap=4.0, speed_noise=0.05)
+    value = lambda status, s: reward(Verdict(status, speedup=s), config)
+    assert value("correct", None) == 1 and value("correct", 0.3) == 1 and value("correct", 1.04) == 1
+    assert value("correct", 2.0) == pytest.approx(1.25)
+    assert value("correct", 4.0) == value("correct", 1000.0) == 1.5
+    assert value("wrong_value", 4.0) == 0
+    assert speed(Verdict("correct", speedup=math.inf), 4.0, 0.05) == speed(Verdict("correct", speedup=math.nan), 4.0, 0.05) == 0
+
+
+def test_the_overlong_penalty_is_the_one_of_dapo():
+    config = RewardConfig(max_tokens=1000, overlong=200)
+    assert [overlong_penalty(n, config) for n in (0, 800, 900, 1000, 1500)] == [0, 0, -0.5, -1, -1]
+    assert reward(Verdict("correct"), config, tokens=900) == 0.5
+    assert reward(Verdict("wrong_value"), config, tokens=1000) == -1
+    assert reward(Verdict("correct"), config) == 1  # length not given
+    assert overlong_penalty(10**6, RewardConfig()) == 0
+
+
+@pytest.mark.parametrize("options", [{"partial": 1.0}, {"partial": -0.1}, {"speed": -1}, {"speed_cap": 1.0}, {"overlong": 5, "max_tokens": 4}])
+def test_impossible_options_are_one_line(options):
+    with pytest.raises(ValueError) as error:
+        RewardConfig(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_is_triton_is_an_effective_launch():
+    assert not is_triton(Verdict("correct")) and not is_triton(Verdict("correct", launches=3, effective_launches=0))
+    assert is_triton(Verdict("correct", launches=3, effective_launches=1))
+
+
+def test_a_users_own_reward_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(verdict, completion, task):\n    return 2.0 * verdict.correct + len(completion)\n")
+    assert load_reward(file)(Verdict("correct"), "abc", None) == 5.0
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("x = 1\n", "must define reward"),
+        ("reward = 3\n", "must define reward"),
+        ("def reward(verdict): return 1\n", "too many positional"),
+        ("def reward(\n", "SyntaxError"),
+        ("import nosuchmodule\n", "nosuchmodule"),
+        (None, "no such reward file"),
+    ],
+)
+def test_an_unusable_reward_file_is_one_line_that_names_it(tmp_path, text, says):
+    file = tmp_path / "mine.py"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError) as error:
+        load_reward(file)
+    assert says in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)

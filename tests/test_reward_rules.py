@@ -1,0 +1,164 @@
+"""The rules on the source: what is refused with which line, and what must not be refused. What was done is judged on the plan."""
+
+import statistics
+import time
+
+import pytest
+
+from reward.rules import POLICIES, check_source
+
+HEAD = """import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + o, tl.exp(tl.load(x + o, mask=o < n)), mask=o < n)
+
+"""
+LAUNCH = "y = torch.empty_like(x)\nkernel[(triton.cdiv(x.numel(), 128),)](x, y, x.numel(), B=128)\nreturn y"
+
+
+def module(forward, before="", init="pass"):
+    """A candidate with `forward`'s body given; `before` stands between the kernel and the class."""
+    body = "\n".join("        " + line for line in forward.split("\n"))
+    return f"{HEAD}{before}\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {init}\n\n    def forward(self, x):\n{body}\n"
+
+
+HONEST = {
+    "plain": module(LAUNCH),
+    "helper function": module("return run(x)", f"def run(x):\n    {LAUNCH.replace(chr(10), chr(10) + '    ')}\n"),
+    "autograd function with a torch backward": module(
+        "return Exp.apply(x)",
+        f"class Exp(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        {LAUNCH.replace(chr(10), chr(10) + '        ')}\n"
+        "    @staticmethod\n    def backward(ctx, g):\n        return g * torch.exp(g)\n",
+    ),
+    "submodule": module("return self.act(x)", f"class Act(nn.Module):\n    def forward(self, x):\n        {LAUNCH.replace(chr(10), chr(10) + '        ')}\n", "self.act = Act()"),
+    "weights prepared by torch in the constructor": module(LAUNCH, init="self.w = nn.Parameter(torch.randn(3, 4).softmax(0) @ torch.randn(4, 4))"),
+    "torch on another branch": module(f"if not x.is_cuda:\n    return torch.exp(x)\n{LAUNCH}"),
+    "kernel from a jit call": module("y = torch.empty_like(x)\nfast[(1,)](x, y, 8, B=8)\nreturn y", "def plain(x, y, n, B: tl.constexpr):\n    tl.store(y, tl.load(x))\nfast = triton.jit(plain)\n"),
+    "kernels in a dict": module("y = torch.empty_like(x)\nTABLE['exp'][(1,)](x, y, 8, B=8)\nreturn y", "TABLE = {'exp': kernel}\n"),
+    "launcher in a variable": module("y = torch.empty_like(x)\ngo = kernel[(1,)]\ngo(x, y, 8, B=8)\nreturn y"),
+    "autotuned": module(LAUNCH.replace("kernel[", "tuned["), "@triton.autotune([triton.Config({}, num_warps=2)], key=['n'])\n@triton.jit\ndef tuned(x, y, n, B: tl.constexpr):\n    tl.store(y, tl.load(x))\n"),
+    "jit by another name": module("y = torch.empty_like(x)\nk2[(1,)](x, y)\nreturn y", "from triton import jit as J\n@J\ndef k2(x, y):\n    tl.store(y, tl.load(x))\n"),
+    "layouts": module("x = torch.cat([x.contiguous().view(-1), torch.zeros(4, device=x.device)]).t().permute(0)\n" + LAUNCH),
+    "input as a name": module("input = x\n" + LAUNCH),
+    "environment": module(LAUNCH, "import os\nos.environ['TRITON_PRINT_AUTOTUNING'] = '0'\n"),
+    "demonstration": module(LAUNCH) + "\nif __name__ == '__main__':\n    import subprocess\n    print(torch.exp(torch.ones(2)))\n",
+    "entry by assignment": module(LAUNCH).replace("class ModelNew", "class Fast") + "\nModelNew = Fast\n",
+    "inductor's helpers": module(LAUNCH, "from torch._inductor.runtime.triton_helpers import libdevice\nfrom torch._C import _cuda_getCurrentRawStream as stream\n"),
+    "descriptor": module(LAUNCH, "from triton.tools.tensor_descriptor import TensorDescriptor\n"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_code_passes(name, policy):
+    assert check_source(HONEST[name], policy) is None
+
+
+REFUSED = {  # name: (source, line of the violation or None, words of the message)
+    "no kernel": (module("return torch.exp(x)").replace("@triton.jit", ""), None, "no @triton.jit"),
+    "kernel in a comment": (module("return x").replace("@triton.jit", "# @triton.jit"), None, "no @triton.jit"),
+    "kernel in a string": ('"""\n' + HEAD + '"""\nclass ModelNew:\n    pass\n', None, "no @triton.jit"),
+    "a jit that is not triton's": (module(LAUNCH).replace("import triton\n", "from numpy import jit\n").replace("@triton.jit", "@jit"), None, "no @triton.jit"),
+    "never launched": (module("return x + 1"), 8, "no kernel is launched"),
+    "launched where forward does not come": (module("return x + 1") + f"\ndef unused(x):\n    {LAUNCH.replace(chr(10), chr(10) + '    ')}\n", 8, "no kernel is launched"),
+    "exec": (module("exec('pass')\n" + LAUNCH), 19, "exec"),
+    "eval by another name": (module("e = eval\n" + LAUNCH), 19, "eval"),
+    "computed attribute": (module("f = getattr(torch, 'mat' + 'mul')\n" + LAUNCH), 19, "computed name"),
+    "getattr passed on": (module("from functools import reduce\nf = reduce(getattr, ['a'], x)\n" + LAUNCH), 20, "getattr"),
+    "dunder walk": (module("y = ().__class__.__base__\n" + LAUNCH), 19, "__base__"),
+    "builtins": (module("b = __builtins__\n" + LAUNCH), 19, "__builtins__"),
+    "frames": (module("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    f = e.__traceback__\n" + LAUNCH), 22, "__traceback__"),
+    "generator's frame": (module("g = (i for i in x).gi_frame\n" + LAUNCH), 19, "gi_frame"),
+    "ctypes": (module("import ctypes\n" + LAUNCH), 19, "import of ctypes"),
+    "sys from torch": (module("s = torch.sys.modules\n" + LAUNCH), 19, "sys"),
+    "os from torch": (module("from torch import os\n" + LAUNCH), 19, "os"),
+    "os.system": (module("import os\nos.system('true')\n" + LAUNCH), 20, "os.system"),
+    "os as a value": (module("import os\no = os\no.getppid()\n" + LAUNCH), 20, "os"),
+    "star import": (module("x\n" + LAUNCH, "from torch import *\n"), 12, "import *"),
+    "relative import": (module(LAUNCH, "from . import other\n"), 12, "relative"),
+    "another kernel library": (module(LAUNCH, "import flash_attn\n"), 12, "flash_attn"),
+    "cpp extension": (module("torch.utils.cpp_extension.load_inline('x')\n" + LAUNCH), 19, "cpp_extension"),
+    "torch.compile": (module("return torch.compile(F.relu)(x)\n" + LAUNCH), 19, "torch.compile"),
+    "cuda graph": (module("g = torch.cuda.CUDAGraph()\n" + LAUNCH), 19, "CUDAGraph"),
+    "stream": (module("s = torch.cuda.Stream()\n" + LAUNCH), 19, "Stream"),
+    "patched torch": (module("torch.allclose = lambda *a: True\n" + LAUNCH), 19, "torch.allclose"),
+    "patched method": (module("torch.Tensor.__eq__ = lambda *a: True\n" + LAUNCH), 19, "__eq__"),
+    "patched by setattr": (module("setattr(torch, 'allclose', None)\n" + LAUNCH), 19, "torch"),
+    "patched triton": (module(LAUNCH, "triton.jit = lambda f: f\n"), 12, "triton.jit"),
+    "no entry": (HEAD, None, "ModelNew"),
+}
+
+
+@pytest.mark.parametrize("policy", ["strict", "kernelbench"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_certain_is_refused_with_its_line(name, policy):
+    source, line, words = REFUSED[name]
+    violation = check_source(source, policy)
+    assert violation is not None and violation.line == line and words in violation.message
+    assert "\n" not in violation.message and check_source(source, "none") is None
+
+
+TORCH = {
+    "matmul operator": ("return x @ x", 19),
+    "function": (f"x = torch.exp(x)\n{LAUNCH}", 19),
+    "functional": (f"x = F.relu(x)\n{LAUNCH}", 19),
+    "function by another name": (f"from torch import softmax as s\nx = s(x, 0)\n{LAUNCH}", 20),
+    "method": (f"x = x.softmax(0)\n{LAUNCH}", 19),
+    "aten": (f"x = torch.ops.aten.mm(x, x)\n{LAUNCH}", 19),
+    "linalg": (f"x = torch.linalg.norm(x)\n{LAUNCH}", 19),
+    "layer": (f"x = self.layer(x)\n{LAUNCH}", 19),
+    "inside a loop": (f"for i in range(3):\n    x = F.gelu(x)\n{LAUNCH}", 20),
+    "inside try": (f"try:\n    x = F.gelu(x)\nfinally:\n    pass\n{LAUNCH}", 20),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_strict_refuses_torch_on_a_path_that_is_always_taken(name):
+    forward, line = TORCH[name]
+    source = module(forward + ("" if LAUNCH in forward else "\n" + LAUNCH), init="self.layer = nn.Linear(3, 4)")
+    violation = check_source(source, "strict")
+    assert violation is not None and violation.line == line and "computes in torch" in violation.message
+    assert check_source(source, "kernelbench") is None
+
+
+def test_strict_follows_helpers_and_submodules():
+    helper = module("return finish(x)", f"def finish(x):\n    {LAUNCH.replace(chr(10), chr(10) + '    ').replace('return y', 'return y.softmax(0)')}\n")
+    assert "softmax" in check_source(helper, "strict").message
+
+
+def test_autotriton_reads_the_text_only():
+    assert check_source("class ModelNew: pass  # @triton.jit", "autotriton") is None
+    assert check_source("class ModelNew: pass", "autotriton").message == "the text has no @triton.jit"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_broken_source_is_a_syntax_error_under_every_policy(policy):
+    violation = check_source("def f(:\n", policy)
+    assert violation.status == "syntax_error" and violation.line == 1
+
+
+def test_a_file_of_functions_has_no_entry():
+    source = HEAD + f"def run(x):\n    {LAUNCH.replace(chr(10), chr(10) + '    ')}\n"
+    assert check_source(source, "strict", entry=None) is None
+    assert check_source(source, "strict").status == "no_code"
+
+
+def test_an_unknown_policy_is_an_error():
+    with pytest.raises(ValueError, match="one of strict, kernelbench, autotriton, none"):
+        check_source(HEAD, "lenient")
+
+
+def test_the_rules_add_under_five_milliseconds():
+    source = module(LAUNCH, HEAD.split("import triton.language as tl\n")[1] * 8)
+    took = []
+    for _ in range(20):
+        start = time.perf_counter()
+        check_source(source, "strict")
+        took.append(time.perf_counter() - start)
+    assert statistics.median(took) < 0.005
