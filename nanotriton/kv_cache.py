@@ -1,0 +1,63 @@
+"""The memory of the sampler: pages of keys and values, and who holds them."""
+
+import numpy as np
+import torch
+
+
+class PagePool:
+    """Which of `count` pages are free. Prompts take pages from the top, samples from the bottom: that keeps each kind
+    dense, and the CPU's attention then reads a range of the cache in place instead of gathering pages."""
+
+    def __init__(self, count: int):
+        self.free = np.ones(count, dtype=bool)
+        self.available = count
+
+    def take(self, count: int, top: bool = False) -> np.ndarray:
+        """`count` page ids, no longer free. The caller has checked `available`."""
+        free = self.free[::-1] if top else self.free
+        ids = np.flatnonzero(free)[:count] if count != 1 else free.argmax()[None]
+        if top:
+            ids = len(self.free) - 1 - ids
+        assert self.available >= count and self.free[ids].all(), "the scheduler took more pages than there are"
+        self.free[ids] = False
+        self.available -= count
+        return ids
+
+    def give(self, ids: np.ndarray) -> None:
+        assert not self.free[ids].any(), "a page was given back twice"
+        self.free[ids] = True
+        self.available += len(ids)
+
+
+class KVCache:
+    """Keys and values of every layer: [layers, 2, pages + 1, kv_heads, page_size, head_dim].
+
+    The page past the last is scratch: what must be computed and not kept is written there. Zeroed, since masked
+    positions are multiplied by 0 and 0 x NaN is NaN.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, device: torch.device):
+        self.shape = (kv_heads, page_size, head_dim)
+        self.layers, self.dtype, self.device = layers, dtype, device
+        self.page_bytes = layers * 2 * kv_heads * page_size * head_dim * dtype.itemsize
+        self.data: torch.Tensor | None = None
+
+    def allocate(self, budget: int) -> int:
+        """Take at most `budget` bytes -> the number of pages (without the scratch page); MemoryError if not even one fits."""
+        pages = budget // self.page_bytes - 1
+        if pages < 1:
+            raise MemoryError(f"a KV budget of {budget / 2**20:.1f} MiB holds no page; two pages take {2 * self.page_bytes / 2**20:.1f} MiB")
+        shape = (self.layers, 2, pages + 1, *self.shape)
+        if self.device.type == "cpu":  # NumPy's zeros are not touched until used: a generous budget costs nothing
+            size = (pages + 1) * self.page_bytes
+            self.data = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self.dtype).view(shape)
+        else:
+            self.data = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return pages
+
+    def release(self) -> None:
+        self.data = None
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """k_cache, v_cache of a layer, each [pages + 1, kv_heads, page_size, head_dim]."""
+        return self.data[index, 0], self.data[index, 1]

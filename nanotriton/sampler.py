@@ -1,0 +1,313 @@
+"""Sampling for GRPO: continuous batching over a paged KV cache in which the n samples of a prompt share its pages.
+
+    sampler = Sampler(model, kv_gib=4)
+    groups = sampler.generate([Request(ids, n=8, max_tokens=256, stop_ids=eos)], on_finish=reward_it_at_once)
+    sampler.update_weights(trained.named_parameters())
+
+    python -m nanotriton.sampler MODEL --prompt TEXT | --prompt-ids 1,2,3 [--max-tokens N] [--temperature T] [--seed S]
+                                 [--dtype fp32|bf16] [--json]
+
+One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The same code runs on
+a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, and the host reads them `LAG` steps late.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nanotriton.attention import packed
+from nanotriton.config import die
+from nanotriton.graphs import Graphs, Inputs
+from nanotriton.kernels.decode import DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
+from nanotriton.kv_cache import KVCache
+from nanotriton.model import Transformer
+from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+
+__all__ = ["Request", "Sample", "Sampler"]
+
+LAG = 2  # decode steps the GPU may be ahead of the host: a stopped sample costs so many wasted rows
+
+
+class Sampler:
+    """Samples from `model` as it is: the parameters are the sampler's to read, and on CUDA must stay at their addresses.
+
+    The cache takes `kv_gib` GiB, or `kv_fraction` of the memory that is free on the GPU when it is allocated (the default,
+    0.7; 1 GiB on a CPU, of which only what is used becomes real). At most `max_batch` samples run at once. Ids from
+    `valid_vocab` on are never drawn. `seed` is for requests that bring none.
+    """
+
+    def __init__(
+        self, model: Transformer, *, kv_gib: float | None = None, kv_fraction: float | None = None, max_batch: int | None = None,
+        page_size: int | None = None, prefill_tokens: int = 16384, valid_vocab: int | None = None, seed: int = 0,
+    ):  # fmt: skip
+        if kv_gib is not None and kv_fraction is not None:
+            raise ValueError("give kv_gib or kv_fraction, not both")
+        self.model, self.config = model, model.config
+        self.device = model.head_weight.device
+        cuda = self.device.type == "cuda"
+        self.kv_gib = 1.0 if kv_gib is None and not cuda else kv_gib
+        self.kv_fraction = 0.7 if kv_fraction is None else kv_fraction
+        self.max_batch, self.page_size = max_batch or (512 if cuda else 256), page_size or (64 if cuda else 32)
+        self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
+        self.width = pages_for(self.config.max_position_embeddings, self.page_size)
+        self.kv = KVCache(
+            self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim, self.page_size,
+            model.compute_dtype, self.device,
+        )  # fmt: skip
+        self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)  # the newest token of each slot
+        self.graphs = Graphs(self) if cuda else None
+        self.unseeded = 0  # samples that have been given a seed of ours
+        self.busy = False
+        self.stats: dict[str, int] = {}  # of the last generate call
+        self.pages = 0
+        self.resume()
+
+    # ------------------------------------------------------------------------------------------- memory and weights
+
+    def resume(self) -> None:
+        """Take the KV memory again after free(). Does nothing if it is held."""
+        if self.kv.data is not None:
+            return
+        if self.kv_gib is not None:
+            budget = int(self.kv_gib * 2**30)
+        else:
+            torch.cuda.empty_cache()
+            budget = int(self.kv_fraction * torch.cuda.mem_get_info(self.device)[0])
+        self.pages = self.kv.allocate(budget)
+
+    def free(self) -> None:
+        """Give the KV memory back, to train with. generate() or resume() takes it again."""
+        self._idle("free")
+        self.kv.release()
+        if self.graphs:
+            self.graphs.clear()
+
+    @torch.no_grad()
+    def update_weights(self, source: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy weights, by name, into the sampler's own buffers (whose addresses CUDA graphs hold), cast to their dtype.
+
+        Every parameter must come exactly once; a tied lm_head may come too. ValueError otherwise. No page of the cache
+        outlives a generate call, so nothing computed with the old weights is ever read again.
+        """
+        self._idle("update_weights")
+        named = source.named_parameters() if isinstance(source, torch.nn.Module) else source
+        mine = dict(self.model.named_parameters())
+        missing = set(mine)
+        for name, tensor in named:
+            if name == "lm_head.weight" and name not in mine:
+                continue
+            if name not in missing:
+                raise ValueError(f"update_weights: {name} is {'given twice' if name in mine else 'not a parameter of the model'}")
+            if tensor.shape != mine[name].shape:
+                raise ValueError(f"update_weights: {name} is {tuple(tensor.shape)}, the model's is {tuple(mine[name].shape)}")
+            missing.remove(name)
+            if tensor.data_ptr() != mine[name].data_ptr():
+                mine[name].copy_(tensor)
+        if missing:
+            raise ValueError(f"update_weights: {len(missing)} parameters did not come, {min(missing)} among them")
+
+    def _idle(self, what: str) -> None:
+        if self.busy:
+            raise RuntimeError(f"{what} was called while generate is running")
+
+    # ------------------------------------------------------------------------------------------------- the one loop
+
+    @torch.inference_mode()
+    def generate(self, requests: list[Request], on_finish: Callable[[Sample], None] | None = None) -> list[list[Sample]]:
+        """All samples of all requests, [len(requests)][n]. `on_finish` gets each one as soon as it is finished.
+
+        ValueError, before anything runs, for a request that can't be served.
+        """
+        self._idle("generate")
+        self.resume()
+        scheduler = Scheduler(self.pages, self.page_size, self.max_batch, self.width, self.prefill_tokens)
+        results = []
+        for index, request in enumerate(requests):
+            self._check(index, request)
+            results.append([s.sample for s in scheduler.add(index, request, self._seeds(request))])
+        self.busy = True
+        flight: deque[tuple[Callable, list[Sequence]]] = deque()  # launched steps whose tokens the host hasn't read
+        lag = LAG if self.graphs else 0
+        self.stats = {"prefill_tokens": 0, "decode_steps": 0, "decode_rows": 0}
+        try:
+            while scheduler.order or scheduler.waiting:
+                if admitted := scheduler.admit():
+                    flight.append((self._prefill(scheduler, admitted), admitted))
+                if scheduler.running.any() and self._grow(scheduler, flight, on_finish):
+                    slots = np.flatnonzero(scheduler.running)
+                    flight.append((self._decode(scheduler, slots), [scheduler.sequences[i] for i in slots]))
+                while len(flight) > (lag if scheduler.running.any() else 0):
+                    self._collect(scheduler, *flight.popleft(), on_finish)
+        finally:
+            self.busy = False
+            self.stats["preemptions"] = scheduler.preemptions
+        return results
+
+    def _check(self, index: int, request: Request) -> None:
+        prompt, longest, vocab = request.prompt_ids, self.config.max_position_embeddings, self.config.vocab_size
+        problems = {
+            "the prompt is empty": not prompt,
+            f"a prompt id is not in 0 to {vocab - 1}": bool(prompt) and not 0 <= min(prompt) <= max(prompt) < vocab,
+            "n and max_tokens must be at least 1": request.n < 1 or request.max_tokens < 1,
+            "temperature must be a finite number, 0 or more": not (math.isfinite(request.temperature) and request.temperature >= 0),
+            "top_k must be 0 or more": request.top_k < 0,
+            "top_p must be above 0 and at most 1": not 0 < request.top_p <= 1,
+            "there must be as many seeds as samples": request.seeds is not None and len(request.seeds) != request.n,
+            f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than the model's {longest}": len(prompt)
+            + request.max_tokens
+            > longest,
+        }
+        for problem, present in problems.items():
+            if present:
+                raise ValueError(f"request {index}: {problem}")
+
+    def _seeds(self, request: Request) -> list[int]:
+        if request.seeds is not None:
+            return request.seeds
+        self.unseeded += request.n
+        return [self.seed * int(GOLDEN) + self.unseeded - i for i in range(request.n)]
+
+    def _grow(self, scheduler: Scheduler, flight: deque, on_finish: Callable | None) -> bool:
+        """Pages for everybody's next token: first from samples that turn out to be finished, then by preemption."""
+        while not scheduler.grow():
+            if flight:
+                self._collect(scheduler, *flight.popleft(), on_finish)
+            else:
+                scheduler.preempt()
+        return bool(scheduler.running.any())
+
+    def _collect(self, scheduler: Scheduler, read: Callable, sequences: list[Sequence], on_finish: Callable | None) -> None:
+        """Read a launched step's tokens and finish whom they finish."""
+        tokens, logprobs = read()
+        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
+            if sequence.slot < 0:  # it stopped in a step before, which the host has read since
+                continue
+            sample, request = sequence.sample, sequence.group.request
+            sample.ids.append(token)
+            sample.logprobs.append(logprob)
+            if token in request.stop_ids:
+                sample.finish_reason = "stop"
+            elif len(sample.ids) == request.max_tokens:
+                sample.finish_reason = "length"
+            else:
+                continue
+            scheduler.release(sequence)
+            if on_finish:
+                on_finish(sample)
+
+    # --------------------------------------------------------------------------------------------------- the device
+
+    def _prefill(self, scheduler: Scheduler, admitted: list[Sequence]) -> Callable:
+        """Run prompts (and what a preempted sample had) through the model into the cache; draw the next token of each.
+
+        The samples of a group that have nothing yet are one row. A prompt that is already in the cache is computed again
+        for a preempted sample, whose tail needs it, but written to the scratch page.
+        """
+        rows: dict[object, int] = {}
+        row_of, tokens, pages, lengths = [], [], [], []
+        for sequence in admitted:
+            group, done = sequence.group, sequence.sample.ids
+            key = id(sequence) if done else id(group)
+            if key not in rows:
+                rows[key] = len(rows)
+                prompt = np.arange(len(group.request.prompt_ids))
+                pages.append(group.pages[prompt // self.page_size] if sequence.fills_prompt else np.full(len(prompt), self.pages))
+                pages.append(scheduler.tail_table[sequence.slot, np.arange(len(done)) // self.page_size])
+                tokens += [group.request.prompt_ids, done]
+                lengths.append((len(prompt), len(done)))
+            row_of.append(rows[key])
+        ends = np.cumsum([a + b for a, b in lengths])
+        put = lambda x, dtype=torch.int64: torch.as_tensor(x, dtype=dtype).to(self.device, non_blocking=True)
+        page, offset = put(np.concatenate(pages)), put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair]))
+        attend_packed = packed(put(np.append(0, ends), torch.int32), max(a + b for a, b in lengths))
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            write_kv(*self.kv.layer(layer), k, v, page, offset)
+            return attend_packed(layer, q, k, v)
+
+        ids, positions = put(np.concatenate(tokens)), put(np.concatenate([np.arange(a + b) for a, b in lengths]))
+        hidden = self.model(ids, positions, attend)[put(ends[row_of] - 1)]
+        self.stats["prefill_tokens"] += len(ids)
+        slots = np.array([sequence.slot for sequence in admitted])
+        if self.graphs:
+            self.graphs.write_tables(scheduler, slots)
+        drawn = self._draw(hidden, Inputs.of(self._sampling(scheduler, slots), self.device))
+        scheduler.drawn(slots)
+        return _reader(*drawn)
+
+    def _sampling(self, s: Scheduler, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """What drawing a token needs, by row."""
+        out = {"slot": slots, "temperature": s.temperature[slots], "u": uniforms(s.seed[slots], s.count[slots])}
+        if (s.top_k[slots] > 0).any() or (s.top_p[slots] < 1).any():
+            out |= {"top_k": s.top_k[slots], "top_p": s.top_p[slots]}
+        return out
+
+    def _decode(self, s: Scheduler, slots: np.ndarray) -> Callable:
+        """One token for each of these slots: feed the newest, whose key and value go to its tail."""
+        if s.changed:
+            share = self.config.num_attention_heads // self.config.num_key_value_heads
+            s.tile_line, s.tile_rows = s.tiles(slots, max(64 // share, 1))
+            s.changed = False
+        tail = s.count[slots]  # the token being fed is the last of the tail
+        arrays = self._sampling(s, slots) | {
+            "position": s.prompt_len[slots] + tail - 1,
+            "tail_len": tail,
+            "page": s.tail_table[slots, (tail - 1) // self.page_size],
+            "tile_group": s.tile_line,
+            "tile_len": s.prompt_len[slots][s.tile_rows[:, 0]],
+            "tile_rows": s.tile_rows,
+        }
+        self.stats["decode_steps"] += 1
+        self.stats["decode_rows"] += len(slots)
+        s.drawn(slots)
+        if self.graphs:
+            return self.graphs.run(arrays)
+        tables = torch.from_numpy(s.tail_table), torch.from_numpy(s.prefix_table)
+        return _reader(*self.step(Inputs.of(arrays, self.device), *tables))
+
+    def step(self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The device's part of a decode step: tokens [B] int64 and logprobs [B] fp32. No synchronisation on CUDA."""
+        batch = DecodeBatch(x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table)
+        offset = (x.tail_len - 1) % self.page_size
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            k_cache, v_cache = self.kv.layer(layer)
+            write_kv(k_cache, v_cache, k, v, x.page, offset)
+            return decode_attention(q, k_cache, v_cache, batch)
+
+        return self._draw(self.model(self.last[x.slot], x.position, attend), x)
+
+    def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are fp32."""
+        weight = self.model.head_weight
+        if hidden.is_cuda and hidden.dtype == weight.dtype != torch.float32:
+            logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        else:
+            logits = hidden.float() @ weight.float().t()
+        tokens, logprobs = sample_tokens(logits, x.temperature, x.u, self.valid_vocab, x.top_k, x.top_p)
+        self.last[x.slot] = tokens
+        return tokens, logprobs
+
+
+def _reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[list[int], list[float]]]:
+    """Start the copy to the host now; the returned function waits for it, and not for what was launched since."""
+    if not tokens.is_cuda:
+        return lambda: (tokens.tolist(), logprobs.tolist())
+    host = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in (tokens, logprobs)]
+    done = torch.cuda.Event()
+    done.record()
+
+    def read() -> tuple[list[int], list[float]]:
+        done.synchronize()
+        return host[0].tolist(), host[1].tolist()
+
+    return read
