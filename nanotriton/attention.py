@@ -1,18 +1,174 @@
-"""Causal attention over packed sequences: the one place where sequences could meet, and they don't."""
+"""Causal attention over packed sequences: the one place where sequences could meet, and here they don't.
+
+    attend = packed(cu_seqlens, max_seqlen)          # one object a batch, called by every layer
+    out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
+
+Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen` (torch.nn.attention.varlen),
+`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision; `sdpa` is everything else.
+"""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BACKENDS = ("flash2", "flash4", "varlen", "sdpa")
+MAX_PADDING = 0.25  # sdpa pads a sequence to at most 1 / (1 - this) of its length
 
-def packed(cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None):
-    bounds = cu_seqlens.tolist()
 
-    def attend(layer, q, k, v):
-        outs = []
-        for a, b in zip(bounds, bounds[1:]):
-            args = [x[a:b].transpose(0, 1)[None] for x in (q, k, v)]
-            outs.append(F.scaled_dot_product_attention(*args, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
-        return torch.cat(outs)
+def packed(cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    """Causal attention for sequences packed end to end, scale 1 / sqrt(D), grouped heads where Hkv divides H.
+
+    cu_seqlens [B + 1] int32: sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]. `backend` forces one of BACKENDS;
+    RuntimeError if it can't run here. Results are the same within the dtype.
+    """
+    sdpa = functools.cache(lambda: _PaddedGroups(cu_seqlens.tolist(), cu_seqlens.device))  # syncs: only if it is used
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kernel = select(q.device.type, q.dtype, backend)
+        if kernel is None:
+            return sdpa()(q, k, v)
+        return kernel(q, k, v, cu_seqlens, max_seqlen)
 
     return attend
+
+
+@functools.cache
+def select(device: str, dtype: torch.dtype, backend: str | None = None) -> Callable | None:
+    """The kernel for packed sequences, or None for sdpa. Says once, on stderr, what a GPU run uses."""
+    if backend not in (None, *BACKENDS):
+        raise RuntimeError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
+    if backend == "sdpa":
+        return None
+    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        if backend is not None:
+            raise RuntimeError(f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}")
+        return None
+    reasons = []
+    for name in BACKENDS[:-1] if backend is None else (backend,):
+        try:
+            kernel = LOADERS[name]()
+        except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another torch
+            reasons.append(f"{name}: {error}")
+            continue
+        _say(f"attention: {name}")
+        return kernel
+    if backend is not None:
+        raise RuntimeError(f"attention backend {backend} does not import: {reasons[0]}")
+    _say(f"attention: sdpa ({'; '.join(reasons)})")
+    return None
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
+
+
+def _load_flash2() -> Callable:
+    from flash_attn import flash_attn_varlen_func  # FA4 also makes a flash_attn folder, without this name
+
+    return functools.partial(_flash, flash_attn_varlen_func)
+
+
+def _load_flash4() -> Callable:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    return functools.partial(_flash, flash_attn_varlen_func)
+
+
+def _flash(kernel: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+    out = kernel(
+        q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=longest, max_seqlen_k=longest, causal=True
+    )  # fmt: skip
+    return out[0] if isinstance(out, tuple) else out  # FA4 returns its log-sum-exp too
+
+
+def _load_varlen() -> Callable:
+    from torch.nn.attention.varlen import varlen_attn
+
+    parameters = inspect.signature(varlen_attn).parameters
+    if "window_size" not in parameters:
+        raise ImportError("torch.nn.attention.varlen has no window_size; torch 2.11 or later has")
+    gqa = {"enable_gqa": True} if "enable_gqa" in parameters else {}  # 2.11 takes grouped heads without asking
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+        return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, window_size=(-1, 0), **gqa)
+
+    return varlen
+
+
+LOADERS = {"flash2": _load_flash2, "flash4": _load_flash4, "varlen": _load_varlen}
+
+
+class _PaddedGroups:
+    """SDPA over packed rows: sequences of similar length are padded to one [b, longest] batch, one call a group.
+
+    256 short sequences take as many calls one by one, most of it overhead. Padding goes at the end, where causality
+    already hides it, so it holds copies of real rows, needs no mask, and its outputs are dropped.
+    """
+
+    def __init__(self, bounds: list[int], device: torch.device):
+        spans = sorted(((b - a, a) for a, b in pairwise(bounds) if b > a), key=lambda s: (-s[0], s[1]))
+        self.groups: list[tuple[int, int]] = []  # (sequences, longest)
+        for length, _ in spans:
+            if self.groups and length >= (1 - MAX_PADDING) * self.groups[-1][1]:
+                self.groups[-1] = (self.groups[-1][0] + 1, self.groups[-1][1])
+            else:
+                self.groups.append((1, length))
+        self.sizes = [count * longest for count, longest in self.groups]
+        longest = [m for count, m in self.groups for _ in range(count)]
+        self.rectangle = len(self.groups) == 1 and all(length == longest[0] for length, _ in spans)
+        if self.rectangle:  # nothing to move
+            return
+        take, back, at = [], torch.empty(bounds[-1] - bounds[0], dtype=torch.int64), 0
+        for (length, start), m in zip(spans, longest, strict=True):
+            take.append(start + torch.arange(m).clamp_(max=length - 1))
+            back[start : start + length] = at + torch.arange(length)
+            at += m
+        self.take, self.back = torch.cat(take).to(device), back.to(device)  # packed row of each padded one, and back
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.rectangle:
+            return self._sdpa(q, k, v, *self.groups[0])
+        parts = [_Pad.apply(x, self.take, self.back).split(self.sizes) for x in (q, k, v)]
+        outs = [self._sdpa(*part, *group) for *part, group in zip(*parts, self.groups, strict=True)]
+        return _Unpad.apply(torch.cat(outs) if len(outs) > 1 else outs[0], self.back)
+
+    @staticmethod
+    def _sdpa(q: Tensor, k: Tensor, v: Tensor, count: int, longest: int) -> Tensor:
+        q, k, v = (x.view(count, longest, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # [b, heads, longest, D]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return out.transpose(1, 2).reshape(count * longest, *q.shape[1::2])
+
+
+class _Pad(torch.autograd.Function):
+    """x[take]. Padded rows feed nothing, so the gradient is a gather too, not a scatter with additions."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, take: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return x.index_select(0, take)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """x[back], where no row is taken twice."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, back)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad.new_zeros(ctx.rows, *grad.shape[1:]).index_copy_(0, ctx.saved_tensors[0], grad), None

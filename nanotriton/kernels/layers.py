@@ -1,32 +1,286 @@
-"""RMSNorm, RoPE and SwiGLU: what a transformer does between its matrix products."""
+"""RMSNorm, RoPE and SwiGLU: what a transformer does between its matrix products, forward and backward.
+
+All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and rounds
+once. Every Triton function stands above its torch twin, `<name>_torch`, with the same arguments and the same answer;
+the twin is what the CPU runs and what the tests compare with. `rms_norm`, `rope` and `swiglu`, at the end, are the
+public functions: they differentiate, and choose by where the tensor is.
+"""
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+TILE = 4096  # elements a program holds at a time; short rows (the QK norm's) share a program
 
 
+# ------------------------------------------------------------------------------------------------------------ RMSNorm
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm_forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, eps,
+    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    at = row.to(tl.int64)[:, None] * N + col[None, :]
+    mask = (row < rows)[:, None] & (col < N)[None, :]
+    x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
+    if RESIDUAL:
+        x = (x + tl.load(residual_ptr + at, mask, 0.0).to(tl.float32)).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + at, x, mask)
+        x = x.to(tl.float32)  # what the backward will see: the rounded sum
+    w = tl.load(weight_ptr + col, col < N, 0.0).to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(x * x, 1) / N + eps)
+    tl.store(y_ptr + at, (x * rstd[:, None] * w[None, :]).to(y_ptr.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm_backward_kernel(
+    x_ptr, weight_ptr, dy_ptr, dtotal_ptr, dx_ptr, dw_ptr, rows, eps,
+    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    col = tl.arange(0, BLOCK)
+    w = tl.load(weight_ptr + col, col < N, 0.0).to(tl.float32)[None, :]
+    dw = tl.zeros((ROWS, BLOCK), tl.float32)  # this program's share of the weight gradient stays in registers
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = row.to(tl.int64)[:, None] * N + col[None, :]
+        mask = (row < rows)[:, None] & (col < N)[None, :]
+        x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + at, mask, 0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / N + eps)[:, None]
+        x *= rstd
+        dw += dy * x
+        dy *= w
+        dx = (dy - x * (tl.sum(dy * x, 1) / N)[:, None]) * rstd
+        if RESIDUAL:
+            dx += tl.load(dtotal_ptr + at, mask, 0.0).to(tl.float32)
+        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask)
+    tl.store(dw_ptr + tl.program_id(0) * N + col, tl.sum(dw, 0), col < N)
+
+
+def _tile(n: int) -> dict:
+    """Block of columns for rows of n, rows a program and warps."""
+    block = triton.next_power_of_2(n)
+    return {"N": n, "BLOCK": block, "ROWS": max(1, TILE // block), "num_warps": min(16, max(4, block // 512))}
+
+
+def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) * weight."""
+    x = x.contiguous()
+    n, y, total = x.shape[-1], torch.empty_like(x), x if residual is None else torch.empty_like(x)
+    residual = x if residual is None else residual.contiguous()
+    rows, tile = x.numel() // n, _tile(n)
+    if rows:
+        _rms_norm_forward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+            x, residual, weight, y, total, rows, eps, RESIDUAL=total is not x, **tile
+        )
+    return y, total
+
+
+def rms_norm_forward_torch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    total = x if residual is None else x + residual
+    t = total.float()
+    rstd = t.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (t * rstd).mul_(weight.float()).to(x.dtype), total
+
+
+def rms_norm_backward(
+    x: Tensor, weight: Tensor, eps: float, dy: Tensor, dtotal: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in fp32."""
+    dx, n = torch.empty_like(x), x.shape[-1]
+    dy, dtotal = dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
+    rows, tile = x.numel() // n, _tile(n)
+    programs = min(triton.cdiv(rows, tile["ROWS"]), _programs(x))
+    parts = torch.zeros(max(programs, 1), n, dtype=torch.float32, device=x.device)
+    if rows:
+        _rms_norm_backward_kernel[(programs,)](
+            x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps, RESIDUAL=dtotal is not None, **tile
+        )
+    return dx, parts.sum(0)
+
+
+def rms_norm_backward_torch(
+    x: Tensor, weight: Tensor, eps: float, dy: Tensor, dtotal: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    t, g, w = x.float().view(-1, x.shape[-1]), dy.float().reshape(-1, x.shape[-1]), weight.float()
+    rstd = t.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    normed = t * rstd
+    per_row = normed * g
+    slope = (per_row @ w)[:, None] / t.shape[-1]
+    dx = (g * w).addcmul_(normed, slope, value=-1).mul_(rstd).view_as(x)
+    if dtotal is not None:
+        dx += dtotal
+    return dx.to(x.dtype), per_row.sum(0)
+
+
+def _programs(x: Tensor) -> int:
+    """How many programs fill the device that x is on, four a multiprocessor."""
+    return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None):
+        run = rms_norm_forward if x.is_cuda else rms_norm_forward_torch
+        y, total = run(x, weight, eps, residual)
+        ctx.save_for_backward(total, weight)
+        ctx.eps = eps
+        return y if residual is None else (y, total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor, dtotal: Tensor | None = None):
+        x, weight = ctx.saved_tensors
+        run = rms_norm_backward if x.is_cuda else rms_norm_backward_torch
+        dx, dw = run(x, weight, ctx.eps, dy, dtotal)
+        return dx, dw.to(weight.dtype), None, dx if dtotal is not None else None
+
+
+# --------------------------------------------------------------------------------------------------------------- RoPE
+@triton.jit
+def _rotate(x_ptr, out_ptr, token, cos, sin, H: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr):
+    head, lane = tl.arange(0, HEADS), tl.arange(0, LANES)
+    at = token * (H * HALF * 2) + head[:, None] * (HALF * 2) + lane[None, :]
+    mask = (head < H)[:, None] & (lane < HALF)[None, :]
+    a = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
+    b = tl.load(x_ptr + at + HALF, mask, 0.0).to(tl.float32)
+    tl.store(out_ptr + at, (a * cos - b * sin).to(out_ptr.dtype.element_ty), mask)
+    tl.store(out_ptr + at + HALF, (b * cos + a * sin).to(out_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _rope_kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr,
+    H: tl.constexpr, HKV: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr, LANES: tl.constexpr, INVERSE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    cos = tl.load(cos_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
+    sin = tl.load(sin_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
+    if INVERSE:
+        sin = -sin
+    _rotate(q_ptr, q_out_ptr, token, cos, sin, H, HEADS, HALF, LANES)
+    _rotate(k_ptr, k_out_ptr, token, cos, sin, HKV, KV_HEADS, HALF, LANES)
+
+
+def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse rotation."""
+    q, k, cos, sin = q.contiguous(), k.contiguous(), cos.contiguous(), sin.contiguous()
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
+    if tokens:
+        _rope_kernel[(tokens,)](
+            q, k, cos, sin, q_out, k_out,
+            H=heads, HKV=kv_heads, HEADS=triton.next_power_of_2(heads), KV_HEADS=triton.next_power_of_2(kv_heads),
+            HALF=dim // 2, LANES=triton.next_power_of_2(dim // 2), INVERSE=inverse, num_warps=4,
+        )  # fmt: skip
+    return q_out, k_out
+
+
+def rope_rotate_torch(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
+    cos, sin, sign = cos[:, None], sin[:, None], -1.0 if inverse else 1.0
+    outs = []
+    for x in (q, k):
+        (a, b), out = x.float().chunk(2, dim=-1), torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        out_a, out_b = out.chunk(2, dim=-1)
+        torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-sign)
+        torch.mul(b, cos, out=out_b).addcmul_(a, sin, value=sign)
+        outs.append(out.to(x.dtype))
+    return outs[0], outs[1]
+
+
+class _RoPE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor):
+        ctx.save_for_backward(cos, sin)
+        return (rope_rotate if q.is_cuda else rope_rotate_torch)(q, k, cos, sin, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dq: Tensor, dk: Tensor):
+        return *(rope_rotate if dq.is_cuda else rope_rotate_torch)(dq, dk, *ctx.saved_tensors, True), None, None
+
+
+# ------------------------------------------------------------------------------------------------------------- SwiGLU
+@triton.jit
+def _swiglu_forward_kernel(gate_ptr, up_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    g = tl.load(gate_ptr + at, mask, 0.0).to(tl.float32)
+    u = tl.load(up_ptr + at, mask, 0.0).to(tl.float32)
+    tl.store(out_ptr + at, (g * tl.sigmoid(g) * u).to(out_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _swiglu_backward_kernel(gate_ptr, up_ptr, dout_ptr, dgate_ptr, dup_ptr, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    g = tl.load(gate_ptr + at, mask, 0.0).to(tl.float32)
+    u = tl.load(up_ptr + at, mask, 0.0).to(tl.float32)
+    d = tl.load(dout_ptr + at, mask, 0.0).to(tl.float32)
+    s = tl.sigmoid(g)
+    tl.store(dgate_ptr + at, (d * u * s * (1 + g * (1 - s))).to(dgate_ptr.dtype.element_ty), mask)
+    tl.store(dup_ptr + at, (d * g * s).to(dup_ptr.dtype.element_ty), mask)
+
+
+def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.contiguous(), up.contiguous()
+    out, size = torch.empty_like(gate), gate.numel()
+    if size:
+        _swiglu_forward_kernel[(triton.cdiv(size, TILE),)](gate, up, out, size, BLOCK=TILE, num_warps=8)
+    return out
+
+
+def swiglu_forward_torch(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate.float()).mul_(up).to(gate.dtype)
+
+
+def swiglu_backward(gate: Tensor, up: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up, dout = gate.contiguous(), up.contiguous(), dout.contiguous()
+    dgate, dup, size = torch.empty_like(gate), torch.empty_like(up), gate.numel()
+    if size:
+        _swiglu_backward_kernel[(triton.cdiv(size, TILE),)](gate, up, dout, dgate, dup, size, BLOCK=TILE, num_warps=8)
+    return dgate, dup
+
+
+def swiglu_backward_torch(gate: Tensor, up: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    g, d = gate.float(), dout.float()
+    dgate = torch.ops.aten.silu_backward(d * up, g)
+    return dgate.to(gate.dtype), F.silu(g).mul_(d).to(up.dtype)
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor):
+        ctx.save_for_backward(gate, up)
+        return (swiglu_forward if gate.is_cuda else swiglu_forward_torch)(gate, up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout: Tensor):
+        return (swiglu_backward if dout.is_cuda else swiglu_backward_torch)(*ctx.saved_tensors, dout)
+
+
+# ------------------------------------------------------------------------------------------------------------- public
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None):
-    """x / rms(x) * weight over the last axis, in fp32, rounded once to x's dtype.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467), x and the result [..., N].
 
-    With a residual: s = x + residual is normalised, and (y, s) is returned.
+    With a residual: s = x + residual is normalised, and (y, s) is returned. The weight's gradient is summed in fp32.
     """
-    if residual is None:
-        return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+    return _RMSNorm.apply(x, weight, eps, residual)
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the halves of every head of q [T, H, D] and k [T, Hkv, D] by cos, sin [T, D / 2] fp32."""
-
-    def rotate(x: Tensor) -> Tensor:
-        a, b = x.float().chunk(2, dim=-1)
-        c, s = cos[:, None], sin[:, None]
-        return torch.cat((a * c - b * s, b * c + a * s), dim=-1).to(x.dtype)
-
-    return rotate(q), rotate(k)
+    """Rotate the two halves of every head of q [T, H, D] and k [T, Hkv, D] by cos, sin [T, D / 2] fp32
+    (arXiv 2104.09864, in Hugging Face's half-split layout)."""
+    return _RoPE.apply(q, k, cos, sin)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up in fp32, rounded once."""
-    return (F.silu(gate.float()) * up.float()).to(gate.dtype)
+    """silu(gate) * up, elementwise (arXiv 2002.05202)."""
+    return _SwiGLU.apply(gate, up)

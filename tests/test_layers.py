@@ -1,0 +1,164 @@
+"""RMSNorm, RoPE and SwiGLU: the twins against plain formulas and autograd, the Triton kernels against the twins.
+
+The kernels run here in Triton's interpreter, which is chosen when triton is first imported: hence in a child process.
+tests/gpu runs the compiled ones.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+
+from nanotriton.kernels import layers
+
+in_interpreter = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in the child of test_kernels_in_the_interpreter"
+)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the child")
+@pytest.mark.skipif(triton.__version__.startswith("3.6"), reason="its interpreter can't loop under numpy 2.4")
+def test_kernels_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-k", "kernel", "-p", "no:cacheprovider"]
+    child = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout[-3000:]
+    assert "20 passed" in child.stdout, child.stdout[-500:]
+
+
+def plain_rms_norm(x, weight, eps, residual=None):
+    total = x if residual is None else x + residual
+    y = total / torch.sqrt((total * total).mean(-1, keepdim=True) + eps) * weight
+    return y if residual is None else (y, total)
+
+
+def plain_rope(q, k, cos, sin):
+    def rotate(x):
+        a, b = x.chunk(2, dim=-1)
+        return x * torch.cat((cos, cos), -1)[:, None] + torch.cat((-b, a), -1) * torch.cat((sin, sin), -1)[:, None]
+
+    return rotate(q), rotate(k)
+
+
+def plain_swiglu(gate, up):
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def angles(tokens, half):
+    a = torch.randn(tokens, half) * 3
+    return a.cos(), a.sin()
+
+
+CASES = {
+    "norm": (layers.rms_norm, plain_rms_norm, lambda: (torch.randn(7, 48), torch.randn(48), 1e-5)),
+    "residual": (
+        layers.rms_norm,
+        plain_rms_norm,
+        lambda: (torch.randn(7, 48), torch.randn(48), 1e-5, torch.randn(7, 48)),
+    ),
+    "heads": (layers.rms_norm, plain_rms_norm, lambda: (torch.randn(5, 3, 16), torch.randn(16), 1e-6)),
+    "rope": (layers.rope, plain_rope, lambda: (torch.randn(5, 6, 16), torch.randn(5, 2, 16), *angles(5, 8))),
+    "swiglu": (layers.swiglu, plain_swiglu, lambda: (torch.randn(5, 40), torch.randn(5, 40))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twin_matches_the_formula_and_its_gradient(name):
+    torch.manual_seed(0)
+    ours, plain, make = CASES[name]
+    args = make()
+    results = []
+    for function, dtype in ((ours, torch.float32), (plain, torch.float64)):
+        leaves = [a.detach().to(dtype, copy=True).requires_grad_() if torch.is_tensor(a) else a for a in args]
+        outs = function(*leaves)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        torch.manual_seed(1)
+        sum((o * torch.randn(o.shape).to(dtype)).sum() for o in outs).backward()
+        grads = [a.grad for a in leaves if torch.is_tensor(a)]
+        results.append([*outs, *(g for g in grads[: 2 if name == "rope" else None])])  # the tables get no gradient
+    for mine, exact in zip(*results, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@in_interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("rows", "n"), [(5, 300), (1, 64), (70, 32)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm_kernels_match_twins(dtype, rows, n, residual):
+    torch.manual_seed(0)
+    x, dy = torch.randn(rows, n).to(dtype), torch.randn(rows, n).to(dtype)
+    extra, dtotal = (torch.randn(rows, n).to(dtype), torch.randn(rows, n).to(dtype)) if residual else (None, None)
+    weight = torch.randn(n)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    got = layers.rms_norm_forward(x, weight, 1e-5, extra)
+    want = layers.rms_norm_forward_torch(x, weight, 1e-5, extra)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    dx, dw = layers.rms_norm_backward(want[1], weight, 1e-5, dy, dtotal)
+    dx2, dw2 = layers.rms_norm_backward_torch(want[1], weight, 1e-5, dy, dtotal)
+    torch.testing.assert_close(dx, dx2, rtol=tolerance, atol=tolerance)
+    assert dw.dtype == torch.float32  # summed in fp32 whatever the activations are
+    torch.testing.assert_close(dw, dw2, rtol=1e-5, atol=1e-4)
+
+
+@in_interpreter
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (9, 3, 24)])
+def test_rope_kernel_matches_twin(inverse, heads, kv_heads, dim):
+    torch.manual_seed(0)
+    q, k = torch.randn(6, heads, dim), torch.randn(6, kv_heads, dim)
+    tables = angles(6, dim // 2)
+    got, want = (m(q, k, *tables, inverse) for m in (layers.rope_rotate, layers.rope_rotate_torch))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@in_interpreter
+@pytest.mark.parametrize("size", [1, 5000])
+def test_swiglu_kernels_match_twins(size):
+    torch.manual_seed(0)
+    gate, up, dout = (torch.randn(size) * 4 for _ in range(3))
+    torch.testing.assert_close(
+        layers.swiglu_forward(gate, up), layers.swiglu_forward_torch(gate, up), rtol=1e-5, atol=1e-5
+    )
+    for a, b in zip(
+        layers.swiglu_backward(gate, up, dout), layers.swiglu_backward_torch(gate, up, dout), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@in_interpreter
+def test_kernels_with_inputs_that_are_not_contiguous():
+    torch.manual_seed(0)
+    x = torch.randn(64, 6).t()  # [6, 64] with the wrong strides
+    y, _ = layers.rms_norm_forward(x, torch.ones(64), 1e-6, None)
+    torch.testing.assert_close(y, layers.rms_norm_forward_torch(x, torch.ones(64), 1e-6, None)[0])
+    q, k, tables = torch.randn(4, 6, 16).transpose(0, 1), torch.randn(6, 2, 32)[..., ::2], angles(6, 8)
+    for a, b in zip(layers.rope_rotate(q, k, *tables, False), layers.rope(q, k, *tables), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@in_interpreter
+def test_kernels_with_no_rows():
+    y, total = layers.rms_norm_forward(torch.empty(0, 64), torch.ones(64), 1e-6, torch.empty(0, 64))
+    assert y.shape == total.shape == (0, 64)
+    dx, dw = layers.rms_norm_backward(total, torch.ones(64), 1e-6, y, None)
+    assert dx.shape == (0, 64) and dw.tolist() == [0.0] * 64
+    assert layers.swiglu_forward(torch.empty(0, 8), torch.empty(0, 8)).shape == (0, 8)
+
+
+def test_bf16_rounds_once():
+    """The norm of a bf16 row is within half a unit in the last place of the exact answer."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 256).bfloat16(), torch.randn(256)
+    exact = plain_rms_norm(x.double(), weight.double(), 1e-6)
+    assert torch.equal(layers.rms_norm(x, weight, 1e-6), exact.bfloat16()) or (
+        (layers.rms_norm(x, weight, 1e-6) != exact.bfloat16()).float().mean() < 1e-3
+    )
+    gate, up = torch.randn(4096).bfloat16(), torch.randn(4096).bfloat16()
+    exact = F.silu(gate.double()) * up.double()
+    assert (layers.swiglu(gate, up) != exact.bfloat16()).float().mean() < 1e-3
