@@ -1,0 +1,425 @@
+"""A plan: what a candidate's forward would do, as data. JSON and raw bytes, never pickle, checked before any use.
+
+The recorder (untrusted) writes one, the replayer (trusted) runs it. A plan knows
+
+    storages   flat blocks of bytes: an input's, a weight's, a constant's, or one the candidate allocated ("temp")
+    tensors    (storage, dtype, shape, stride, offset): views cost no step, they are just another tensor
+    kernels    TTIR text and the launch options that survive (OPTIONS)
+    steps      ATen calls, launches, and choices among an autotuner's configurations, in order
+    outputs    a tree that names the answer's tensors
+
+`Plan.from_bytes` and `validate` raise PlanError, one line, for anything that is not a well-formed plan: an id out of
+range, a view that leaves its storage, an operator outside the list, an argument that is not what the kernel's own
+signature in the TTIR says. What they let through cannot run Python, name a file, or ask for more memory than allowed.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nanotriton.executor.aten import ALLOWED, check_value, tensor_ids
+
+MAGIC = b"nanotriton-plan-1\n"
+MAX_BYTES = 512 << 20  # a plan on the wire, weights included
+MAX_HEADER = 64 << 20
+MAX_MEMORY = 16 << 30  # all storages together
+MAX_COUNT = {"storages": 100_000, "tensors": 200_000, "kernels": 4_096, "steps": 100_000, "weights": 50_000}
+MAX_ALTERNATIVES = 256
+MAX_TTIR = 8 << 20
+MAX_DIMS = 25  # torch's own is 64; Triton's and ATen's kernels stop at 25
+GRID_LIMIT = (2**31 - 1, 65_535, 65_535)  # CUDA's
+KINDS = ("input", "weight", "const", "temp")
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128,
+        torch.float8_e4m3fn, torch.float8_e5m2,
+    )
+}  # fmt: skip
+OPTIONS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}
+# Triton's name of an argument's type -> TTIR's
+SCALARS = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "fp16": "f16", "bf16": "bf16", "fp32": "f32",
+           "fp64": "f64", "fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e4b15": "i8"}  # fmt: skip
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+HASH = re.compile(r"[0-9a-f]{32}")
+
+
+class PlanError(ValueError):
+    """The bytes are no valid plan; one line says why."""
+
+
+@dataclass
+class Storage:
+    kind: str  # input, weight, const or temp
+    nbytes: int
+    dtype: str  # of the first tensor in it: chooses the poison
+    blob: str | None = None  # hash of the initial bytes (weight, const); a weight's may be absent from `Plan.blobs`
+
+
+@dataclass(frozen=True)
+class Tensor:
+    storage: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # in elements
+
+
+@dataclass
+class Weight:
+    """A parameter, buffer or tensor attribute of the module. Several names: tied. No name: not in the state_dict."""
+
+    names: list[str]
+    tensor: int
+
+
+@dataclass
+class Kernel:
+    name: str
+    ttir: str
+    options: dict[str, Any]  # OPTIONS' keys, all of them
+    signature: list[tuple[str, int]] = field(default_factory=list, compare=False)  # (TTIR type, divisibility), from the text
+
+    @property
+    def key(self) -> str:
+        """Names the cubin: the text and the options decide it."""
+        return digest((self.ttir + json.dumps(self.options, sort_keys=True)).encode())
+
+
+@dataclass
+class Aten:
+    op: str  # "add.Tensor"
+    args: list  # JSON values as in aten.py, tensors by id
+    kwargs: dict[str, Any]
+    outs: list[int | None]  # tensor of each result; None: an existing tensor (in place) or nothing
+    line: int = 0  # of the candidate's file; 0: unknown
+
+
+@dataclass
+class Launch:
+    kernel: int
+    grid: tuple[int, int, int]
+    args: list[tuple[str, Any]]  # (Triton's type, value): a number, a tensor id for a pointer, a list for a descriptor
+    line: int = 0
+
+
+@dataclass
+class Choice:
+    """An autotuned launch: one alternative per configuration. Choices with the same key choose the same index."""
+
+    key: int
+    alternatives: list[list["Aten | Launch"]]
+    line: int = 0
+
+
+Step = Aten | Launch | Choice
+STEPS = {"aten": Aten, "launch": Launch, "choice": Choice}
+
+
+@dataclass
+class Plan:
+    storages: list[Storage] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    inputs: Any = None  # tree of the arguments of forward
+    outputs: Any = None  # tree of its result
+    blobs: dict[str, bytes] = field(default_factory=dict)  # hash -> bytes
+
+    # -- what rules and verdicts ask ------------------------------------------------------------------------------
+
+    def flat_steps(self) -> list[Aten | Launch]:
+        """Every call in order, a choice standing for its first alternative."""
+        return [s for step in self.steps for s in (step.alternatives[0] if isinstance(step, Choice) else [step])]
+
+    def launches(self) -> list[Launch]:
+        return [step for step in self.flat_steps() if isinstance(step, Launch)]
+
+    def nbytes(self, tensor: int) -> int:
+        """Bytes a tensor's elements take (an expanded dimension counts once)."""
+        t, size = self.tensors[tensor], DTYPES[self.tensors[tensor].dtype].itemsize
+        for n, s in zip(t.shape, t.stride, strict=True):
+            size *= n if s else min(n, 1)
+        return size
+
+    def aten_bytes(self) -> dict[str, int]:
+        """ATen calls by name -> bytes of the tensors they read and write."""
+        total: dict[str, int] = {}
+        for step in self.flat_steps():
+            if isinstance(step, Aten):
+                touched = tensor_ids([step.args, step.kwargs]) + [o for o in step.outs if o is not None]
+                total[step.op] = total.get(step.op, 0) + sum(self.nbytes(t) for t in touched)
+        return total
+
+    def output_tensors(self) -> list[int]:
+        return tensor_ids(self.outputs)
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """MAGIC, the header's length (8 bytes, little end first), the JSON header, the blobs one after another."""
+        header = {
+            "storages": [[s.kind, s.nbytes, s.dtype, s.blob] for s in self.storages],
+            "tensors": [[t.storage, t.dtype, list(t.shape), list(t.stride), t.offset] for t in self.tensors],
+            "kernels": [[k.name, k.ttir, k.options] for k in self.kernels],
+            "steps": [_step_to_json(s) for s in self.steps],
+            "weights": [[w.names, w.tensor] for w in self.weights],
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "blobs": [[key, len(data)] for key, data in self.blobs.items()],
+        }
+        text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
+        return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *self.blobs.values()])
+
+    @classmethod
+    def from_bytes(cls, data: bytes, max_memory: int = MAX_MEMORY) -> "Plan":
+        """Parse and validate. Raises PlanError; never runs anything the bytes say."""
+        try:
+            plan = cls._parse(data)
+        except PlanError:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
+        plan.validate(max_memory)
+        return plan
+
+    @classmethod
+    def _parse(cls, data: bytes) -> "Plan":
+        start = len(MAGIC) + 8
+        if len(data) > MAX_BYTES:
+            raise PlanError(f"plan of {len(data)} bytes; the limit is {MAX_BYTES}")
+        if data[: len(MAGIC)] != MAGIC or len(data) < start:
+            raise PlanError("not a plan: wrong first bytes")
+        size = int.from_bytes(data[len(MAGIC) : start], "little")
+        if size > min(MAX_HEADER, len(data) - start):
+            raise PlanError(f"header of {size} bytes does not fit")
+        header = json.loads(data[start : start + size], parse_constant=_no_constant)
+        blobs, at = {}, start + size
+        for key, length in header["blobs"]:
+            _check(type(key) is str and type(length) is int and length >= 0, "a blob is [hash, length]")
+            blobs[key] = data[at : at + length]
+            at += length
+        _check(at == len(data), "blobs do not fill the plan exactly")
+        return cls(
+            storages=[Storage(*s) for s in header["storages"]],
+            tensors=[Tensor(s, d, tuple(shape), tuple(stride), o) for s, d, shape, stride, o in header["tensors"]],
+            kernels=[Kernel(*k) for k in header["kernels"]],
+            steps=[_step_from_json(s) for s in header["steps"]],
+            weights=[Weight(*w) for w in header["weights"]],
+            inputs=header["inputs"],
+            outputs=header["outputs"],
+            blobs=blobs,
+        )
+
+    # -- validation -----------------------------------------------------------------------------------------------
+
+    def validate(self, max_memory: int = MAX_MEMORY) -> None:
+        """Raise PlanError (one line) unless every field is well-formed and within the limits. Fills `Kernel.signature`."""
+        try:
+            self._validate(max_memory)
+        except PlanError:
+            raise
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
+
+    def _validate(self, max_memory: int) -> None:
+        for name, limit in MAX_COUNT.items():
+            _check(len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}")
+        for key, data in self.blobs.items():
+            _check(HASH.fullmatch(key) is not None and digest(data) == key, "a blob's bytes are not what its hash says")
+        for i, s in enumerate(self.storages):
+            _check(s.kind in KINDS and s.dtype in DTYPES and _is_size(s.nbytes), f"storage {i} is malformed")
+            _check(s.blob is None or s.kind in ("weight", "const"), f"storage {i}: a {s.kind} has no initial bytes")
+            _check(s.kind != "const" or s.blob in self.blobs, f"storage {i}: a constant without its bytes")
+            _check(s.blob not in self.blobs or len(self.blobs[s.blob]) == s.nbytes, f"storage {i}: bytes of another size")
+        total = sum(s.nbytes for s in self.storages)
+        _check(total <= max_memory, f"{total} bytes of tensors; the limit is {max_memory}")
+        for i, t in enumerate(self.tensors):
+            self._check_tensor(i, t)
+        for k in self.kernels:
+            _check_kernel(k)
+        for w in self.weights:
+            _check(all(type(n) is str and len(n) < 1024 for n in w.names), "a weight's names are strings")
+            _check(self._tensor(w.tensor).storage >= 0 and self._kind(w.tensor) == "weight", "a weight is not in a weight storage")
+        for tree, what in ((self.inputs, "inputs"), (self.outputs, "outputs")):
+            check_value(tree, len(self.tensors), what)
+        ids = tensor_ids(self.inputs)
+        _check(all(self._kind(i) == "input" for i in ids), "an input is not in an input storage")
+        _check(len({self.tensors[i].storage for i in ids}) == len(ids), "two inputs share a storage")
+        _check(len(ids) == sum(s.kind == "input" for s in self.storages), "an input storage that no input fills")
+        for step in self.steps:
+            self._check_step(step, nested=False)
+
+    def _tensor(self, index: Any) -> Tensor:
+        _check(type(index) is int and 0 <= index < len(self.tensors), f"no tensor {index!r}")
+        return self.tensors[index]
+
+    def _kind(self, index: int) -> str:
+        return self.storages[self._tensor(index).storage].kind
+
+    def _check_tensor(self, i: int, t: Tensor) -> None:
+        _check(type(t.storage) is int and 0 <= t.storage < len(self.storages), f"tensor {i}: no storage {t.storage!r}")
+        _check(t.dtype in DTYPES, f"tensor {i}: unknown dtype {t.dtype!r}")
+        _check(len(t.shape) == len(t.stride) <= MAX_DIMS, f"tensor {i}: shape and stride of different length")
+        _check(all(_is_size(n) for n in (*t.shape, *t.stride, t.offset)), f"tensor {i}: sizes are integers from 0 to 2**48")
+        last = t.offset + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
+        end = (last + 1) * DTYPES[t.dtype].itemsize if 0 not in t.shape else 0
+        _check(end <= self.storages[t.storage].nbytes, f"tensor {i} leaves its storage")
+
+    def _check_step(self, step: Step, nested: bool) -> None:
+        _check(_is_size(step.line), "a step's line is a number")
+        if isinstance(step, Aten):
+            _check(type(step.op) is str and step.op.split(".")[0] in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
+            _check(re.fullmatch(r"\w+\.\w+", step.op) is not None, "an operator is name.overload")
+            check_value(step.args, len(self.tensors), step.op)
+            _check(type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs), "keyword arguments have names")
+            for value in step.kwargs.values():
+                check_value(value, len(self.tensors), step.op)
+            _check(len(step.outs) <= 64, f"{step.op} has too many results")
+            for out in step.outs:
+                _check(out is None or self._kind(out) == "temp", f"{step.op}: a result goes to a temporary")
+        elif isinstance(step, Launch):
+            self._check_launch(step)
+        else:
+            _check(not nested, "a choice inside a choice")
+            _check(_is_size(step.key) and 0 < len(step.alternatives) <= MAX_ALTERNATIVES, "a choice needs a key and alternatives")
+            for inner in (s for alternative in step.alternatives for s in alternative):
+                self._check_step(inner, nested=True)
+
+    def _check_launch(self, step: Launch) -> None:
+        _check(type(step.kernel) is int and 0 <= step.kernel < len(self.kernels), f"no kernel {step.kernel!r}")
+        kernel = self.kernels[step.kernel]
+        _check(len(step.grid) == 3, "a grid has three sizes")
+        for n, limit in zip(step.grid, GRID_LIMIT, strict=True):
+            _check(type(n) is int and 0 <= n <= limit, f"{kernel.name}: grid {tuple(step.grid)} is outside the GPU's limits")
+        flat = [x for ty, value in step.args for x in self._flatten(kernel.name, ty, value)]
+        _check(len(flat) == len(kernel.signature), f"{kernel.name}: {len(flat)} arguments for {len(kernel.signature)} parameters")
+        for i, ((got, address), (want, divisor)) in enumerate(zip(flat, kernel.signature, strict=True)):
+            _check(got == want, f"{kernel.name}: argument {i} is {got}, the kernel wants {want}")
+            _check(address % divisor == 0, f"{kernel.name}: argument {i} is not a multiple of {divisor} as the kernel assumes")
+
+    def _flatten(self, name: str, ty: Any, value: Any) -> list[tuple[str, int]]:
+        """[(TTIR type, the number that divisibility is about)] of one recorded argument; a descriptor is several."""
+        _check(type(ty) is str and len(ty) < 128, f"{name}: an argument's type is a short string")
+        if ty.startswith("tensordesc<"):
+            return self._flatten_descriptor(name, ty, value)
+        if ty[:1] == "*":
+            t = self._tensor(value)
+            return [(f"!tt.ptr<{_element(ty)}>", t.offset * DTYPES[t.dtype].itemsize)]
+        want = SCALARS.get(_signless(ty))
+        _check(want is not None, f"{name}: unknown argument type {ty!r}")
+        if want[0] == "i":
+            bits = int(want[1:])
+            _check(type(value) in (int, bool) and -(2**bits) < value < 2**bits, f"{name}: {value!r} is no {ty}")
+            return [(want, int(value))]
+        _check(type(value) is float or value in ("inf", "-inf", "nan"), f"{name}: {value!r} is no {ty}")
+        return [(want, 0)]
+
+    def _flatten_descriptor(self, name: str, ty: str, value: Any) -> list[tuple[str, int]]:
+        """[tensor id, shape, strides, padding "zero" | "nan"] -> the block descriptor, then shape (i32) and strides (i64)."""
+        match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", ty)
+        _check(match is not None, f"{name}: unknown descriptor type {ty!r}")
+        base, shape, strides, padding = value
+        block, t = [int(n) for n in match[2].split(",")], self._tensor(base)
+        _check(len(shape) == len(strides) == len(block) <= 5 and padding in ("zero", "nan"), f"{name}: malformed descriptor")
+        _check(all(_is_size(n) and 0 < n < 2**31 for n in shape) and all(_is_size(s) for s in strides), f"{name}: malformed descriptor")
+        size = DTYPES[t.dtype].itemsize
+        end = (t.offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))) * size
+        _check(end <= self.storages[t.storage].nbytes, f"{name}: a descriptor leaves its storage")
+        element, dims = _element("*" + match[1]), "x".join(str(n) for n in block)
+        return [(f"!tt.tensordesc<tensor<{dims}x{element}>>", t.offset * size), *[("i32", n) for n in shape], *[("i64", s) for s in strides]]
+
+
+def digest(data: bytes) -> str:
+    """32 hex digits that name some bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def signature(ttir: str, name: str) -> list[tuple[str, int]]:
+    """[(type, divisibility)] of the public function's parameters, read off the text. Raises PlanError if it isn't there."""
+    heads = re.findall(r"tt\.func public @([\w.]+)\(", ttir)
+    _check(heads == [name], f"the TTIR has the public functions {heads[:4]}, not just {name!r}")
+    at = ttir.index(f"tt.func public @{name}(") + len(f"tt.func public @{name}(")
+    depth, parts, begin = 0, [], at
+    for i in range(at, len(ttir)):
+        c = ttir[i]
+        if depth == 0 and c in ",)":
+            parts.append(ttir[begin:i].strip())
+            begin = i + 1
+            if c == ")":
+                break
+        depth += (c in "<({[") - (c in ">)}]")
+    else:
+        raise PlanError("the TTIR's function has no end of its parameters")
+    found = []
+    for part in filter(None, parts):
+        match = re.fullmatch(r"%[\w.$-]+: (\S+?(?:<.*?>+)?)(?: \{([^}]*)\})?(?: loc\(.*\))?", part)
+        _check(match is not None, f"cannot read the parameter {part[:80]!r}")
+        divisor = re.search(r"tt\.divisibility = (\d+)", match[2] or "")
+        found.append((match[1], int(divisor[1]) if divisor else 1))
+    return found
+
+
+def _check_kernel(k: Kernel) -> None:
+    _check(type(k.name) is str and NAME.fullmatch(k.name) is not None, "a kernel's name is an identifier")
+    _check(type(k.ttir) is str and len(k.ttir) <= MAX_TTIR, f"{k.name}: the TTIR is text of at most {MAX_TTIR} bytes")
+    _check(type(k.options) is dict and k.options.keys() == OPTIONS.keys(), f"{k.name}: options are {', '.join(OPTIONS)}")
+    o = k.options
+    _check(type(o["num_warps"]) is int and o["num_warps"] in (1, 2, 4, 8, 16, 32), f"{k.name}: num_warps is a power of two up to 32")
+    _check(type(o["num_stages"]) is int and 0 <= o["num_stages"] <= 64, f"{k.name}: num_stages is from 0 to 64")
+    _check(type(o["num_ctas"]) is int and o["num_ctas"] in (1, 2, 4, 8, 16), f"{k.name}: num_ctas is a power of two up to 16")
+    _check(o["maxnreg"] is None or (type(o["maxnreg"]) is int and 16 <= o["maxnreg"] <= 255), f"{k.name}: maxnreg is from 16 to 255")
+    _check(type(o["launch_cooperative_grid"]) is bool, f"{k.name}: launch_cooperative_grid is a boolean")
+    k.signature = signature(k.ttir, k.name)
+
+
+def _signless(ty: str) -> str:
+    return re.sub(r"^u(\d)", r"i\1", ty)
+
+
+def _element(pointer: str) -> str:
+    """TTIR's element type of Triton's pointer type: "*kfp16" -> "f16", "**i8" -> "!tt.ptr<i8>"."""
+    inner = pointer[1:].removeprefix("k")
+    if inner[:1] == "*":
+        return f"!tt.ptr<{_element(inner)}>"
+    _check(_signless(inner) in SCALARS, f"unknown pointer type {pointer!r}")
+    return SCALARS[_signless(inner)]
+
+
+def _step_to_json(step: Step) -> list:
+    if isinstance(step, Aten):
+        return ["aten", step.op, step.args, step.kwargs, step.outs, step.line]
+    if isinstance(step, Launch):
+        return ["launch", step.kernel, list(step.grid), [list(a) for a in step.args], step.line]
+    return ["choice", step.key, [[_step_to_json(s) for s in a] for a in step.alternatives], step.line]
+
+
+def _step_from_json(step: list) -> Step:
+    kind, *rest = step
+    _check(kind in STEPS, f"unknown step {str(kind)[:80]!r}")
+    if kind == "launch":
+        kernel, grid, args, line = rest
+        return Launch(kernel, tuple(grid), [(ty, value) for ty, value in args], line)
+    if kind == "choice":
+        key, alternatives, line = rest
+        return Choice(key, [[_step_from_json(s) for s in a] for a in alternatives], line)
+    return Aten(*rest)
+
+
+def _is_size(n: Any) -> bool:
+    return type(n) is int and 0 <= n < 2**48
+
+
+def _no_constant(text: str):
+    raise PlanError(f"{text} is no JSON")
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise PlanError(message)

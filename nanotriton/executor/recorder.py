@@ -1,0 +1,166 @@
+"""Record a candidate: run its Python once, on no data and with no GPU, and return what it would do as a Plan.
+
+`record` runs in an untrusted process (a sandboxed child of the zygote, where `install` was called once before the fork). The
+candidate's file is imported, `ModelNew` is built on the CPU with real weights, and `forward` runs under no_grad on
+meta tensors that claim to be on a GPU. ATen calls and Triton launches end up on a Tape (tape.py), through recorder_torch.py
+and recorder_triton.py. Nothing here is trusted afterwards: the plan is validated by whoever reads its bytes.
+"""
+
+import importlib.util
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+
+from nanotriton.executor import recorder_torch, recorder_triton
+from nanotriton.executor.aten import encode_tree
+from nanotriton.executor.plan import Plan
+from nanotriton.executor.tape import RecordError, Tape, line_of, quiet
+
+MAX_MESSAGE = 600
+__all__ = ["RecordError", "install", "record"]
+
+
+def install() -> None:
+    """Make torch and Triton record in this process, for good: once, before forking. CUDA must not be visible."""
+    recorder_torch.install()
+    recorder_triton.install()
+
+
+def record(
+    source: str,
+    init_args: list,
+    inputs: list,
+    *,
+    seed: int,
+    folder: str | Path,
+    entry: str = "ModelNew",
+    known: frozenset[str] = frozenset(),
+    max_configs: int = 64,
+) -> Plan:
+    """The plan of `entry(*init_args)(*inputs)`.
+
+    inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
+    seed: of torch, numpy and random before the constructor runs, as the reference's was.
+    folder: a private folder; the source is written there, because Triton reads it back.
+    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    Raises RecordError with a Verdict status, a message and the candidate's line.
+    """
+    path = str(Path(folder) / "candidate.py")
+    Path(path).write_text(source, encoding="utf-8")
+    tape = Tape.active = Tape(path, known, max_configs)
+    try:
+        functions, calls = recorder_torch.Functions(tape), recorder_torch.Calls(tape)
+        with torch.no_grad(), functions, calls:
+            module = _stage(tape, "import_error", lambda: _load(path))
+            if not hasattr(module, entry):
+                raise RecordError("import_error", f"the candidate does not define {entry}")
+            model = _stage(tape, "runtime_error", lambda: _build(getattr(module, entry), init_args, seed))
+            tape.building = False
+            with quiet():
+                _move_weights(tape, model)
+                arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
+            tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
+            result = _stage(tape, "runtime_error", lambda: model(*arguments))
+        tape.plan.outputs = _outputs(tape, result)
+        return tape.plan
+    finally:
+        Tape.active = None
+
+
+def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
+    """Run some of the candidate's code; whatever it raises becomes a RecordError that names its line."""
+    try:
+        result = run()
+    except RecordError:
+        raise tape.trouble from None
+    except MemoryError as error:
+        raise RecordError("memory_limit", _message(tape, error), line_of(error, tape.path)) from None
+    except OutOfResources as error:
+        raise RecordError("out_of_resources", _message(tape, error), line_of(error, tape.path)) from None
+    except SyntaxError as error:
+        raise RecordError("syntax_error", f"{error.msg} (line {error.lineno})", error.lineno or 0) from None
+    except CompilationError as error:
+        raise _compile_error(tape, error) from None
+    except (Exception, SystemExit) as error:
+        if "PassManager" in str(error) or type(error).__module__.startswith("triton.compiler"):
+            status = "compile_error"
+        raise (tape.trouble or RecordError(status, _message(tape, error), line_of(error, tape.path))) from None
+    if tape.trouble is not None:
+        raise tape.trouble
+    return result
+
+
+def _load(path: str):
+    name = "candidate"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(cls: Callable, init_args: list, seed: int):
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    return cls(*init_args)
+
+
+def _move_weights(tape: Tape, model: Any) -> None:
+    """What `model.cuda()` does: every parameter and buffer goes to the GPU, tied ones stay tied."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    for prefix, module in model.named_modules():
+        prefix = prefix and prefix + "."
+        for name, p in module._parameters.items():
+            if p is not None:
+                module._parameters[name] = torch.nn.Parameter(tape.weight(p, prefix + name), requires_grad=False)
+        for name, b in module._buffers.items():
+            if b is not None:
+                module._buffers[name] = tape.weight(b, prefix + name)
+
+
+def _outputs(tape: Tape, result: Any) -> Any:
+    with quiet():
+        for t in tree_leaves(result):
+            if isinstance(t, torch.Tensor) and not tape.on_cuda(t):
+                raise RecordError("runtime_error", "forward returned a tensor on the CPU; its inputs are on the GPU")
+    try:
+        return encode_tree(result, tape.tensor_id)
+    except TypeError as error:
+        raise RecordError("runtime_error", f"forward returned a {error}, which is no tensor, number, string or container") from None
+
+
+def _message(tape: Tape, error: BaseException) -> str:
+    """One short line: type, text, the candidate's line."""
+    text = " ".join(str(error).split())[:MAX_MESSAGE]
+    return f"{type(error).__name__}: {text}" + _where(tape, line_of(error, tape.path))
+
+
+def _where(tape: Tape, line: int) -> str:
+    if not line:
+        return ""
+    lines = Path(tape.path).read_text(encoding="utf-8").splitlines()
+    return f" (line {line}: {lines[line - 1].strip()[:120]})" if line <= len(lines) else f" (line {line})"
+
+
+def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
+    """Triton's front end names a node of the kernel's source; the innermost one is the cause."""
+    inner = error
+    while isinstance(inner.__cause__, CompilationError):
+        inner = inner.__cause__
+    cause = inner.error_message or (str(inner.__cause__) if inner.__cause__ is not None else str(inner))
+    line = line_of(error, tape.path)
+    if inner.src is not None and getattr(inner.node, "lineno", None):
+        source = Path(tape.path).read_text(encoding="utf-8")
+        if (start := source.find(inner.src.strip("\n"))) >= 0:  # the source without its decorators
+            line = source[:start].count("\n") + inner.node.lineno
+    text = " ".join(str(cause).split())[:MAX_MESSAGE]
+    return RecordError("compile_error", f"{type(inner).__name__}: {text}" + _where(tape, line), line)
