@@ -70,10 +70,11 @@ def write_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: t
 class _Pages:
     """The pages that U units (rows, or tiles) read, flattened: page n belongs to unit owner[n] and holds length[n] of its tokens."""
 
-    ids: torch.Tensor | slice  # [N]; a slice where nearly all pages of a range are used: then nothing is gathered
+    ids: torch.Tensor | slice  # [N]; a slice where most pages of a range are used: then nothing is gathered
     owner: torch.Tensor  # [N] unit, or U for a page in the slice that nobody here reads
-    valid: torch.Tensor  # [N, 1, 1, page_size] bool
-    where: torch.Tensor  # [U, J] which n is the unit's j-th page, or N past its last
+    mask: torch.Tensor  # [N, 1, 1, page_size] fp32, 0 or MASKED, to add to the scores
+    where: torch.Tensor  # [U * J] which n is the unit's j-th page, or N past its last
+    most: int  # J
 
 
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
@@ -83,38 +84,40 @@ def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, p
     owner, j = used.nonzero(as_tuple=True)
     ids = table[line.long()[owner], j].long()
     filled = (length[owner] - first[j]).clamp(max=page_size)
-    low, high = (int(ids.min()), int(ids.max()) + 1) if len(ids) else (0, 0)
     where = torch.full(used.shape, len(ids))
     where[used] = torch.arange(len(ids))
+    low, high = (int(ids.min()), int(ids.max()) + 1) if len(ids) else (0, 0)
     # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that again.
     if len(ids) * 2 > high - low and len(ids) == len(ids.unique()):
         where = torch.full(used.shape, high - low)
         where[used] = ids - low
-        owner, filled = _scatter(owner, ids - low, high - low, units), _scatter(filled, ids - low, high - low, 0)
+        owner, filled = _spread(owner, ids - low, high - low, units), _spread(filled, ids - low, high - low, 0)
         ids = slice(low, high)
-    valid = (torch.arange(page_size) < filled[:, None])[:, None, None]
-    return _Pages(ids, owner, valid, where)
+    mask = torch.where(torch.arange(page_size) < filled[:, None], 0.0, MASKED)[:, None, None]
+    return _Pages(ids, owner, mask, where.flatten(), len(first))
 
 
-def _scatter(x: torch.Tensor, index: torch.Tensor, size: int, fill: int) -> torch.Tensor:
+def _spread(x: torch.Tensor, index: torch.Tensor, size: int, fill: int) -> torch.Tensor:
     return torch.full((size,), fill, dtype=x.dtype).index_copy_(0, index, x)
 
 
-def _attend_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages) -> tuple[torch.Tensor, ...]:
-    """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, kv_heads, rows, D] unnormalised, max, sum [U, kv_heads, rows])."""
-    k, v = k_cache[pages.ids].float(), v_cache[pages.ids].float()  # a slice in fp32 is a view
-    q = torch.cat([q, q.new_zeros(1, *q.shape[1:])])[pages.owner]  # [N, kv_heads, rows, D]; nobody's pages get zeros
-    score = (q @ k.transpose(-1, -2)).masked_fill_(~pages.valid, MASKED)
-    top = score.amax(-1)
-    weight = score.sub_(top[..., None]).exp_()
-    total, out = weight.sum(-1), weight @ v
-    # Merge the pages of a unit. Index N, one past the end, stands for "no such page".
-    top = torch.cat([top, top.new_full((1, *top.shape[1:]), MASKED)])[pages.where]  # [U, J, kv_heads, rows]
-    best = top.amax(1)
-    scale = (top - best[:, None]).exp_()
-    total = torch.cat([total, total.new_zeros(1, *total.shape[1:])])[pages.where]
-    out = torch.cat([out, out.new_zeros(1, *out.shape[1:])])[pages.where]
-    return (out * scale[..., None]).sum(1), best, (total * scale).sum(1)
+def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
+    return torch.cat([x, x.new_full((1, *x.shape[1:]), fill)])
+
+
+def _attend_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, J, kv_heads, rows, D], lse [U, J, kv_heads, rows]) by page."""
+    if isinstance(pages.ids, slice):
+        k, v = k_cache[pages.ids].float(), v_cache[pages.ids].float()  # in fp32 a view
+    else:
+        k, v = k_cache.index_select(0, pages.ids).float(), v_cache.index_select(0, pages.ids).float()
+    score = (_padded(q, 0.0).index_select(0, pages.owner) @ k.transpose(-1, -2)).add_(pages.mask)  # [N, kv_heads, rows, page_size]
+    weight = score.softmax(-1)
+    # The largest weight of a softmax is 1 / sum(exp(score - max)). (torch's exp is ten times slower where it underflows.)
+    lse = score.amax(-1) - weight.amax(-1).log_()
+    shape = (len(q), pages.most)
+    out = _padded(weight @ v, 0.0).index_select(0, pages.where).unflatten(0, shape)
+    return out, _padded(lse, MASKED).index_select(0, pages.where).unflatten(0, shape)
 
 
 def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
@@ -129,19 +132,17 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
         batch.cache["twin"] = (
             _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
             _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
-            tile_rows.clamp(min=0), place[:rows],
+            tile_rows.clamp(min=0).flatten(), place[:rows],
         )  # fmt: skip
     prefix, tail, tile_rows, place = batch.cache["twin"]
     scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
-    tiles = scaled[tile_rows].transpose(1, 2).flatten(2, 3)  # [T, kv_heads, R * share, D]
+    tiles = scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
 
-    def by_row(x: torch.Tensor) -> torch.Tensor:  # [T, kv_heads, R * share, ...] -> [B, kv_heads, share, ...]
-        return x.unflatten(2, (-1, share)).transpose(1, 2).flatten(0, 1)[place]
+    def by_row(x: torch.Tensor) -> torch.Tensor:  # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
+        x = x.unflatten(3, (-1, share)).movedim(3, 1)
+        return x.reshape(-1, *x.shape[2:]).index_select(0, place)
 
-    out_p, top_p, total_p = (by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix))
-    out_t, top_t, total_t = _attend_pages(scaled, k_cache, v_cache, tail)
-    top = torch.maximum(top_p, top_t)
-    scale_p, scale_t = (top_p - top).exp_(), (top_t - top).exp_()
-    total = total_p * scale_p + total_t * scale_t
-    out = (out_p * scale_p[..., None] + out_t * scale_t[..., None]) / total[..., None]
+    parts = [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)], _attend_pages(scaled, k_cache, v_cache, tail)
+    out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
+    out = (out * lse.softmax(1)[..., None]).sum(1)
     return out.view(rows, heads, dim).masked_fill_((batch.tail_len == 0)[:, None, None], 0.0).to(q.dtype)

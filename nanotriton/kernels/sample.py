@@ -62,9 +62,10 @@ def sample_tokens(
 
 
 def _draw(scaled: torch.Tensor, greedy: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cdf = scaled.softmax(-1).to(torch.float64).cumsum_(-1)
+    p = scaled.softmax(-1)
+    cdf = p.to(torch.float64).cumsum_(-1)
     # The first id whose cdf is above u * total; such an id has mass of its own.
     tokens = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
-    tokens = torch.where(greedy, scaled.argmax(-1), tokens)
-    logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
-    return tokens, logprobs
+    if greedy.any():
+        tokens = torch.where(greedy, scaled.argmax(-1), tokens)
+    return tokens, p.gather(-1, tokens[:, None])[:, 0].log()
