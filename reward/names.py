@@ -1,27 +1,27 @@
 """The lists behind the rules: which names a candidate may use, and which of torch's compute."""
 
 
-def _set(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-JIT = _set("triton.jit triton.runtime.jit.jit triton.runtime.jit")
+JIT = words("triton.jit triton.runtime.jit.jit triton.runtime.jit")
 
-BANNED_NAMES = _set("exec eval compile __import__ open globals locals vars breakpoint")
-REFLECTION = _set("getattr setattr delattr")
-BANNED_ATTRIBUTES = _set(
+BANNED_NAMES = words("exec eval compile __import__ open globals locals vars breakpoint")
+REFLECTION = words("getattr setattr delattr")
+BANNED_ATTRIBUTES = words(
     """f_globals f_locals f_back f_builtins f_code tb_frame tb_next gi_frame gi_code cr_frame cr_code ag_frame co_code
     func_globals mro
     os sys builtins subprocess socket ctypes importlib inspect gc io shutil signal threading multiprocessing pickle _os _sys _io"""
 )  # the second half: modules that other modules hold, as in `torch.os`
-DUNDER_NAMES = _set("__name__ __doc__ __file__ __all__ __version__ __debug__ __class__")
-DUNDER_ATTRIBUTES = _set(
+DUNDER_NAMES = words("__name__ __doc__ __file__ __all__ __version__ __debug__ __class__")
+DUNDER_ATTRIBUTES = words(
     """__init__ __name__ __qualname__ __module__ __class__ __doc__ __version__ __len__ __call__ __post_init__ __new__ __setattr__
     __getitem__ __setitem__ __repr__ __str__ __enter__ __exit__ __iter__ __next__ __contains__ __setstate__ __getstate__"""
 )
 
 # Modules by prefix: "torch.nn" admits torch.nn.functional. What is not under one of these is refused.
-MODULES = _set(
+MODULES = words(
     """torch.nn torch.autograd torch.amp torch.types torch.library torch.testing torch.profiler torch.Tensor torch.cuda torch.backends
     torch.utils._triton torch.utils._pytree torch.utils.checkpoint torch.utils.benchmark torch.version torch.special torch.linalg torch.fft
     torch.optim torch.random torch.overrides torch.functional torch.distributions torch.nested torch.sparse torch.ao torch.fx
@@ -30,17 +30,17 @@ MODULES = _set(
     __future__ abc bisect collections contextlib copy cmath dataclasses decimal enum fractions functools heapq itertools json logging math
     numbers numpy packaging random re string textwrap time typing typing_extensions warnings"""
 )
-STAR_MODULES = _set("math typing")
+STAR_MODULES = words("math typing")
 # Of these modules, only these attributes.
 PARTS = {
-    "os": _set("environ getenv linesep sep cpu_count"),
-    "sys": _set("version version_info maxsize platform float_info byteorder"),
-    "types": _set("SimpleNamespace MappingProxyType NoneType"),
-    "operator": _set("itemgetter mul add sub floordiv truediv mod neg index"),
-    "inspect": _set("signature Parameter"),
+    "os": words("environ getenv linesep sep cpu_count"),
+    "sys": words("version version_info maxsize platform float_info byteorder"),
+    "types": words("SimpleNamespace MappingProxyType NoneType"),
+    "operator": words("itemgetter mul add sub floordiv truediv mod neg index"),
+    "inspect": words("signature Parameter"),
 }
 # Parts of admitted modules that load, compile, capture or run code that the rules can't see.
-REFUSED = _set(
+REFUSED = words(
     """torch.compile torch.jit torch.load torch.save torch.hub torch.package torch.classes torch.serialization torch.multiprocessing
     torch.export torch.func.functional_call torch.from_file torch._dynamo torch._export torch.ops.load_library
     torch.cuda.CUDAGraph torch.cuda.Stream torch.cuda.stream torch.cuda.ExternalStream torch.cuda.Event torch.Stream torch.cuda.graph torch.cuda.graphs torch.cuda.make_graphed_callables torch.cuda.jiterator torch.cuda.nvrtc
@@ -92,14 +92,14 @@ _OTHERS = """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptiv
     margin_ranking_loss max_pool1d max_pool2d max_pool3d mse_loss nll_loss normalize one_hot pairwise_distance pixel_shuffle poisson_nll_loss
     rms_norm scatter scatter_add scatter_reduce searchsorted smooth_l1_loss sort argsort take_along_dim topk triplet_margin_loss unfold
     unique upsample"""
-_COMPUTING = _set(f"{_ELEMENTWISE} {_REDUCTIONS} {_MATMULS} {_OTHERS}")
+_COMPUTING = words(f"{_ELEMENTWISE} {_REDUCTIONS} {_MATMULS} {_OTHERS}")
 
 # Methods that nothing but a tensor has (`.sum()`, `.max()` or `.add()` may be a set's, an array's or a tl.tensor's: the plan knows).
 COMPUTING_METHODS = (
-    _set(f"{_MATMULS} addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumsum cumprod rsqrt")
+    words(f"{_MATMULS} addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumsum cumprod rsqrt")
     - {"dot", "linear", "inner", "outer"}
 )
-COMPUTING_LAYERS = _set(
+COMPUTING_LAYERS = words(
     """Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LSTM GRU RNN LSTMCell GRUCell RNNCell
     MultiheadAttention Transformer TransformerEncoder TransformerEncoderLayer Embedding EmbeddingBag BatchNorm1d BatchNorm2d BatchNorm3d
     LayerNorm RMSNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm MaxPool1d MaxPool2d MaxPool3d AvgPool1d

@@ -29,6 +29,9 @@ class Verdict:
     launches: int | None = None
     effective_launches: int | None = None  # launches without which the answer changes; None: not measured
     torch_ops: dict[str, int] = field(default_factory=dict)  # ATen calls by name that touch data
+    torch_bytes: int | None = None  # what torch read and wrote to move data (copies, casts, joins)
+    torch_share: float | None = None  # FLOPs of the candidate's ATen calls over the reference's; None: the reference's are unknown or 0
+    answer: str = ""  # where the answer lies: own memory, an input's, a weight's, a constant's
     max_error: float | None = None  # worst |candidate - reference| over the RMS of the reference
     kernelbench_allclose: bool | None = None  # what KernelBench's own tolerance would have said
     time_us: float | None = None

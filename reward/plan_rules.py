@@ -1,0 +1,148 @@
+"""The rules on a plan: which of a candidate's recorded calls compute, and how much of the work torch did.
+
+Data is what comes from the inputs, from the weights or out of a kernel. Constants (torch.arange, a table computed from nothing, a
+host tensor) are not data: they could as well be computed in `__init__`, where torch may do as it likes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from nanotriton.executor.aten import tensor_ids
+from nanotriton.executor.plan import DTYPES, Aten, Choice, Launch, Plan
+from reward.names import words
+from reward.policy import Violation
+
+# Operators that read no values: the result depends on shapes and numbers only.
+CREATE = words("""arange empty empty_like empty_strided eye fill fill_ full full_like linspace logspace new_empty new_full new_ones new_zeros ones
+    ones_like scalar_tensor tril_indices triu_indices zero zero_ zeros zeros_like""")
+# Operators that put values elsewhere, unchanged but for rounding.
+MOVE = words("""_to_copy _unsafe_view as_strided_scatter cat clone constant_pad_nd copy copy_ diagonal_copy diagonal_scatter flip repeat roll
+    select_scatter slice_scatter stack t_copy unfold_copy""")
+MATMULS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # name: which operand's last dimension is summed
+
+
+@dataclass
+class Facts:
+    """What torch did in a plan, on data. Bytes count what is read and written, an expanded dimension once."""
+
+    launches: int = 0
+    torch_ops: dict[str, int] = field(default_factory=dict)  # calls that touch data, by name: those that compute and those that move
+    computing: dict[str, int] = field(default_factory=dict)  # of those, the ones that compute
+    moved_bytes: int = 0
+    flops: float = 0.0  # of the computing calls: 2 per multiply-add, else 1 per element read or written
+    answer: str = "own"  # where the answer lies: own memory, an input's, a weight's or a constant's (the worst of several)
+
+
+def facts(plan: Plan) -> Facts:
+    """Read a plan. The first alternative stands for an autotuned launch."""
+    found = Facts(launches=len(plan.launches()))
+    for step in _steps_on_data(plan, first_alternative=True):
+        name = step.op.split(".")[0]
+        found.torch_ops[name] = found.torch_ops.get(name, 0) + 1
+        if _computes(plan, step):
+            found.computing[name] = found.computing.get(name, 0) + 1
+            found.flops += _flops(plan, step)
+        else:
+            found.moved_bytes += sum(plan.nbytes(t) for t in _reads(step) + _writes(step))
+    kinds = {plan.storages[plan.tensors[t].storage].kind for t in plan.output_tensors()}
+    found.answer = next((k for k in ("input", "weight", "const") if k in kinds), "own")
+    return found
+
+
+def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
+    """Policy strict: the first ATen call that computes on data or, in a task that is all about layout, moves data."""
+    for step in _steps_on_data(plan, first_alternative=False):
+        line = step.line or None
+        if _computes(plan, step):
+            what = _cast(plan, step) or f"torch.{step.op.split('.')[0]} computes in torch"
+            return Violation(line, f"{what}: under strict, your own Triton kernels compute")
+        if layout_task:
+            return Violation(line, f"torch.{step.op.split('.')[0]} moves data in a task that is about moving it: under strict, Triton moves it")
+    return None
+
+
+def _steps_on_data(plan: Plan, first_alternative: bool) -> Iterator[Aten]:
+    """The ATen calls that read or overwrite data, in order.
+
+    Walks the plan once with the set of storages that hold data. A launch makes data of everything that it is handed.
+    """
+    data = {i for i, s in enumerate(plan.storages) if s.kind in ("input", "weight")}
+    storage = lambda t: plan.tensors[t].storage
+    for step in plan.steps:
+        alternatives = step.alternatives if isinstance(step, Choice) else [[step]]
+        for call in (c for alternative in alternatives[: 1 if first_alternative else None] for c in alternative):
+            if isinstance(call, Launch):
+                data |= {storage(t) for t in _pointers(call)}
+                continue
+            reads = _data_reads(call)
+            if any(storage(t) in data for t in reads):
+                data |= {storage(t) for t in _writes(call)}
+                yield call
+
+
+def _pointers(launch: Launch) -> list[int]:
+    """Tensor ids among a launch's arguments: pointers, and the bases of descriptors."""
+    return [v[0] if ty.startswith("tensordesc") else v for ty, v in launch.args if ty[:1] == "*" or ty.startswith("tensordesc")]
+
+
+def _reads(step: Aten) -> list[int]:
+    return tensor_ids([step.args, list(step.kwargs.values())])
+
+
+def _data_reads(step: Aten) -> list[int]:
+    """Without the first argument of an operator that takes only its shape."""
+    return tensor_ids([step.args[1:], list(step.kwargs.values())]) if step.op.split(".")[0] in CREATE else _reads(step)
+
+
+def _writes(step: Aten) -> list[int]:
+    """Results in new memory, the first argument of a call in place, and `out=`."""
+    in_place = _reads(step)[:1] if step.op.split(".")[0].endswith("_") else []
+    return [t for t in step.outs if t is not None] + in_place + tensor_ids(step.kwargs.get("out"))
+
+
+def _computes(plan: Plan, step: Aten) -> bool:
+    return step.op.split(".")[0] not in MOVE | CREATE or _cast(plan, step) is not None
+
+
+def _cast(plan: Plan, step: Aten) -> str | None:
+    """What a moving call computes by changing the dtype: float to int truncates, to bool compares, to a narrower int takes a remainder."""
+    if step.op.split(".")[0] not in MOVE:
+        return None
+    dtypes = lambda ids: [DTYPES[plan.tensors[t].dtype] for t in ids]
+    written = _writes(step)
+    for target in dtypes(written):
+        for source in dtypes(t for t in _reads(step) if t not in written):
+            if not keeps_value(source, target):
+                return f"a cast from {source} to {target} computes in torch".replace("torch.", "", 2)
+    return None
+
+
+def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a cast keeps every value up to the rounding of a float.
+
+    >>> keeps_value(torch.float32, torch.bfloat16), keeps_value(torch.float32, torch.int32), keeps_value(torch.int64, torch.int32)
+    (True, False, True)
+    """
+    if source == target or source == torch.bool:
+        return True
+    if target == torch.bool or source.is_complex or target.is_complex:
+        return False
+    if target.is_floating_point:
+        return True
+    if source.is_floating_point:
+        return False
+    return target.itemsize >= min(source.itemsize, 4)  # indices are cast to 32 bits everywhere
+
+
+def _flops(plan: Plan, step: Aten) -> float:
+    """2 per multiply-add of a matrix product or a convolution, else one operation an element of the largest operand."""
+    name, shape = step.op.split(".")[0], lambda t: plan.tensors[t].shape
+    reads, sizes = _reads(step), [math.prod(shape(t)) for t in _reads(step) + _writes(step)]
+    if name in MATMULS:
+        return 2.0 * math.prod(shape(step.outs[0])) * shape(reads[MATMULS[name]])[-1]
+    if name == "convolution":
+        return 2.0 * math.prod(shape(step.outs[0])) * math.prod(shape(reads[1])[1:])
+    return float(max(sizes, default=0))
