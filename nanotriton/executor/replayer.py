@@ -1,0 +1,248 @@
+"""Replay a plan on real data. Trusted code: it runs operators from a list and kernels made from TTIR, nothing else.
+
+    replay = Replay(plan, "cpu")              # parses or compiles each kernel once
+    outputs = replay.run(inputs, weights)     # fresh memory every time, poisoned
+    replay.run(inputs, weights, skip_launch=0)  # the same without one launch: does the answer change?
+
+Every buffer the candidate allocated holds NaN patterns (absurd integers) before it is written. On the CPU kernels run in the
+TTIR evaluator (ttir.py), where any access outside a buffer is an error; on CUDA in one arena with guard zones (cuda.py).
+"""
+
+import functools
+from typing import Any, Protocol
+
+import torch
+
+from nanotriton.executor import ttir
+from nanotriton.executor.aten import decode
+from nanotriton.executor.plan import DTYPES, Aten, Choice, Kernel, Launch, Plan, Storage
+
+
+class ReplayError(Exception):
+    """The candidate failed while it ran. `status` is a Verdict status, `line` the candidate's line (0: unknown)."""
+
+    def __init__(self, status: str, message: str, line: int = 0):
+        super().__init__(message)
+        self.status, self.message, self.line = status, message, line
+
+
+class Backend(Protocol):
+    """Memory and kernels of one device."""
+
+    device: torch.device
+
+    def reset(self, storages: list[Storage]) -> None:
+        """Forget all memory of the last run."""
+
+    def allocate(self, index: int, storage: Storage) -> torch.UntypedStorage:
+        """Poisoned memory for one storage."""
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list[tuple[str, Any]]) -> None:
+        """args: (Triton's type, number | (address) | descriptor), addresses as `address` gives them."""
+
+    def address(self, index: int) -> int: ...
+
+    def finish(self) -> None:
+        """All work done; raises ReplayError if memory outside a buffer was written."""
+
+
+def poison(data: torch.Tensor, dtype: str) -> None:
+    """Fill bytes (uint8, any length) with what is NaN in every float type and absurd as an integer of that width."""
+    if DTYPES[dtype].itemsize == 1:
+        data.fill_(0xFF if dtype.startswith("float8") else 0x81)
+        return
+    even = data[: data.numel() // 2 * 2]
+    even.view(torch.int16).fill_(0x7FF9)
+    data[even.numel() :].fill_(0xFF)
+
+
+class CpuBackend:
+    """Buffers of exactly the right size at made-up addresses, kernels in the TTIR evaluator."""
+
+    device = torch.device("cpu")
+
+    def reset(self, storages: list[Storage]) -> None:
+        self.memory = ttir.Memory()
+        self.addresses: dict[int, int] = {}
+
+    def allocate(self, index: int, storage: Storage) -> torch.UntypedStorage:
+        data = torch.empty(storage.nbytes, dtype=torch.uint8)
+        poison(data, storage.dtype)
+        self.addresses[index] = self.memory.add(data)
+        return data.untyped_storage()
+
+    def address(self, index: int) -> int:
+        return self.addresses[index]
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list[tuple[str, Any]]) -> None:
+        flat: list = []
+        for ty, value in args:
+            if ty.startswith("tensordesc"):
+                address, shape, strides, padding = value
+                flat += [(address, tuple(shape), tuple(strides), padding), *shape, *strides]
+            else:
+                flat.append(value)
+        _evaluator(kernel.ttir, kernel.name).run(grid, flat, self.memory)
+
+    def finish(self) -> None:
+        pass
+
+
+# What the evaluator's errors mean for a candidate. TTIR that it cannot read says nothing about the kernel.
+STATUS = {
+    ttir.OutOfBounds: "out_of_bounds", ttir.Race: "nondeterministic", ttir.Budget: "timeout", ttir.TTIRError: "unsupported",
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _evaluator(text: str, name: str) -> ttir.Kernel:
+    return ttir.Kernel(text, name)
+
+
+@functools.lru_cache(maxsize=1024)
+def operator(name: str) -> torch._ops.OpOverload:
+    packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
+class Replay:
+    """One validated plan, ready to run on a device again and again.
+
+    After `run`: `modified_inputs` lists the inputs (counted over their tensors) that the candidate wrote to.
+    """
+
+    def __init__(self, plan: Plan, device: str | torch.device = "cpu", backend: Backend | None = None):
+        self.plan = plan
+        if backend is None and torch.device(device).type != "cpu":
+            raise ValueError("a CUDA replay needs a cuda.CudaBackend, which owns the arena")
+        self.backend = backend or CpuBackend()
+        self.chosen: dict[int, int] = {}  # key of a choice -> alternative
+        self.modified_inputs: list[int] = []
+
+    def run(self, inputs: list, weights: dict[str, torch.Tensor] | None = None, skip_launch: int | None = None) -> Any:
+        """Outputs as forward returned them: same containers, tensors of their own.
+
+        inputs: the arguments of forward: shapes, dtypes and non-tensor values as recorded. They are copied, never written.
+        weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0).
+        Raises ReplayError for the candidate's failures, ValueError if inputs or weights do not fit the plan.
+        """
+        self.backend.reset(self.plan.storages)
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
+        pairs: list[tuple[int, torch.Tensor]] = []
+        _match(self.plan.inputs, list(inputs), pairs)
+        for index, given in pairs:
+            self._fill(index, given, "input")
+        self._fill_weights(weights or {})
+        launches = 0
+        for step in self.plan.steps:
+            for call in step.alternatives[self.chosen.get(step.key, 0)] if isinstance(step, Choice) else [step]:
+                if isinstance(call, Aten):
+                    self._aten(call)
+                    continue
+                if launches != skip_launch:
+                    self._launch(call)
+                launches += 1
+        self.backend.finish()
+        outputs = decode(self.plan.outputs, lambda i: self.tensor(i).clone(), self.backend.device)
+        self.modified_inputs = [k for k, (i, given) in enumerate(pairs) if not _same_bytes(self.tensor(i), given)]
+        return outputs
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """A tensor of the plan as a view of its storage, which is allocated at first use."""
+        if index not in self._tensors:
+            t = self.plan.tensors[index]
+            if t.storage not in self._storages:
+                self._storages[t.storage] = self.backend.allocate(t.storage, self.plan.storages[t.storage])
+            empty = torch.empty(0, dtype=DTYPES[t.dtype], device=self.backend.device)
+            self._tensors[index] = empty.set_(self._storages[t.storage], t.offset, t.shape, t.stride)
+        return self._tensors[index]
+
+    def _fill(self, index: int, given: torch.Tensor, what: str) -> None:
+        t = self.tensor(index)
+        if t.shape != given.shape or t.dtype != given.dtype:
+            raise ValueError(f"{what}: {tuple(given.shape)} {given.dtype} given, {tuple(t.shape)} {t.dtype} recorded")
+        if 0 in t.stride():  # an expanded dimension is one row of memory
+            rows = tuple(slice(0, 1) if s == 0 else slice(None) for s in t.stride())
+            t, given = t[rows], given[rows]
+        t.copy_(given)
+
+    def _fill_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        plan, filled = self.plan, set()
+        for w in plan.weights:
+            if name := next((n for n in w.names if n in weights), None):
+                filled.add(plan.tensors[w.tensor].storage)
+        for index, s in enumerate(plan.storages):
+            if s.blob in plan.blobs:
+                self._storages[index] = self.backend.allocate(index, s)
+                if s.nbytes:
+                    whole = torch.empty(0, dtype=torch.uint8, device=self.backend.device).set_(self._storages[index])
+                    whole.copy_(torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8))
+            elif s.blob is not None and index not in filled:
+                raise ValueError("a weight's bytes are neither in the plan nor given by name")
+        for w in plan.weights:
+            if name := next((n for n in w.names if n in weights), None):
+                self._fill(w.tensor, weights[name].detach(), name)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def _aten(self, call: Aten) -> None:
+        args = decode(call.args, self.tensor, self.backend.device)
+        kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
+        try:
+            result = operator(call.op)(*args, **kwargs)
+            results = result if isinstance(result, tuple | list) else [result]
+            for index, value in zip(call.outs, results):
+                if index is not None:
+                    self._fill(index, value, f"aten.{call.op}")
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ReplayError("runtime_error", f"aten.{call.op}: {' '.join(str(error).split())[:300]}", call.line) from None
+
+    def _launch(self, call: Launch) -> None:
+        kernel = self.plan.kernels[call.kernel]
+        if 0 in call.grid:
+            return  # as Triton's launcher
+        args = [(ty, self._argument(ty, value)) for ty, value in call.args]
+        try:
+            self.backend.launch(kernel, call.grid, args)
+        except ttir.TTIRError as error:
+            status = next(s for cls, s in STATUS.items() if isinstance(error, cls))
+            raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line) from None
+
+    def _argument(self, ty: str, value: Any) -> Any:
+        if ty.startswith("tensordesc"):
+            return [self._address(value[0]), *value[1:]]
+        if ty.startswith("*"):
+            return self._address(value)
+        return float(value) if isinstance(value, str) else value
+
+    def _address(self, index: int) -> int:
+        t = self.plan.tensors[index]
+        self.tensor(index)  # allocated
+        return self.backend.address(t.storage) + t.offset * DTYPES[t.dtype].itemsize
+
+
+def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> None:
+    """Walk the recorded arguments and the given ones side by side; collect (tensor id, tensor)."""
+    tag = next(iter(encoded)) if isinstance(encoded, dict) else None
+    if tag == "t":
+        if not isinstance(given, torch.Tensor):
+            raise ValueError(f"a tensor was recorded, {type(given).__name__} is given")
+        pairs.append((encoded["t"], given))
+    elif isinstance(encoded, list) or tag in ("tuple", "dict"):
+        items = encoded if isinstance(encoded, list) else [v[1] for v in encoded[tag]] if tag == "dict" else encoded[tag]
+        values = list(given.values()) if isinstance(given, dict) else given
+        if not isinstance(values, list | tuple) or len(values) != len(items):
+            raise ValueError("the inputs' containers are not those recorded")
+        for item, value in zip(items, values, strict=True):
+            _match(item, value, pairs)
+    elif isinstance(given, torch.Tensor) or decode(encoded, lambda i: None, torch.device("cpu")) != given:
+        raise ValueError("an input that is no tensor differs from the one recorded")
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit, so that NaN equals itself."""
+    raw = lambda t: t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else t.new_empty(0, dtype=torch.uint8)
+    return torch.equal(raw(a), raw(b.to(a.device)))
