@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
 
 import train_sft
 from nanotriton import config, distributed, grpo
@@ -29,9 +31,7 @@ from nanotriton.rollout import Episode, rollout, seed_of
 from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
-from reward.reward import load_reward
+from reward.reward import load_reward, reward
 
 
 @dataclass
@@ -82,15 +82,17 @@ def main(cfg: Config, world: distributed.World) -> None:
         return
     model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
     tasks, dev, test = task_sets(cfg)
-    reward_fn = load_reward(cfg.reward)
+    reward_fn = load_reward(cfg.reward) if cfg.reward else lambda verdict, completion, task: reward(verdict)
     tokenizer = Tokenizer(model_folder)
     model, model_config = load_model(model_folder, torch.float32, world.device)
     reference = load_model(model_folder, world.dtype, world.device)[0] if cfg.kl else None
     optimizer = distributed.adamw(distributed.shard(model, world), cfg.lr)
 
-    with make_executor(cfg, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
+    sampler = make_sampler(model_config, world, tokenizer)
+
+    with make_executor(cfg, world) as executor:
         start = run.resume(model, optimizer)
-        sampler.update_weights(distributed.full_params(model))
+        sampler.update_weights(distributed.full_params(model, world.dtype))
         measure = partial(heldout, run, sampler=sampler, executor=executor, tokenizer=tokenizer, max_tokens=cfg.max_tokens, seed=cfg.seed)
         for step in range(start, cfg.steps + 1):
             if step == 0 and test:
@@ -124,8 +126,8 @@ def main(cfg: Config, world: distributed.World) -> None:
             # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
             stats, norms = [], []
             for update, share in enumerate(shares(len(groups), cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
-                lr = distributed.set_lr(optimizer, train_sft.learning_rate(
-                    step * cfg.updates + update, cfg.steps * cfg.updates, cfg.lr, cfg.warmup))  # fmt: skip
+                done, of = step * cfg.updates + update, cfg.steps * cfg.updates
+                distributed.set_lr(optimizer, train_sft.learning_rate(done, of, cfg.lr, cfg.warmup))
                 chosen = [k for g in share for k in range(g * cfg.group, (g + 1) * cfg.group) if spread[k]]
                 more, norm = update_policy([episodes[k] for k in chosen], model, reference, optimizer, cfg, world, tokenizer)
                 stats += more
@@ -133,7 +135,7 @@ def main(cfg: Config, world: distributed.World) -> None:
             clock("train")
 
             # 5. The sampler gets the new weights and forgets every cached key and value.
-            sampler.update_weights(distributed.full_params(model))
+            sampler.update_weights(distributed.full_params(model, world.dtype))
             clock("sync")
             report(run, step + 1, cfg, episodes, spread, stats, norms, clock)
             if (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps:
@@ -161,7 +163,8 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
     rows = [same[0] for same in merged.values()]
     weights = [float(len(same)) for same in merged.values()]
     stats = []
-    for part in distributed.balance([len(e.prompt_ids) + len(e.ids) for e in rows], cfg.micro_tokens, world):
+    parts = distributed.balance([len(e.prompt_ids) + len(e.ids) for e in rows], cfg.micro_tokens, world)
+    for part in distributed.accumulate(model, parts):
         # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
         batch = pack([(rows[k].prompt_ids, rows[k].ids) for k in part] or [([0], [0])]).to(world.device)
         advantage = torch.tensor([rows[k].advantage for k in part] or [0.0], device=world.device)[batch.rows]
@@ -204,7 +207,7 @@ def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, st
         truncated=sum(e.finish_reason == "length" for e in episodes), spread=int(spread.sum()),
         distinct=len({(id(e.task), *e.ids) for e in episodes}),
     )  # fmt: skip
-    statuses = Counter({s: 0 for s in sorted(STATUSES)}) | Counter(e.verdict.status for e in episodes)
+    statuses = Counter(dict.fromkeys(sorted(STATUSES), 0)) | Counter(e.verdict.status for e in episodes)
     names = list(sums) + sorted(STATUSES)
     totals = world.all_sum(torch.tensor([*sums.values(), *(statuses[s] for s in sorted(STATUSES))], dtype=torch.float64)).tolist()
     t = dict(zip(names, totals))

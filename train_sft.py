@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model, save_model
 
 from nanotriton import config, distributed
 from nanotriton.data import pack, score
@@ -27,8 +29,6 @@ from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, prompt_ids
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model, save_model
 
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -62,14 +62,6 @@ class Config:
 
 
 RECIPES = {"recipe": {"autotriton": dict(lr=1e-5, epochs=3.0, steps=0, max_len=16384, batch=64, warmup=0.1)}}
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
-    """Linear warm-up over `warmup * steps` steps, then a cosine to 0. `step` counts from 0."""
-    rise = max(round(warmup * steps), 1)
-    if step < rise:
-        return peak * (step + 1) / rise
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1)))
 
 
 def main(cfg: Config, world: distributed.World) -> str:
@@ -120,7 +112,7 @@ def main(cfg: Config, world: distributed.World) -> str:
 
 def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: distributed.World, tokenizer: Tokenizer):
     """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on every rank."""
-    for part in distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world):
+    for part in distributed.accumulate(model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)):
         # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
         batch = pack([pairs[k] for k in part] or [([0], [0])]).to(world.device)
         logp, _ = score(model, batch, valid_vocab=tokenizer.vocab_size)

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
+
 import train_grpo
 import train_sft
 from bench import environment
 from nanotriton import config, distributed
 from nanotriton.run import Run, heldout, make_executor, make_sampler
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
 
 
 @dataclass
@@ -48,8 +49,9 @@ def sft_arm(cfg: Config) -> None:
         model, model_config = load_model(folder, world.dtype, world.device)
         trace = Run(grpo_config(name + "-test", cfg), world, "grpo")
         test = train_grpo.task_sets(grpo)[2]
-        with make_executor(grpo, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
-            sampler.update_weights(distributed.full_params(model))
+        sampler = make_sampler(model_config, world, tokenizer)
+        sampler.update_weights(distributed.full_params(model, world.dtype))
+        with make_executor(grpo, world) as executor:
             result = heldout(trace, test, step=0, split="test", sampler=sampler, executor=executor, tokenizer=tokenizer,
                              max_tokens=grpo.max_tokens, seed=cfg.seed)  # fmt: skip
         trace.summary(**result, seed=cfg.seed, seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"])

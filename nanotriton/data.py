@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -46,7 +47,7 @@ def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
         targets += completion
         rows += [row] * len(completion)
         cu.append(len(ids))
-    longest = max(b - a for a, b in zip(cu, cu[1:]))
+    longest = max(b - a for a, b in pairwise(cu))
     return Batch(
         *map(torch.tensor, (ids, positions)), torch.tensor(cu, dtype=torch.int32), longest, *map(torch.tensor, (where, targets, rows))
     )

@@ -98,11 +98,12 @@ def make_executor(cfg: Any, world: distributed.World) -> Executor:
     return Executor(device=world.device.type, mode=cfg.mode, policy=cfg.policy, timeout=cfg.timeout)
 
 
-def make_sampler(model: Transformer, model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer) -> Sampler:
+def make_sampler(model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer) -> Sampler:
     """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call."""
     with torch.device(world.device):
-        copy = Transformer(model_config)
-    return Sampler(copy.to(world.dtype).requires_grad_(False), valid_vocab=tokenizer.vocab_size)
+        model = Transformer(model_config)
+    model.compute_dtype = world.dtype
+    return Sampler(model.to(world.dtype).requires_grad_(False), valid_vocab=tokenizer.vocab_size)
 
 
 def heldout(
