@@ -1,5 +1,6 @@
 """The sampler against the plain forward: the same greedy tokens, the same logprobs, exact probabilities, exact seeds."""
 
+import gc
 import random
 
 import pytest
@@ -64,3 +65,230 @@ def test_greedy_equals_the_forward_without_a_cache(family, page_size):
         assert [s.ids for s in out[i]] == [expected] * (1 + i % 3)
         assert {s.finish_reason for s in out[i]} == {"length"}
         assert [(s.request, s.index) for s in out[i]] == [(i, j) for j in range(1 + i % 3)]
+
+
+def test_from_one_to_64_requests():
+    model = make_model()
+    ids = prompts([1 + (7 * i) % 40 for i in range(64)])
+    alone = [greedy(model, p, 6) for p in ids]
+    for count in (1, 2, 63, 64):
+        out = Sampler(model, kv_gib=0.05, max_batch=24).generate([Request(p, max_tokens=6, temperature=0) for p in ids[:count]])
+        assert [s[0].ids for s in out] == alone[:count]
+
+
+def test_preemption_changes_nothing():
+    model = make_model()
+    ids = prompts([5, 8, 17, 3, 30, 12])
+    requests = [Request(p, n=4, max_tokens=40, temperature=t, seeds=[i * 10 + j for j in range(4)]) for i, p in enumerate(ids) for t in (0, 1)]
+    roomy = Sampler(model, kv_gib=0.05, page_size=8)
+    tight = Sampler(model, kv_gib=20 * roomy.kv.page_bytes / 2**30, page_size=8)  # 19 pages; 12 groups of 4 need over 200
+    expected, got = roomy.generate(requests), tight.generate(requests)
+    assert roomy.stats["preemptions"] == 0 and tight.stats["preemptions"] > 20
+    for a, b in zip(expected, got):
+        assert [s.ids for s in a] == [s.ids for s in b]
+        for x, y in zip(a, b):
+            assert x.logprobs == pytest.approx(y.logprobs, abs=1e-5)
+
+
+def test_stop_ids_end_a_sample_and_are_kept():
+    model = make_model()
+    ids = prompts([4, 9, 20])
+    stop = frozenset(range(0, 67, 5))
+    out = Sampler(model, kv_gib=0.05).generate([Request(p, n=2, max_tokens=30, temperature=0, stop_ids=stop) for p in ids])
+    for prompt, group in zip(ids, out):
+        expected = greedy(model, prompt, 30, stop)
+        for sample in group:
+            assert sample.ids == expected
+            assert sample.finish_reason == ("stop" if expected[-1] in stop else "length")
+    assert any(s.finish_reason == "stop" for group in out for s in group)
+    last = Sampler(model, kv_gib=0.05).generate([Request(ids[0], max_tokens=1, temperature=0, stop_ids=frozenset(range(67)))])
+    assert (len(last[0][0].ids), last[0][0].finish_reason) == (1, "stop")  # at the limit, an end token is still a stop
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_equal_the_trainers(family, temperature):
+    model = make_model(family)
+    requests = [Request(p, n=3, max_tokens=30, temperature=temperature) for p in prompts(RAGGED)]
+    for request, group in zip(requests, Sampler(model, kv_gib=0.05, valid_vocab=60, page_size=8).generate(requests)):
+        for sample in group:
+            assert max(sample.ids) < 60
+            ids = request.prompt_ids + sample.ids
+            attend = packed(torch.tensor([0, len(ids)], dtype=torch.int32), len(ids))
+            hidden = model(torch.tensor(ids), torch.arange(len(ids)), attend)
+            hidden = hidden[len(request.prompt_ids) - 1 : -1]  # the state that predicts each sampled token
+            logp, _ = token_logprobs(hidden, model.head_weight, torch.tensor(sample.ids), temperature=temperature, valid_vocab=60)
+            assert sample.logprobs == pytest.approx(logp.tolist(), abs=1e-5)
+
+
+def chi_square_z(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """How many standard deviations a chi-square statistic is above its mean (Wilson-Hilferty); cells under 5 are pooled."""
+    small = expected < 5
+    counts, expected = (torch.cat([x[~small], x[small].sum()[None]]) for x in (counts.double(), expected.double()))
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    freedom = len(expected) - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+
+
+@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.6)])
+def test_samples_follow_the_exact_distribution(temperature, top_k, top_p):
+    model, prompt, n = make_model(), prompts([9])[0], 4000
+    request = Request(prompt, n=n, max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p)
+    out = Sampler(model, kv_gib=0.05, valid_vocab=61).generate([request])[0]
+    logits = forward_logits(model, prompt)[-1].double() / temperature
+    logits[61:] = -torch.inf
+    order = logits.argsort(descending=True)
+    p = logits[order].softmax(-1)
+    if top_k:
+        p[top_k:] = 0
+        p /= p.sum()
+    keep = p.cumsum(-1) - p < top_p  # the mass above a kept token is under top_p
+    p = torch.zeros(67, dtype=torch.double).scatter_(0, order, torch.where(keep, p, 0.0))
+    p /= p.sum()
+    counts = torch.bincount(torch.tensor([s.ids[0] for s in out]), minlength=67)
+    assert not counts[p == 0].any()
+    assert abs(chi_square_z(counts, n * p)) < 4
+    for sample in out[:50]:
+        assert sample.logprobs[0] == pytest.approx(float(p[sample.ids[0]].log()), abs=1e-5)
+
+
+def test_a_groups_samples_are_independent_from_the_first_token_on():
+    model, n = make_model(vocab_size=11), 3000
+    out = Sampler(model, kv_gib=0.05, seed=3).generate([Request([1, 2, 3], n=2, max_tokens=3) for _ in range(n)])
+    for position in range(3):
+        pairs = torch.zeros(11, 11)
+        for first, second in out:
+            pairs[first.ids[position], second.ids[position]] += 1
+        expected = pairs.sum(1, keepdim=True) * pairs.sum(0) / n
+        assert abs(chi_square_z(pairs.flatten(), expected.flatten())) < 4
+
+
+def test_seeds_decide_however_requests_are_batched_or_spread():
+    model = make_model()
+    ids = prompts([3, 14, 8, 40, 21, 33, 8, 5])
+    seeds = [[1000 * i + j for j in range(4)] for i in range(len(ids))]
+    requests = [Request(p, n=4, max_tokens=20, temperature=0.9, seeds=s) for p, s in zip(ids, seeds)]
+    together = [[s.ids for s in group] for group in Sampler(model, kv_gib=0.05).generate(requests)]
+    assert len({tuple(s) for group in together for s in group}) == 32
+    small = Sampler(model, kv_gib=0.05, max_batch=3, page_size=16, prefill_tokens=20)
+    assert [[s.ids for s in group] for group in small.generate(requests)] == together
+    for rank in range(2):  # every second request, in another order
+        mine = list(range(rank, len(ids), 2))[::-1]
+        out = Sampler(model, kv_gib=0.05).generate([requests[i] for i in mine])
+        assert [[s.ids for s in group] for group in out] == [together[i] for i in mine]
+    one = Request(ids[1], n=1, max_tokens=20, temperature=0.9, seeds=[seeds[1][2]])  # a sample of a group, drawn alone
+    assert small.generate([one])[0][0].ids == together[1][2]
+
+
+def test_without_seeds_every_call_draws_anew():
+    sampler = Sampler(make_model(), kv_gib=0.05)
+    request = Request([1, 2], n=4, max_tokens=12)
+    first, second = (sampler.generate([request])[0] for _ in range(2))
+    assert len({tuple(s.ids) for s in first + second}) == 8
+    again = Sampler(make_model(), kv_gib=0.05)
+    assert [s.ids for s in again.generate([request])[0]] == [s.ids for s in first]
+    other = Sampler(make_model(), kv_gib=0.05, seed=1)
+    assert [s.ids for s in other.generate([request])[0]] != [s.ids for s in first]
+
+
+def test_samples_are_handed_out_as_they_finish():
+    seen = []
+    requests = [Request([1, 2, 3], n=2, max_tokens=m, temperature=0) for m in (30, 2, 10)]
+    out = Sampler(make_model(), kv_gib=0.05).generate(requests, on_finish=lambda s: seen.append(s))
+    assert [s.request for s in seen] == [1, 1, 2, 2, 0, 0]
+    assert {id(s) for s in seen} == {id(s) for group in out for s in group}
+
+
+def test_an_error_in_the_callback_leaves_a_usable_sampler():
+    sampler = Sampler(make_model(), kv_gib=0.05)
+
+    def fail(sample):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sampler.generate([Request([1, 2, 3], n=3, max_tokens=4)], on_finish=fail)
+    with pytest.raises(RuntimeError, match="while generate is running"):
+        sampler.generate([Request([1], max_tokens=1)], on_finish=lambda s: sampler.update_weights(sampler.model))
+    assert sampler.generate([Request([1, 2, 3], max_tokens=4, temperature=0)])[0][0].ids == greedy(sampler.model, [1, 2, 3], 4)
+
+
+def test_update_weights_is_the_new_model_at_the_old_addresses():
+    old, new = make_model(seed=0), make_model(seed=1)
+    sampler = Sampler(old, kv_gib=0.05)
+    prompt = prompts([20])[0]
+    addresses = [p.data_ptr() for p in old.parameters()]
+    before = sampler.generate([Request(prompt, max_tokens=10, temperature=0)])[0][0].ids
+    sampler.update_weights((name, tensor.double()) for name, tensor in new.named_parameters())
+    sampler.free()
+    after = sampler.generate([Request(prompt, max_tokens=10, temperature=0)])[0][0].ids
+    assert after == greedy(new, prompt, 10) != before
+    assert [p.data_ptr() for p in old.parameters()] == addresses
+    named = dict(new.named_parameters())
+    for wrong, message in (
+        ({k: v for k, v in named.items() if k != "model.norm.weight"}, "model.norm.weight"),
+        (named | {"model.extra": torch.zeros(1)}, "model.extra is not a parameter"),
+        (named | {"model.norm.weight": torch.zeros(2)}, r"is \(2,\), the model's is \(64,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sampler.update_weights(wrong.items())
+
+
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (Request([]), "the prompt is empty"),
+        (Request([1, 67]), "not in 0 to 66"),
+        (Request([-1]), "not in 0 to 66"),
+        (Request([1], n=0), "at least 1"),
+        (Request([1], max_tokens=0), "at least 1"),
+        (Request([1], temperature=-1.0), "temperature"),
+        (Request([1], temperature=float("nan")), "temperature"),
+        (Request([1], top_k=-1), "top_k"),
+        (Request([1], top_p=0.0), "top_p"),
+        (Request([1], n=2, seeds=[1]), "as many seeds as samples"),
+        (Request([1] * 200, max_tokens=57), "more than the model's 256"),
+        (Request([1] * 100, max_tokens=100), "need 26 pages of 8 tokens, the cache has 19"),
+    ],
+)
+def test_requests_that_cant_be_served_are_refused_in_one_line(request_, message):
+    model = make_model()
+    page = Sampler(model, kv_gib=0.05, page_size=8).kv.page_bytes
+    sampler = Sampler(model, kv_gib=20 * page / 2**30, page_size=8)
+    with pytest.raises(ValueError, match=message) as error:
+        sampler.generate([Request([1], max_tokens=1), request_])
+    assert "request 1: " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_budget_is_kept_to():
+    model = make_model()
+    for gib in (0.001, 0.05, 0.3):
+        sampler = Sampler(model, kv_gib=gib)
+        assert sampler.kv.data.nbytes <= gib * 2**30 < sampler.kv.data.nbytes + sampler.kv.page_bytes
+    with pytest.raises(MemoryError, match="holds no page"):
+        Sampler(model, kv_gib=1e-6)
+    with pytest.raises(ValueError, match="not both"):
+        Sampler(model, kv_gib=1, kv_fraction=0.5)
+
+
+def test_nothing_grows_over_rounds_of_generate_and_update():
+    sampler, new = Sampler(make_model(), kv_gib=0.05), make_model(seed=1)
+    tensors = []
+    for turn in range(50):
+        sampler.generate([Request([1, 2, 3], n=2, max_tokens=2)])
+        sampler.update_weights(new)
+        sampler.generate([Request([4, 5], max_tokens=2)])
+        if turn in (1, 49):
+            tensors.append(sum(type(x) is torch.Tensor for x in gc.get_objects()))
+    assert tensors[0] == tensors[1]
+
+
+def test_a_thousand_requests_that_need_ten_times_the_cache():
+    model = make_model(num_hidden_layers=1, hidden_size=32)
+    rng = random.Random(0)
+    requests = [Request([rng.randrange(67) for _ in range(rng.randint(1, 30))], max_tokens=rng.randint(1, 20)) for _ in range(1000)]
+    tokens = sum(len(r.prompt_ids) + r.max_tokens for r in requests)
+    page = Sampler(model, kv_gib=0.05, page_size=8).kv.page_bytes
+    sampler = Sampler(model, kv_gib=(tokens // 80 + 1) * page / 2**30, page_size=8)
+    out = sampler.generate(requests)
+    assert [len(g[0].ids) for g in out] == [r.max_tokens for r in requests]
