@@ -60,6 +60,15 @@ FORMATS = {
 }
 
 
+class PlanError(ValueError):
+    """The bytes are no valid plan; one line says why."""
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise PlanError(message)
+
+
 def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], is_device: Callable[[torch.device], bool]) -> Any:
     """One argument as JSON. Raises TypeError with its type if it has no place in a plan."""
     if isinstance(value, torch.Tensor):
@@ -119,29 +128,30 @@ def decode(value: Any, tensor: Callable[[int], torch.Tensor], device: torch.devi
 
 
 def check_value(value: Any, tensors: int, where: str) -> None:
-    """Raise ValueError (one line) unless `value` is an encoded value that names only tensors 0 .. tensors - 1."""
+    """Raise PlanError (one line) unless `value` is an encoded value that names only tensors 0 .. tensors - 1."""
     budget = [MAX_ITEMS]
 
-    def check(v: Any, depth: int) -> None:
+    def visit(v: Any, depth: int) -> None:
         budget[0] -= 1
-        if depth > MAX_DEPTH or budget[0] < 0:
-            raise ValueError(f"{where}: an argument is nested too deep or too long")
+        check(depth <= MAX_DEPTH and budget[0] >= 0, f"{where}: an argument is nested too deep or too long")
         if isinstance(v, list):
             for x in v:
-                check(x, depth + 1)
+                visit(x, depth + 1)
         elif type(v) is dict and len(v) == 1:
             ((tag, x),) = v.items()
             if tag in ("tuple", "dict") and type(x) is list:
                 for item in x:
-                    if tag == "dict" and not (type(item) is list and len(item) == 2 and type(item[0]) in (str, int, bool)):
-                        raise ValueError(f"{where}: a dictionary's keys are strings or integers")
-                    check(item, depth + 1)
-            elif tag not in TAGS or not TAGS[tag](x, tensors):
-                raise ValueError(f"{where}: bad argument {str(v)[:80]}")
-        elif (type(v) is int and not -(2**63) <= v < 2**64) or not (v is None or type(v) in (bool, int, float, str)):
-            raise ValueError(f"{where}: bad argument {str(v)[:80]}")
+                    if tag == "dict":
+                        good = type(item) is list and len(item) == 2 and type(item[0]) in (str, int, bool)
+                        check(good, f"{where}: a dictionary's keys are strings or integers")
+                    visit(item, depth + 1)
+            else:
+                check(tag in TAGS and TAGS[tag](x, tensors), f"{where}: bad argument {str(v)[:80]}")
+        else:
+            good = v is None or type(v) in (bool, float, str) or (type(v) is int and -(2**63) <= v < 2**64)
+            check(good, f"{where}: bad argument {str(v)[:80]}")
 
-    check(value, 0)
+    visit(value, 0)
 
 
 TAGS = {

@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from nanotriton.executor.aten import ALLOWED, check_value, tensor_ids
+from nanotriton.executor.aten import ALLOWED, PlanError, check, check_value, tensor_ids
+from nanotriton.executor.signature import flatten, signature
 
 MAGIC = b"nanotriton-plan-1\n"
 MAX_BYTES = 512 << 20  # a plan on the wire, weights included
@@ -42,15 +43,8 @@ DTYPES = {
     )
 }  # fmt: skip
 OPTIONS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}
-# Triton's name of an argument's type -> TTIR's
-SCALARS = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "fp16": "f16", "bf16": "bf16", "fp32": "f32",
-           "fp64": "f64", "fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e4b15": "i8"}  # fmt: skip
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 HASH = re.compile(r"[0-9a-f]{32}")
-
-
-class PlanError(ValueError):
-    """The bytes are no valid plan; one line says why."""
 
 
 @dataclass
@@ -202,10 +196,10 @@ class Plan:
         header = json.loads(data[start : start + size], parse_constant=_no_constant)
         blobs, at = {}, start + size
         for key, length in header["blobs"]:
-            _check(type(key) is str and type(length) is int and length >= 0, "a blob is [hash, length]")
+            check(type(key) is str and type(length) is int and length >= 0, "a blob is [hash, length]")
             blobs[key] = data[at : at + length]
             at += length
-        _check(at == len(data), "blobs do not fill the plan exactly")
+        check(at == len(data), "blobs do not fill the plan exactly")
         return cls(
             storages=[Storage(*s) for s in header["storages"]],
             tensors=[Tensor(s, d, tuple(shape), tuple(stride), o) for s, d, shape, stride, o in header["tensors"]],
@@ -230,110 +224,84 @@ class Plan:
 
     def _validate(self, max_memory: int) -> None:
         for name, limit in MAX_COUNT.items():
-            _check(len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}")
+            check(len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}")
         for key, data in self.blobs.items():
-            _check(HASH.fullmatch(key) is not None and digest(data) == key, "a blob's bytes are not what its hash says")
+            check(HASH.fullmatch(key) is not None and digest(data) == key, "a blob's bytes are not what its hash says")
         for i, s in enumerate(self.storages):
-            _check(s.kind in KINDS and s.dtype in DTYPES and _is_size(s.nbytes), f"storage {i} is malformed")
-            _check(s.blob is None or s.kind in ("weight", "const"), f"storage {i}: a {s.kind} has no initial bytes")
-            _check(s.kind != "const" or s.blob in self.blobs, f"storage {i}: a constant without its bytes")
-            _check(s.blob not in self.blobs or len(self.blobs[s.blob]) == s.nbytes, f"storage {i}: bytes of another size")
+            check(s.kind in KINDS and s.dtype in DTYPES and _is_size(s.nbytes), f"storage {i} is malformed")
+            check(s.blob is None or s.kind in ("weight", "const"), f"storage {i}: a {s.kind} has no initial bytes")
+            check(s.kind != "const" or s.blob in self.blobs, f"storage {i}: a constant without its bytes")
+            check(s.blob not in self.blobs or len(self.blobs[s.blob]) == s.nbytes, f"storage {i}: bytes of another size")
         total = sum(s.nbytes for s in self.storages)
-        _check(total <= max_memory, f"{total} bytes of tensors; the limit is {max_memory}")
+        check(total <= max_memory, f"{total} bytes of tensors; the limit is {max_memory}")
         for i, t in enumerate(self.tensors):
             self._check_tensor(i, t)
         for k in self.kernels:
             _check_kernel(k)
         for w in self.weights:
-            _check(all(type(n) is str and len(n) < 1024 for n in w.names), "a weight's names are strings")
-            _check(self._tensor(w.tensor).storage >= 0 and self._kind(w.tensor) == "weight", "a weight is not in a weight storage")
+            check(all(type(n) is str and len(n) < 1024 for n in w.names), "a weight's names are strings")
+            check(self._tensor(w.tensor).storage >= 0 and self._kind(w.tensor) == "weight", "a weight is not in a weight storage")
         for tree, what in ((self.inputs, "inputs"), (self.outputs, "outputs")):
             check_value(tree, len(self.tensors), what)
         ids = tensor_ids(self.inputs)
-        _check(all(self._kind(i) == "input" for i in ids), "an input is not in an input storage")
-        _check(len({self.tensors[i].storage for i in ids}) == len(ids), "two inputs share a storage")
-        _check(len(ids) == sum(s.kind == "input" for s in self.storages), "an input storage that no input fills")
+        check(all(self._kind(i) == "input" for i in ids), "an input is not in an input storage")
+        check(len({self.tensors[i].storage for i in ids}) == len(ids), "two inputs share a storage")
+        check(len(ids) == sum(s.kind == "input" for s in self.storages), "an input storage that no input fills")
         for step in self.steps:
             self._check_step(step, nested=False)
 
     def _tensor(self, index: Any) -> Tensor:
-        _check(type(index) is int and 0 <= index < len(self.tensors), f"no tensor {index!r}")
+        check(type(index) is int and 0 <= index < len(self.tensors), f"no tensor {index!r}")
         return self.tensors[index]
+
+    def _place(self, index: Any) -> tuple[int, int, int]:
+        t = self._tensor(index)
+        size = DTYPES[t.dtype].itemsize
+        return t.offset * size, size, self.storages[t.storage].nbytes
 
     def _kind(self, index: int) -> str:
         return self.storages[self._tensor(index).storage].kind
 
     def _check_tensor(self, i: int, t: Tensor) -> None:
-        _check(type(t.storage) is int and 0 <= t.storage < len(self.storages), f"tensor {i}: no storage {t.storage!r}")
-        _check(t.dtype in DTYPES, f"tensor {i}: unknown dtype {t.dtype!r}")
-        _check(len(t.shape) == len(t.stride) <= MAX_DIMS, f"tensor {i}: shape and stride of different length")
-        _check(all(_is_size(n) for n in (*t.shape, *t.stride, t.offset)), f"tensor {i}: sizes are integers from 0 to 2**48")
+        check(type(t.storage) is int and 0 <= t.storage < len(self.storages), f"tensor {i}: no storage {t.storage!r}")
+        check(t.dtype in DTYPES, f"tensor {i}: unknown dtype {t.dtype!r}")
+        check(len(t.shape) == len(t.stride) <= MAX_DIMS, f"tensor {i}: shape and stride of different length")
+        check(all(_is_size(n) for n in (*t.shape, *t.stride, t.offset)), f"tensor {i}: sizes are integers from 0 to 2**48")
         last = t.offset + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
         end = (last + 1) * DTYPES[t.dtype].itemsize if 0 not in t.shape else 0
-        _check(end <= self.storages[t.storage].nbytes, f"tensor {i} leaves its storage")
+        check(end <= self.storages[t.storage].nbytes, f"tensor {i} leaves its storage")
 
     def _check_step(self, step: Step, nested: bool) -> None:
-        _check(_is_size(step.line), "a step's line is a number")
+        check(_is_size(step.line), "a step's line is a number")
         if isinstance(step, Aten):
-            _check(type(step.op) is str and step.op.split(".")[0] in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
-            _check(re.fullmatch(r"\w+\.\w+", step.op) is not None, "an operator is name.overload")
+            check(type(step.op) is str and step.op.split(".")[0] in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
+            check(re.fullmatch(r"\w+\.\w+", step.op) is not None, "an operator is name.overload")
             check_value(step.args, len(self.tensors), step.op)
-            _check(type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs), "keyword arguments have names")
+            check(type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs), "keyword arguments have names")
             for value in step.kwargs.values():
                 check_value(value, len(self.tensors), step.op)
-            _check(len(step.outs) <= 64, f"{step.op} has too many results")
+            check(len(step.outs) <= 64, f"{step.op} has too many results")
             for out in step.outs:
-                _check(out is None or self._kind(out) == "temp", f"{step.op}: a result goes to a temporary")
+                check(out is None or self._kind(out) == "temp", f"{step.op}: a result goes to a temporary")
         elif isinstance(step, Launch):
             self._check_launch(step)
         else:
-            _check(not nested, "a choice inside a choice")
-            _check(_is_size(step.key) and 0 < len(step.alternatives) <= MAX_ALTERNATIVES, "a choice needs a key and alternatives")
+            check(not nested, "a choice inside a choice")
+            check(_is_size(step.key) and 0 < len(step.alternatives) <= MAX_ALTERNATIVES, "a choice needs a key and alternatives")
             for inner in (s for alternative in step.alternatives for s in alternative):
                 self._check_step(inner, nested=True)
 
     def _check_launch(self, step: Launch) -> None:
-        _check(type(step.kernel) is int and 0 <= step.kernel < len(self.kernels), f"no kernel {step.kernel!r}")
+        check(type(step.kernel) is int and 0 <= step.kernel < len(self.kernels), f"no kernel {step.kernel!r}")
         kernel = self.kernels[step.kernel]
-        _check(len(step.grid) == 3, "a grid has three sizes")
+        check(len(step.grid) == 3, "a grid has three sizes")
         for n, limit in zip(step.grid, GRID_LIMIT, strict=True):
-            _check(type(n) is int and 0 <= n <= limit, f"{kernel.name}: grid {tuple(step.grid)} is outside the GPU's limits")
-        flat = [x for ty, value in step.args for x in self._flatten(kernel.name, ty, value)]
-        _check(len(flat) == len(kernel.signature), f"{kernel.name}: {len(flat)} arguments for {len(kernel.signature)} parameters")
+            check(type(n) is int and 0 <= n <= limit, f"{kernel.name}: grid {tuple(step.grid)} is outside the GPU's limits")
+        flat = [x for ty, value in step.args for x in flatten(kernel.name, ty, value, self._place)]
+        check(len(flat) == len(kernel.signature), f"{kernel.name}: {len(flat)} arguments for {len(kernel.signature)} parameters")
         for i, ((got, address), (want, divisor)) in enumerate(zip(flat, kernel.signature, strict=True)):
-            _check(got == want, f"{kernel.name}: argument {i} is {got}, the kernel wants {want}")
-            _check(address % divisor == 0, f"{kernel.name}: argument {i} is not a multiple of {divisor} as the kernel assumes")
-
-    def _flatten(self, name: str, ty: Any, value: Any) -> list[tuple[str, int]]:
-        """[(TTIR type, the number that divisibility is about)] of one recorded argument; a descriptor is several."""
-        _check(type(ty) is str and len(ty) < 128, f"{name}: an argument's type is a short string")
-        if ty.startswith("tensordesc<"):
-            return self._flatten_descriptor(name, ty, value)
-        if ty[:1] == "*":
-            t = self._tensor(value)
-            return [(f"!tt.ptr<{_element(ty)}>", t.offset * DTYPES[t.dtype].itemsize)]
-        want = SCALARS.get(_signless(ty))
-        _check(want is not None, f"{name}: unknown argument type {ty!r}")
-        if want[0] == "i":
-            bits = int(want[1:])
-            _check(type(value) in (int, bool) and -(2**bits) < value < 2**bits, f"{name}: {value!r} is no {ty}")
-            return [(want, int(value))]
-        _check(type(value) is float or value in ("inf", "-inf", "nan"), f"{name}: {value!r} is no {ty}")
-        return [(want, 0)]
-
-    def _flatten_descriptor(self, name: str, ty: str, value: Any) -> list[tuple[str, int]]:
-        """[tensor id, shape, strides, padding "zero" | "nan"] -> the block descriptor, then shape (i32) and strides (i64)."""
-        match = re.match(r"tensordesc<(\w+)\[([\d, ]+)\]", ty)
-        _check(match is not None, f"{name}: unknown descriptor type {ty!r}")
-        base, shape, strides, padding = value
-        block, t = [int(n) for n in match[2].split(",")], self._tensor(base)
-        _check(len(shape) == len(strides) == len(block) <= 5 and padding in ("zero", "nan"), f"{name}: malformed descriptor")
-        _check(all(_is_size(n) and 0 < n < 2**31 for n in shape) and all(_is_size(s) for s in strides), f"{name}: malformed descriptor")
-        size = DTYPES[t.dtype].itemsize
-        end = (t.offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))) * size
-        _check(end <= self.storages[t.storage].nbytes, f"{name}: a descriptor leaves its storage")
-        element, dims = _element("*" + match[1]), "x".join(str(n) for n in block)
-        return [(f"!tt.tensordesc<tensor<{dims}x{element}>>", t.offset * size), *[("i32", n) for n in shape], *[("i64", s) for s in strides]]
+            check(got == want, f"{kernel.name}: argument {i} is {got}, the kernel wants {want}")
+            check(address % divisor == 0, f"{kernel.name}: argument {i} is not a multiple of {divisor} as the kernel assumes")
 
 
 def digest(data: bytes) -> str:
@@ -341,55 +309,17 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def signature(ttir: str, name: str) -> list[tuple[str, int]]:
-    """[(type, divisibility)] of the public function's parameters, read off the text. Raises PlanError if it isn't there."""
-    heads = re.findall(r"tt\.func public @([\w.]+)\(", ttir)
-    _check(heads == [name], f"the TTIR has the public functions {heads[:4]}, not just {name!r}")
-    at = ttir.index(f"tt.func public @{name}(") + len(f"tt.func public @{name}(")
-    depth, parts, begin = 0, [], at
-    for i in range(at, len(ttir)):
-        c = ttir[i]
-        if depth == 0 and c in ",)":
-            parts.append(ttir[begin:i].strip())
-            begin = i + 1
-            if c == ")":
-                break
-        depth += (c in "<({[") - (c in ">)}]")
-    else:
-        raise PlanError("the TTIR's function has no end of its parameters")
-    found = []
-    for part in filter(None, parts):
-        match = re.fullmatch(r"%[\w.$-]+: (\S+?(?:<.*?>+)?)(?: \{([^}]*)\})?(?: loc\(.*\))?", part)
-        _check(match is not None, f"cannot read the parameter {part[:80]!r}")
-        divisor = re.search(r"tt\.divisibility = (\d+)", match[2] or "")
-        found.append((match[1], int(divisor[1]) if divisor else 1))
-    return found
-
-
 def _check_kernel(k: Kernel) -> None:
-    _check(type(k.name) is str and NAME.fullmatch(k.name) is not None, "a kernel's name is an identifier")
-    _check(type(k.ttir) is str and len(k.ttir) <= MAX_TTIR, f"{k.name}: the TTIR is text of at most {MAX_TTIR} bytes")
-    _check(type(k.options) is dict and k.options.keys() == OPTIONS.keys(), f"{k.name}: options are {', '.join(OPTIONS)}")
+    check(type(k.name) is str and NAME.fullmatch(k.name) is not None, "a kernel's name is an identifier")
+    check(type(k.ttir) is str and len(k.ttir) <= MAX_TTIR, f"{k.name}: the TTIR is text of at most {MAX_TTIR} bytes")
+    check(type(k.options) is dict and k.options.keys() == OPTIONS.keys(), f"{k.name}: options are {', '.join(OPTIONS)}")
     o = k.options
-    _check(type(o["num_warps"]) is int and o["num_warps"] in (1, 2, 4, 8, 16, 32), f"{k.name}: num_warps is a power of two up to 32")
-    _check(type(o["num_stages"]) is int and 0 <= o["num_stages"] <= 64, f"{k.name}: num_stages is from 0 to 64")
-    _check(type(o["num_ctas"]) is int and o["num_ctas"] in (1, 2, 4, 8, 16), f"{k.name}: num_ctas is a power of two up to 16")
-    _check(o["maxnreg"] is None or (type(o["maxnreg"]) is int and 16 <= o["maxnreg"] <= 255), f"{k.name}: maxnreg is from 16 to 255")
-    _check(type(o["launch_cooperative_grid"]) is bool, f"{k.name}: launch_cooperative_grid is a boolean")
+    check(type(o["num_warps"]) is int and o["num_warps"] in (1, 2, 4, 8, 16, 32), f"{k.name}: num_warps is a power of two up to 32")
+    check(type(o["num_stages"]) is int and 0 <= o["num_stages"] <= 64, f"{k.name}: num_stages is from 0 to 64")
+    check(type(o["num_ctas"]) is int and o["num_ctas"] in (1, 2, 4, 8, 16), f"{k.name}: num_ctas is a power of two up to 16")
+    check(o["maxnreg"] is None or (type(o["maxnreg"]) is int and 16 <= o["maxnreg"] <= 255), f"{k.name}: maxnreg is from 16 to 255")
+    check(type(o["launch_cooperative_grid"]) is bool, f"{k.name}: launch_cooperative_grid is a boolean")
     k.signature = signature(k.ttir, k.name)
-
-
-def _signless(ty: str) -> str:
-    return re.sub(r"^u(\d)", r"i\1", ty)
-
-
-def _element(pointer: str) -> str:
-    """TTIR's element type of Triton's pointer type: "*kfp16" -> "f16", "**i8" -> "!tt.ptr<i8>"."""
-    inner = pointer[1:].removeprefix("k")
-    if inner[:1] == "*":
-        return f"!tt.ptr<{_element(inner)}>"
-    _check(_signless(inner) in SCALARS, f"unknown pointer type {pointer!r}")
-    return SCALARS[_signless(inner)]
 
 
 def _step_to_json(step: Step) -> list:
@@ -402,7 +332,7 @@ def _step_to_json(step: Step) -> list:
 
 def _step_from_json(step: list) -> Step:
     kind, *rest = step
-    _check(kind in STEPS, f"unknown step {str(kind)[:80]!r}")
+    check(kind in STEPS, f"unknown step {str(kind)[:80]!r}")
     if kind == "launch":
         kernel, grid, args, line = rest
         return Launch(kernel, tuple(grid), [(ty, value) for ty, value in args], line)
@@ -418,8 +348,3 @@ def _is_size(n: Any) -> bool:
 
 def _no_constant(text: str):
     raise PlanError(f"{text} is no JSON")
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise PlanError(message)

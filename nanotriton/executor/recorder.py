@@ -25,13 +25,38 @@ from nanotriton.executor.plan import Plan
 from nanotriton.executor.tape import RecordError, Tape, line_of, quiet
 
 MAX_MESSAGE = 600
-__all__ = ["RecordError", "install", "record"]
+WARM_UP = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.exp(tl.load(x + at, mask=at < n)), mask=at < n)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.linear = torch.nn.Linear(n, n)
+
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, x.numel(), BLOCK=32)
+        return y * self.linear.weight[0]
+"""
+__all__ = ["RecordError", "install", "record", "warm_up"]
 
 
 def install() -> None:
     """Make torch and Triton record in this process, for good: once, before forking. CUDA must not be visible."""
     recorder_torch.install()
     recorder_triton.install()
+
+
+def warm_up(folder: str | Path) -> None:
+    """One small recording: torch and Triton import for seconds at first use; pay for it before forking."""
+    x = torch.empty(4, 8, device="meta")
+    record(WARM_UP, [8], [x], seed=0, folder=folder)
 
 
 def record(

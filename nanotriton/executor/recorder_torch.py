@@ -265,8 +265,10 @@ def install() -> None:
     }  # fmt: skip
     for name, value in answers.items():
         setattr(cuda, name, lambda *args, _value=value, **kwargs: _value)
-    for name in """synchronize set_device empty_cache manual_seed manual_seed_all seed seed_all init _lazy_init ipc_collect reset_peak_memory_stats
-        reset_max_memory_allocated set_stream set_per_process_memory_fraction""".split():
+    for name in (
+        "synchronize", "set_device", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all", "init", "_lazy_init",
+        "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_stream", "set_per_process_memory_fraction",
+    ):  # fmt: skip
         setattr(cuda, name, lambda *args, **kwargs: None)  # one function each: torch keys tables by them
     cuda.Stream = cuda.Event = cuda.ExternalStream = _Stream
     cuda.current_stream = cuda.default_stream = cuda.stream = cuda.StreamContext = _Stream
