@@ -1,0 +1,168 @@
+"""The synthetic grammar: deterministic, disjoint by composition, fair, and its solutions are complete files."""
+
+import ast
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.grammar import OPERANDS, OPS
+from nanotriton.tasks.synthetic import INDEX, SPLITS, generate, is_fair, split_of
+from nanotriton.tasks.task import check_source
+
+BY_NAME = {op.name: op for op in OPS}
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    """A few hundred tasks of every split, over two seeds and both sizes."""
+    return {s: generate(s, 200, 0) + generate(s, 100, 1) + generate(s, 50, 0, "gpu") for s in SPLITS}
+
+
+def chain(text):
+    """ "mul 3, relu" -> the chain of these operations with these constants."""
+    return [(BY_NAME[name], c) for name, _, c in (step.strip().partition(" ") for step in text.split(","))]
+
+
+def sizes_of(task):
+    return {name: int(value) for name, value in re.findall(r"^(\w+) = (\d+)$", task.source, re.M)}
+
+
+def run_module(source):
+    """The answer of a task's own Model to its own inputs, run as a file."""
+    names = {}
+    exec(compile(source, "task", "exec"), names)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return names["Model"](*names["get_init_inputs"]())(*names["get_inputs"]())
+
+
+def test_same_arguments_same_tasks_and_other_seeds_others():
+    first, again, other = generate("rl", 40, 3), generate("rl", 40, 3), generate("rl", 40, 4)
+    assert first == again and [t.meta for t in first] == [t.meta for t in again]
+    assert len({t.source for t in first}) == 40
+    assert len({t.source for t in first} & {t.source for t in other}) <= 2
+    assert generate("rl", 10, 3) == first[:10]  # a longer list begins with the shorter one
+
+
+def test_global_random_state_is_neither_used_nor_moved():
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = generate("sft", 5, 0)
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(2)
+    assert generate("sft", 5, 0) == first
+
+
+@pytest.mark.parametrize("arguments", [("train", 1, 0), ("sft", 1, 0, "tpu")])
+def test_unknown_split_or_size_is_an_error_that_names_the_known(arguments):
+    with pytest.raises(ValueError, match=r"splits are sft, rl, dev, test; sizes are cpu, gpu"):
+        generate(*arguments)
+
+
+def test_splits_are_disjoint_by_composition(tasks):
+    compositions = {s: {tuple(t.meta["ops"]) for t in tasks[s]} for s in SPLITS}
+    pairs = {s: {p for ops in compositions[s] for p in pairwise(ops)} for s in SPLITS}
+    for i, a in enumerate(SPLITS):
+        for b in SPLITS[i + 1 :]:
+            assert not compositions[a] & compositions[b], (a, b)
+    trained = pairs["sft"] | pairs["rl"]
+    held_out = {p: split_of(p) for s in SPLITS for p in pairs[s] if split_of(p) in ("dev", "test")}
+    assert not trained & held_out.keys()
+    for split, other in (("dev", "test"), ("test", "dev")):
+        for ops in compositions[split]:
+            kinds = [held_out.get(p) for p in pairwise(ops)]
+            assert split in kinds and other not in kinds, ops
+
+
+def test_an_eighth_of_all_pairs_is_held_out_and_no_operation_is_spared():
+    names = [op.name for op in OPS]
+    held = {(a, b): split_of([a, b]) for a in names for b in names if split_of([a, b]) in ("dev", "test")}
+    assert 0.12 <= len(held) / len(names) ** 2 <= 0.14
+    for split in ("dev", "test"):
+        for side in (0, 1):
+            assert {pair[side] for pair, s in held.items() if s == split} == set(names)
+
+
+def test_a_chain_with_both_kinds_of_held_out_pairs_belongs_nowhere():
+    following = {s: {a: b for a in INDEX for b in INDEX if split_of([a, b]) == s} for s in ("dev", "test")}
+    assert split_of(["relu", following["dev"]["relu"]]) == "dev"
+    middle = following["dev"]["relu"]
+    assert split_of(["relu", middle, following["test"][middle]]) is None
+
+
+def test_every_operation_is_trained_on_and_tested(tasks):
+    for split in SPLITS:
+        used = {op for t in tasks[split] for op in t.meta["ops"]}
+        assert len(used) >= len(OPS) - 3, (split, set(INDEX) - used)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "abs, relu",  # relu does nothing
+        "add 2, softmax",  # softmax does not see it
+        "centre, layer_norm",
+        "softmax, sum",  # always 1
+        "layer_norm, mean",  # always 0
+        "at_least 1, at_most 0.1",  # constant
+        "max_y, max_y",  # the second does nothing
+        "neg, neg",  # the input
+        "square, mul_y, square, cos",  # rounding decides
+    ],
+)
+def test_unfair_questions_are_not_asked(text):
+    assert not is_fair(chain(text))
+
+
+@pytest.mark.parametrize("text", ["relu", "mul 3, softmax", "matmul, bias, gelu", "scale, square, mean", "norm, add 1, sin"])
+def test_fair_questions_are_asked(text):
+    assert is_fair(chain(text))
+
+
+def test_tasks_are_whole_kernelbench_files_with_tame_answers(tasks):
+    for task in (t for s in SPLITS for t in tasks[s][::10]):
+        check_source(task.source, task.name)
+        if max(sizes_of(task).values()) > 100:
+            continue  # GPU sizes
+        answer = run_module(task.source)
+        assert answer.dtype == torch.float32 and answer.isfinite().all()
+        assert answer.std() > 1e-3 * answer.square().mean().sqrt() > 0, task.meta
+
+
+@pytest.mark.parametrize(("size", "most", "most_tiled"), [("cpu", 100, 48), ("gpu", 8000, 2000)])
+def test_sizes_need_masks_and_stay_in_their_limits(size, most, most_tiled):
+    for task in generate("rl", 60, 5, size):
+        sizes = sizes_of(task)
+        tiled = task.meta["ops"][0] == "matmul"
+        assert list(sizes) == (["rows", "inner", "cols"] if tiled else ["rows", "cols"])
+        assert max(sizes.values()) <= (most_tiled if tiled else most)
+        assert sizes["cols"] % 2 and all(n % 2 for n in sizes.values() if tiled)  # so no multiple of any block
+
+
+def test_solutions_are_complete_and_name_every_tensor(tasks):
+    for task in (t for s in SPLITS for t in tasks[s][::5]):
+        tree = ast.parse(task.solution)
+        kernel = next(n for n in tree.body if isinstance(n, ast.FunctionDef))
+        assert ast.unparse(kernel.decorator_list[0]) == "triton.jit"
+        loaded = {n.id for n in ast.walk(kernel) if isinstance(n, ast.Name)}
+        assert {a.arg for a in kernel.args.args} <= loaded  # no argument is unused
+        used = [name for name in OPERANDS if any(BY_NAME[op].operand == name for op in task.meta["ops"])]
+        assert {f"{name}_ptr" for name in used} <= loaded
+
+
+def test_constants_come_from_the_table(tasks):
+    for task in tasks["sft"]:
+        for op, constant in zip(task.meta["ops"], task.meta["constants"]):
+            assert constant in (BY_NAME[op].constants or ("",))
+
+
+def test_table_is_sound():
+    assert len(INDEX) == len(OPS), "a name occurs twice"
+    for op in OPS:
+        assert op.kind in ("map", "row", "reduce", "matmul") and (not op.operand or op.operand in OPERANDS)
+        assert ("{c}" in op.torch) == bool(op.constants) == any("{c}" in line for line in op.triton)
+        alone = [(op, op.constants[0] if op.constants else "")]
+        assert synthetic._run(alone, torch.float32).isfinite().all()
