@@ -20,18 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 
 from nanotriton.model import ModelError, as_ids
-from nanotriton.weights import find_folder, read_json
+from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -45,7 +35,7 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path):
         self.folder = find_folder(folder)
-        self.files = [self.folder / name for name in FILES if (self.folder / name).is_file()]
+        self.files = find_tokenizer_files(self.folder)
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{self.folder}: no tokenizer.json")

@@ -26,6 +26,16 @@ from nanotriton.model import ModelConfig, ModelError, Transformer
 
 INDEX = "model.safetensors.index.json"
 DOWNLOAD = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHARD_BYTES = 5 * 10**9
 
@@ -60,6 +70,11 @@ def read_json(path: Path) -> dict:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")
     return value
+
+
+def find_tokenizer_files(folder: str | Path) -> list[Path]:
+    """The files of a folder that make up its tokenizer."""
+    return [path for name in TOKENIZER_FILES if (path := Path(folder) / name).is_file()]
 
 
 def load_config(name: str | Path) -> ModelConfig:
@@ -178,17 +193,21 @@ def load_model(
 def save_model(
     model: Transformer,
     folder: str | Path,
-    tokenizer_files: Iterable[str | Path] = (),
+    tokenizer_files: str | Path | Iterable[Path] = (),
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write config.json, generation_config.json, the weights (in `dtype`, default as held) and copies of the tokenizer's
-    files. More than `shard_bytes` of weights become several files and an index.
+    files (given one by one, or as the folder that has them). More than `shard_bytes` of weights become several files
+    and an index.
 
     Under FSDP every rank calls it: shards are gathered a file at a time, and rank 0 writes. Files get their names
     only when all are written, so that a kill before leaves the previous ones whole.
     """
     folder = Path(folder)
+    if isinstance(tokenizer_files, str | Path):
+        tokenizer_files = find_tokenizer_files(tokenizer_files)
+    tokenizer_files = [Path(path) for path in tokenizer_files]
     writer = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
     params = dict(model.named_parameters())
     dtype = dtype or next(iter(params.values())).dtype
@@ -214,9 +233,9 @@ def save_model(
         return
     for file, value in files.items():
         (folder / f"{file}.tmp").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    for path in map(Path, tokenizer_files):
+    for path in tokenizer_files:
         shutil.copyfile(path, folder / f"{path.name}.tmp")
-    names = [*plan, *files, *(Path(path).name for path in tokenizer_files)]
+    names = [*plan, *files, *(path.name for path in tokenizer_files)]
     for name in names:
         os.replace(folder / f"{name}.tmp", folder / name)
     for stale in {*folder.glob("model*.safetensors"), *folder.glob(INDEX)} - {folder / name for name in names}:
