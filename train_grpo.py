@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
 
 import train_sft
 from nanotriton import config, distributed, grpo
@@ -31,6 +29,8 @@ from nanotriton.rollout import Episode, rollout, seed_of
 from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
 from reward.reward import load_reward, reward
 
 
@@ -141,7 +141,7 @@ def main(cfg: Config, world: distributed.World) -> None:
             if (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps:
                 run.save(step + 1, model, optimizer)
 
-        run.export(model, model_folder)  # before it is measured: an evaluation that dies costs no training
+        run.export(model, tokenizer)  # before it is measured: an evaluation that dies costs no training
         if test:
             run.evaluated("test", cfg.steps, cfg.steps, **measure(test, step=cfg.steps, split="test"))
     run.plot()

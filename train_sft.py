@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model, save_model
 
 from nanotriton import config, distributed
 from nanotriton.data import pack, score
@@ -29,6 +27,8 @@ from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, prompt_ids
 from nanotriton.tasks.task import Task
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model, save_model
 
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -99,7 +99,7 @@ def main(cfg: Config, world: distributed.World) -> str:
         if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
             run.save(step + 1, model, optimizer)
 
-    run.export(model, source)  # saved before it is measured: an evaluation that dies costs no training
+    run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
     result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
     if dev:
         with make_executor(cfg, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
@@ -152,9 +152,9 @@ def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
         model = Transformer(ModelConfig(
             model_type="llama", vocab_size=tokenizer.vocab_size, hidden_size=cfg.width, intermediate_size=cfg.width * 3,
             num_hidden_layers=cfg.layers, num_attention_heads=cfg.width // 32, max_position_embeddings=cfg.max_len,
-            tie_word_embeddings=True,
+            tie_word_embeddings=True, eos_token_ids=tuple(sorted(tokenizer.eos_ids)),
         ))  # fmt: skip
-        save_model(model.init_weights(cfg.seed), str(folder), tokenizer_files=str(folder))
+        save_model(model.init_weights(cfg.seed), folder)
     run.world.barrier()
     return str(folder)
 

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
-
 import train_grpo
 import train_sft
 from bench import environment
 from nanotriton import config, distributed
 from nanotriton.run import Run, heldout, make_executor, make_sampler
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
 
 
 @dataclass

@@ -56,7 +56,7 @@ class Run(Log):
         if world.is_main:
             path.write_text(json.dumps(settings, indent=2) + "\n")
         self.world, self.stage = world, stage
-        self.checkpoints = distributed.Checkpointer(folder / "checkpoints", keep=2, world=world)
+        self.checkpoints = distributed.Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
 
     def finished(self) -> bool:
@@ -88,9 +88,9 @@ class Run(Log):
         self.step(f"{self.stage}/{kind}", step, of, {}, [k for k in numbers if isinstance(numbers[k], float)], **numbers)
         self.plot()
 
-    def export(self, model: torch.nn.Module, tokenizer_files: str) -> None:
+    def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
         """Write model/, a Hugging Face folder."""
-        save_model(model, str(self.folder / "model"), tokenizer_files=tokenizer_files)
+        save_model(model, self.folder / "model", tokenizer.files)
 
 
 def make_executor(cfg: Any, world: distributed.World) -> Executor:

@@ -1,0 +1,61 @@
+"""A run's files: one row a step, cut back exactly by a rewind, drawn to a picture."""
+
+import json
+
+from nanotriton.log import Log, smooth
+
+
+def fill(log: Log, steps: range) -> None:
+    for step in steps:
+        log.step("grpo", step, 9, {"rollout": 0.1}, ("reward",), reward=step / 10, length=30.0, entropy=0.1, statuses={"correct": step, "wrong_value": 2})
+        log.samples([{"step": step, "completion": "é"}])
+
+
+def test_rewind_cuts_both_files_to_the_byte(tmp_path):
+    log = Log(tmp_path / "run")
+    fill(log, range(1, 4))
+    position, before = log.position(), (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    fill(log, range(4, 7))
+    log.rewind(position)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert [r["step"] for r in log.read("samples.jsonl")] == [1, 2, 3]
+    fill(log, range(4, 5))
+    assert [r["step"] for r in log.read()] == [1, 2, 3, 4]
+    log.rewind({})
+    assert log.read() == []
+
+
+def test_times_are_apart_so_that_the_rest_can_be_compared(tmp_path):
+    log = Log(tmp_path)
+    fill(log, range(1, 2))
+    (row,) = log.read()
+    assert set(row.pop("seconds")) == {"rollout"} and "rollout" not in json.dumps(row)
+
+
+def test_other_ranks_write_nothing(tmp_path):
+    log = Log(tmp_path / "other", main=False)
+    fill(log, range(1, 3))
+    log.summary(a=1)
+    log.plot()
+    assert not (tmp_path / "other").exists()
+
+
+def test_summary_is_updated(tmp_path):
+    log = Log(tmp_path)
+    log.summary(a=1, b=2)
+    log.summary(b=3)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"a": 1, "b": 3}
+
+
+def test_curves_are_drawn_from_few_rows_or_many(tmp_path):
+    log = Log(tmp_path)
+    log.plot()  # nothing yet: empty panels, no error
+    fill(log, range(1, 12))
+    log.step("grpo/eval", 3, 9, {}, ("success",), success=0.5, greedy=0.6)
+    log.plot()
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_smooth_is_a_mean_from_the_first_value_on():
+    assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
