@@ -33,6 +33,7 @@ def signature(ttir: str, name: str) -> list[tuple[str, int]]:
         raise PlanError("the TTIR's function has no end of its parameters")
     found = []
     for part in filter(None, parts):
+        check(len(part) < 2048, "a parameter of the TTIR's function is too long")
         match = re.fullmatch(r"%[\w.$-]+: (\S+?(?:<.*?>+)?)(?: \{([^}]*)\})?(?: loc\(.*\))?", part)
         check(match is not None, f"cannot read the parameter {part[:80]!r}")
         divisor = re.search(r"tt\.divisibility = (\d+)", match[2] or "")
