@@ -1,0 +1,152 @@
+"""CUDA's libdevice in NumPy: what `tt.extern_elementwise {symbol = "__nv_tanhf"}` computes (CUDA libdevice user's guide).
+
+A function is found by its symbol without `__nv_` and, for float, without the final f. Directed rounding of arithmetic
+(`__nv_fadd_rd`) and functions of an integer order (`__nv_jnf`) are missing: `find` answers None for them.
+"""
+
+import numpy as np
+import torch
+
+from .numbers import (
+    clamp, float_to_int, fma, mul_high, mul_high_signed, round_away, rsqrt, through_torch, unsigned,
+)  # fmt: skip
+
+
+def _norm(*xs):
+    return np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs)).astype(xs[0].dtype)
+
+
+def _tgamma(x):
+    """|Gamma| from lgamma, with its sign: negative on (-1, 0), (-3, -2), ..; NaN at negative integers."""
+    wide = x.astype(np.float64)
+    size = np.exp(_lgamma(wide))
+    odd = (wide < 0) & (np.floor(wide) % 2 == 1)
+    return np.where((wide < 0) & (wide == np.floor(wide)), np.nan, np.where(odd, -size, size)).astype(x.dtype)
+
+
+def _count_bits(x):
+    return np.bitwise_count(unsigned(x)).astype(np.int32)
+
+
+def _leading_zeros(x):
+    bits = unsigned(x)
+    for shift in (1, 2, 4, 8, 16, 32)[: 5 if bits.itemsize == 4 else 6]:  # smear the highest bit downwards
+        bits = bits | (bits >> bits.dtype.type(shift))
+    return np.int32(8 * bits.itemsize) - np.bitwise_count(bits).astype(np.int32)
+
+
+def _first_set(x):
+    return np.where(x == 0, 0, _count_bits((x & -x) - 1) + 1).astype(np.int32)
+
+
+def _reverse(x):
+    width = 8 * x.itemsize
+    octets = np.ascontiguousarray(x)[..., None].view(np.uint8)
+    return np.packbits(np.unpackbits(octets, axis=-1, bitorder="little"), axis=-1).view(f">i{width // 8}")[..., 0].astype(x.dtype)
+
+
+def _byte_perm(x, y, s):
+    """The four bytes of y:x that the four nibbles of s select."""
+    both = (unsigned(y).astype(np.uint64) << np.uint64(32)) | unsigned(x)
+    out = np.zeros(both.shape, np.uint64)
+    for i in range(4):
+        nibble = (unsigned(s).astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(7)
+        out = out | (((both >> (nibble * np.uint64(8))) & np.uint64(255)) << np.uint64(8 * i))
+    return out.astype(np.uint32).view(np.int32)
+
+
+def _remainder(x, y):
+    """IEEE: x - n y with n the integer nearest x / y."""
+    wide, by = x.astype(np.float64), y.astype(np.float64)
+    left = np.fmod(wide, by)
+    return (left - by * np.rint(left / by)).astype(x.dtype)
+
+
+def _mean(a, b, signed: bool, up: int):
+    wide = np.int64 if signed else np.uint64
+    a, b = (a, b) if signed else (unsigned(a), unsigned(b))
+    return ((a.astype(wide) + b.astype(wide) + wide(up)) >> wide(1)).astype(np.int32)
+
+
+def _difference(a, b, c, signed: bool):
+    a, b = (a, b) if signed else (unsigned(a), unsigned(b))
+    return (np.abs(a.astype(np.int64) - b.astype(np.int64)) + unsigned(c)).astype(np.int32)
+
+
+def _mul24(a, b, signed: bool):
+    shift = np.int32(8)
+    a, b = ((x << shift) if signed else unsigned(x << shift) for x in (a, b))
+    return ((a >> a.dtype.type(8)).astype(np.int64) * (b >> b.dtype.type(8)).astype(np.int64)).astype(np.int32)
+
+
+def _integer(test):
+    return lambda *xs: test(*xs).astype(np.int32)
+
+
+def _exponent(x):
+    return (np.frexp(x)[1] - 1).astype(np.int32)
+
+
+_lgamma, _special = through_torch(torch.lgamma), torch.special
+FLOAT = {
+    "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan, "atanh": np.arctanh,
+    "atan2": np.arctan2, "cbrt": np.cbrt, "ceil": np.ceil, "copysign": np.copysign, "cos": np.cos, "cosh": np.cosh,
+    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1, "fabs": np.abs,
+    "floor": np.floor, "fmod": np.fmod, "fma": fma, "fdim": lambda x, y: np.where(np.isnan(x - y), x - y, np.maximum(x - y, 0)),
+    "hypot": lambda x, y: _norm(x, y), "rhypot": lambda x, y: 1 / _norm(x, y),
+    "norm3d": _norm, "norm4d": _norm, "rnorm3d": lambda *x: 1 / _norm(*x), "rnorm4d": lambda *x: 1 / _norm(*x),
+    "log": np.log, "log10": np.log10, "log1p": np.log1p, "log2": np.log2, "pow": np.power, "powi": np.power,
+    "fmax": np.fmax, "fmin": np.fmin, "nextafter": np.nextafter, "rcbrt": lambda x: 1 / np.cbrt(x), "remainder": _remainder,
+    "rint": np.rint, "nearbyint": np.rint, "round": round_away, "rsqrt": rsqrt, "trunc": np.trunc, "sqrt": np.sqrt,
+    "sin": np.sin, "sinh": np.sinh, "tan": np.tan, "tanh": np.tanh, "ldexp": np.ldexp, "scalbn": np.ldexp,
+    "sinpi": lambda x: np.sin(np.pi * np.fmod(x.astype(np.float64), 2)).astype(x.dtype),
+    "cospi": lambda x: np.cos(np.pi * np.fmod(x.astype(np.float64), 2)).astype(x.dtype),
+    "logb": lambda x: np.floor(np.log2(np.abs(x.astype(np.float64)))).astype(x.dtype), "ilogb": _exponent,
+    "erf": through_torch(torch.erf), "erfc": through_torch(torch.erfc), "erfinv": through_torch(torch.erfinv),
+    "erfcinv": through_torch(lambda x: torch.erfinv(1 - x.double()).to(x.dtype)), "erfcx": through_torch(_special.erfcx),
+    "lgamma": _lgamma, "tgamma": _tgamma, "normcdf": through_torch(_special.ndtr), "normcdfinv": through_torch(_special.ndtri),
+    "cyl_bessel_i0": through_torch(_special.i0), "cyl_bessel_i1": through_torch(_special.i1),
+    "j0": through_torch(_special.bessel_j0), "j1": through_torch(_special.bessel_j1),
+    "y0": through_torch(_special.bessel_y0), "y1": through_torch(_special.bessel_y1),
+    "saturate": lambda x: clamp(np.where(np.isnan(x), x.dtype.type(0), x), x.dtype.type(0), x.dtype.type(1), False),
+    "llrint": lambda x: float_to_int(np.dtype(np.int64))(np.rint(x)),
+    "llround": lambda x: float_to_int(np.dtype(np.int64))(round_away(x)), "fdivide": np.divide,
+}  # fmt: skip
+EXACT = {
+    "abs": np.abs, "llabs": np.abs, "brev": _reverse, "brevll": _reverse, "byte_perm": _byte_perm,
+    "clz": _leading_zeros, "clzll": _leading_zeros, "ffs": _first_set, "ffsll": _first_set,
+    "popc": _count_bits, "popcll": _count_bits, "mulhi": mul_high_signed, "mul64hi": mul_high_signed,
+    "umulhi": mul_high, "umul64hi": mul_high, "mul24": lambda a, b: _mul24(a, b, True), "umul24": lambda a, b: _mul24(a, b, False),
+    "hadd": lambda a, b: _mean(a, b, True, 0), "rhadd": lambda a, b: _mean(a, b, True, 1),
+    "uhadd": lambda a, b: _mean(a, b, False, 0), "urhadd": lambda a, b: _mean(a, b, False, 1),
+    "sad": lambda a, b, c: _difference(a, b, c, True), "usad": lambda a, b, c: _difference(a, b, c, False),
+    "float_as_int": lambda x: x.view(np.int32), "float_as_uint": lambda x: x.view(np.int32),
+    "int_as_float": lambda x: x.view(np.float32), "uint_as_float": lambda x: x.view(np.float32),
+    "double_as_longlong": lambda x: x.view(np.int64), "longlong_as_double": lambda x: x.view(np.float64),
+    "double2hiint": lambda x: (x.view(np.int64) >> 32).astype(np.int32), "double2loint": lambda x: x.view(np.int64).astype(np.int32),
+    "hiloint2double": lambda h, l: ((h.astype(np.int64) << 32) | unsigned(l)).view(np.float64),
+    "isnanf": _integer(np.isnan), "isnand": _integer(np.isnan), "isinff": _integer(np.isinf), "isinfd": _integer(np.isinf),
+    "finitef": _integer(np.isfinite), "isfinited": _integer(np.isfinite),
+    "signbitf": _integer(np.signbit), "signbitd": _integer(np.signbit),
+    "frsqrt_rn": rsqrt, "fmaf_rn": fma, "fma_rn": fma,
+}  # fmt: skip
+for _kind in ("f", "d"):  # __nv_fadd_rn and __nv_dadd_rn round as everything does
+    for _name, _f in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}.items():
+        EXACT[f"{_kind}{_name}_rn"] = _f
+    EXACT[f"{_kind}rcp_rn"] = lambda x: 1 / x
+_INTEGERS = {"int": (np.int32, True), "uint": (np.int32, False), "ll": (np.int64, True), "ull": (np.int64, False)}
+_ROUND = {"rn": np.rint, "rd": np.floor, "ru": np.ceil, "rz": np.trunc}
+for _to, (_type, _signed) in _INTEGERS.items():
+    for _mode, _round in _ROUND.items():
+        _convert = float_to_int(np.dtype(_type), _signed)
+        for _from in ("float", "double"):
+            EXACT[f"{_from}2{_to}_{_mode}"] = lambda x, r=_round, c=_convert: c(r(x))
+    for _float, _dtype in (("float", np.float32), ("double", np.float64)):
+        EXACT[f"{_to}2{_float}_rn"] = lambda x, s=_signed, d=_dtype: (x if s else unsigned(x)).astype(d)
+EXACT["double2float_rn"] = lambda x: x.astype(np.float32)
+
+
+def find(symbol: str):
+    """The function of a libdevice symbol, or None."""
+    name = symbol.removeprefix("__nv_").removeprefix("fast_")
+    return EXACT.get(name) or FLOAT.get(name) or (FLOAT.get(name[:-1]) if name.endswith("f") else None)

@@ -1,0 +1,309 @@
+"""The global memory of a TTIR evaluation: torch CPU tensors at virtual addresses, every access checked.
+
+Buffer i starts at address (i + 1) << 40, so a pointer that leaves its buffer lands in none (a terabyte of guard on both sides)
+and the buffer of an address is one shift away. What is checked, exactly and for every element that is not masked off:
+
+- bounds and alignment: `OutOfBounds`, naming the kernel's argument, the element and the program;
+- races between the programs of one launch: two programs store different values at one address, or one program loads or
+  overwrites what another stored or loaded: `Race`. Such a kernel gives what the scheduler decides. Atomics are exempt, and a
+  kernel that uses what its atomics return (locks, counters) is not checked: it may well be synchronised by them.
+"""
+
+import numpy as np
+import torch
+
+from .parse import TTIRError
+
+SHIFT = 40
+MANY = -1  # the owner of what several programs have touched
+SIZES = dict.fromkeys(("i1", "i8", "f8E4M3FN", "f8E5M2"), 1)
+SIZES |= {"i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8, "ptr": 8, "index": 8}
+RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class OutOfBounds(TTIRError):
+    """An access outside every tensor, or misaligned: an illegal memory access, or silent corruption, on a GPU."""
+
+
+class Race(TTIRError):
+    """Programs of one launch depend on each other's order."""
+
+
+class Buffer:
+    """A tensor's storage. `writer` and `reader` hold, per `unit` bytes, who touched it in this launch: program + 1, 0 or MANY."""
+
+    def __init__(self, base: int, data: np.ndarray, keep: object):
+        self.base, self.data, self.nbytes, self.keep = base, data, data.size, keep
+        self.views = {size: data[: data.size // size * size].view(raw) for size, raw in RAW.items()}
+        self.reset()
+
+    def reset(self) -> None:
+        self.unit, self.writer, self.reader, self.tracked, self.name = 0, None, None, False, "a tensor"
+
+    def units(self, index: np.ndarray, size: int, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Element indices of `size` bytes -> indices into `writer` and `reader`, and their owners."""
+        if not self.unit:
+            self.unit = size
+        if size < self.unit:  # a finer access than any before: split what is known
+            self.writer, self.reader = (x if x is None else np.repeat(x, self.unit // size) for x in (self.writer, self.reader))
+            self.unit = size
+        many = size // self.unit
+        if many > 1:
+            index = (index[:, None] * many + np.arange(many)).ravel()
+            owner = np.repeat(owner, many)
+        return index, owner
+
+    def owners(self) -> np.ndarray:
+        return np.zeros(self.nbytes // self.unit + 1, np.int32)
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self.by_storage: dict[int, Buffer] = {}
+        self.races = True
+
+    def add(self, tensor: torch.Tensor | np.ndarray) -> int:
+        """The address of a CPU tensor's first element; loads and stores go to its own storage. Views share their storage's buffer."""
+        if isinstance(tensor, np.ndarray):
+            return self._buffer(tensor.reshape(-1).view(np.uint8), tensor).base
+        storage = tensor.untyped_storage()
+        buffer = self.by_storage.get(storage.data_ptr()) if storage.nbytes() else None
+        if buffer is None:
+            data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            buffer = self.by_storage[storage.data_ptr()] = self._buffer(data, storage)
+        return buffer.base + tensor.storage_offset() * tensor.element_size()
+
+    def _buffer(self, data: np.ndarray, keep: object) -> Buffer:
+        self.buffers.append(Buffer((len(self.buffers) + 1) << SHIFT, data, keep))
+        return self.buffers[-1]
+
+    def find(self, address: int) -> Buffer | None:
+        index = (address >> SHIFT) - 1
+        return self.buffers[index] if 0 <= index < len(self.buffers) else None
+
+    def begin(self, names: dict[int, str], stored: set[int], loaded: set[int], races: bool) -> None:
+        """A launch starts. `names`: address of an argument -> its name. `stored`, `loaded`: addresses of the arguments that may be."""
+        self.races = races
+        for buffer in self.buffers:
+            buffer.reset()
+        for address, name in names.items():
+            if buffer := self.find(address):
+                buffer.name = name
+        both = {id(self.find(a)) for a in stored} & {id(self.find(a)) for a in loaded}
+        for buffer in self.buffers:
+            buffer.tracked = races and id(buffer) in both
+
+    # --- access: `at` says where in the kernel, `frame` who
+
+    def load(self, frame, at, address, mask, size: int):
+        """Raw unsigned elements, of the (lazily broadcast) shape of address and mask, and the mask, or None if it is all on.
+        Where the mask is off the element is anything."""
+        if mask is not None and mask.all():
+            mask = None
+        elif mask is not None and not mask.any():
+            return np.zeros((1,) * address.ndim, RAW[size]), mask
+        buffer = self._guess(address, mask)
+        offset = address - buffer.base
+        if mask is not None:
+            offset = np.where(mask, offset, 0)
+        if self._bad(buffer, offset, size):
+            return self._scattered_load(frame, at, address, mask, size), mask
+        index = offset >> (size.bit_length() - 1)
+        if buffer.tracked:
+            self._note_load(frame, at, buffer, index, mask, size)
+        return buffer.views[size].take(index), mask
+
+    def store(self, frame, at, address, mask, raw, size: int) -> None:
+        address, raw, owner = self._flat(frame, address, mask, raw)
+        for buffer, index, part in self._split(frame, at, address, size, owner):
+            self._store(frame, at, buffer, index, raw[part], size, owner[part])
+
+    def _store(self, frame, at, buffer: Buffer, index, raw, size: int, owner) -> None:
+        view = buffer.views[size]
+        if self.races:
+            unit, unit_owner = buffer.units(index, size, owner)
+            self._check_store(frame, at, buffer, index, raw, size, unit, unit_owner)
+        view[index] = raw
+        if (view[index] != raw).any():
+            lost = view[index] != raw
+            if self.races:
+                raise Race(
+                    f"{frame.launch.at(at)}: different values are stored at one address of {buffer.name} at once "
+                    f"(element {index[lost][0]}, by {self._who(frame, owner[lost][0])})"
+                )
+
+    def _check_store(self, frame, at, buffer, index, raw, size, unit, owner) -> None:
+        if buffer.reader is not None:
+            others = buffer.reader[unit]
+            bad = (others != 0) & ((others != owner) | (others == MANY))
+            if bad.any():
+                raise Race(
+                    f"{frame.launch.at(at)}: {self._who(frame, owner[bad][0])} stores to element {unit[bad][0] * buffer.unit // size} of "
+                    f"{buffer.name}, which another program of the launch loads"
+                )
+        if buffer.writer is None:
+            buffer.writer = buffer.owners()
+        else:
+            others = buffer.writer[unit]
+            bad = (others != 0) & (others != owner)
+            if bad.any():
+                changed = buffer.views[size][index] != raw
+                bad = bad.reshape(len(index), -1).any(1) & changed
+                if bad.any():
+                    raise Race(
+                        f"{frame.launch.at(at)}: {self._who(frame, owner.reshape(len(index), -1)[bad][0, 0])} and another program store different "
+                        f"values to element {index[bad][0]} of {buffer.name}"
+                    )
+        buffer.writer[unit] = owner
+
+    def _note_load(self, frame, at, buffer: Buffer, index, mask, size: int) -> None:
+        index, _, owner = self._flat(frame, index, mask, index)
+        unit, owner = buffer.units(index, size, owner)
+        if buffer.writer is not None:
+            others = buffer.writer[unit]
+            bad = (others != 0) & (others != owner)
+            if bad.any():
+                raise Race(
+                    f"{frame.launch.at(at)}: {self._who(frame, owner[bad][0])} loads element {unit[bad][0] * buffer.unit // size} of "
+                    f"{buffer.name}, which another program of the launch stores"
+                )
+        if buffer.reader is None:
+            buffer.reader = buffer.owners()
+        others = buffer.reader[unit]
+        owner = np.where((others == 0) | (others == owner), owner, MANY)
+        buffer.reader[unit] = owner
+        shared = buffer.reader[unit] != owner
+        buffer.reader[unit[shared]] = MANY
+
+    def atomic(self, frame, at, address, mask, size: int, update, values, ufunc=None):
+        """Each element in order of program and position: old = memory, memory = update(old, *values), all raw.
+
+        `ufunc`: (NumPy ufunc, dtype) that does the same when nobody reads the result; then None is returned, else old.
+        """
+        shape = np.broadcast_shapes((frame.n,), *(x.shape[:1] for x in (address, *values)))
+        tail = np.broadcast_shapes(*(x.shape[1:] for x in (address, *values) + (() if mask is None else (mask,))))
+        shape = shape + tail
+        on = np.ones(shape, bool).ravel() if mask is None else np.broadcast_to(mask, shape).ravel()
+        address = np.broadcast_to(address, shape).ravel()[on]
+        values = [np.broadcast_to(x, shape).ravel()[on] for x in values]
+        owner = np.broadcast_to(frame.owner.reshape(-1, *[1] * len(tail)), shape).ravel()[on]
+        old = np.zeros(on.size, RAW[size])
+        places = on.nonzero()[0]
+        for buffer, index, part in self._split(frame, at, address, size, owner):
+            view, mine = buffer.views[size], [x[part] for x in values]
+            if ufunc is not None:
+                ufunc[0].at(view.view(ufunc[1]), index, mine[0].view(ufunc[1]))
+                continue
+            for turn in _turns(index):
+                frame.launch.spend(turn.size + 1000)
+                before = view[index[turn]]
+                old[places[part][turn]] = before
+                view[index[turn]] = update(before, *(x[turn] for x in mine))
+        return None if ufunc is not None else old.reshape(shape)
+
+    # --- addresses
+
+    def _guess(self, address, mask) -> Buffer:
+        """The buffer of one active element; any buffer when it is in none, for `_bad` to find out."""
+        if mask is None:
+            first = address.item(0)
+        else:
+            address, mask = np.broadcast_arrays(address, mask)
+            first = address.item(int(mask.argmax()))
+        return self.find(first) or NOWHERE
+
+    @staticmethod
+    def _bad(buffer: Buffer, offset, size: int) -> bool:
+        """Some offset is negative, beyond the buffer or misaligned."""
+        bits = int(np.bitwise_or.reduce(offset, axis=None))
+        return bits < 0 or bool(bits & (size - 1)) or int(offset.max()) > buffer.nbytes - size
+
+    def _flat(self, frame, address, mask, other):
+        """Active elements of (address, other), one axis, with their owners."""
+        arrays = (address, other) if mask is None else (address, other, mask)
+        shape = np.broadcast_shapes(*(x.shape for x in arrays))
+        owner = frame.owner
+        if shape[0] == 1 and frame.n > 1:  # uniform: every program does the same
+            owner = np.full(1, MANY, np.int32)
+        flat = [np.broadcast_to(x, shape).ravel() for x in (address, other, owner.reshape(-1, *[1] * (len(shape) - 1)))]
+        if mask is not None:
+            on = np.broadcast_to(mask, shape).ravel()
+            flat = [x[on] for x in flat]
+        return flat
+
+    def _split(self, frame, at, address, size: int, owner):
+        """Flat addresses -> (buffer, element index, which of them) a buffer. Raises OutOfBounds."""
+        if not address.size:
+            return
+        buffer = self.find(address.item(0)) or NOWHERE
+        offset = address - buffer.base
+        if not self._bad(buffer, offset, size):
+            yield buffer, offset >> (size.bit_length() - 1), slice(None)
+            return
+        for number in np.unique(address >> SHIFT):
+            part = (address >> SHIFT) == number
+            buffer = self.find(int(number) << SHIFT) or NOWHERE
+            offset = address[part] - buffer.base
+            bad = (offset < 0) | (offset > buffer.nbytes - size) | (offset & (size - 1) != 0)
+            if bad.any():
+                self._out_of_bounds(frame, at, address[part][bad], size, owner[part][bad], address.size)
+            yield buffer, offset >> (size.bit_length() - 1), part
+
+    def _scattered_load(self, frame, at, address, mask, size: int):
+        """Elements of several buffers in one load."""
+        shape = address.shape if mask is None else np.broadcast_shapes(address.shape, mask.shape)
+        out = np.zeros(shape, RAW[size])
+        flat, _, owner = self._flat(frame, address, mask, np.zeros((1,) * len(shape), bool))
+        values = np.zeros(flat.size, RAW[size])
+        for buffer, index, part in self._split(frame, at, flat, size, owner):
+            values[part] = buffer.views[size][index]
+            if buffer.tracked:
+                one = _Programs(frame, owner[part])
+                self._note_load(one, at, buffer, index, None, size)
+        if mask is None:
+            return values.reshape(shape)
+        out[np.broadcast_to(mask, shape)] = values
+        return out
+
+    # --- messages
+
+    def _out_of_bounds(self, frame, at, bad, size: int, owner, total: int) -> None:
+        address = int(bad[0])
+        where = f"address {address & (2**64 - 1):#x}, which belongs to no tensor"
+        near = self.find(address + (1 << (SHIFT - 1)))
+        if near is not None:
+            offset = address - near.base
+            if offset % size:
+                where = f"byte {offset} of {near.name}, misaligned for {size}-byte elements"
+            else:
+                where = f"element {offset // size} of {near.name}, which has {near.nbytes // size}"
+        raise OutOfBounds(f"{frame.launch.at(at)}: {bad.size} of {total} elements out of bounds: {where} ({self._who(frame, owner[0])})")
+
+    def _who(self, frame, owner) -> str:
+        return "every program" if owner == MANY else f"program {frame.launch.coordinates(int(owner) - 1)}"
+
+
+class _Programs:
+    """Stands for a frame whose programs are given an element each."""
+
+    def __init__(self, frame, owner):
+        self.n, self.owner, self.launch = len(owner), owner, frame.launch
+
+
+def _turns(index: np.ndarray):
+    """Positions in groups such that no group has an address twice, an address's positions in their order."""
+    order = np.argsort(index, kind="stable")
+    ranked = index[order]
+    start = np.concatenate(([True], ranked[1:] != ranked[:-1]))
+    if start.all():
+        yield order
+        return
+    rank = np.arange(len(order)) - np.maximum.accumulate(np.where(start, np.arange(len(order)), 0))
+    by_rank = np.argsort(rank, kind="stable")
+    ends = np.flatnonzero(np.diff(rank[by_rank])) + 1
+    for group in np.split(by_rank, ends):
+        yield order[group]
+
+
+NOWHERE = Buffer(-1 << 60, np.zeros(0, np.uint8), None)

@@ -1,0 +1,431 @@
+"""Read TTIR, the MLIR text that Triton's front end prints, into functions, blocks and operations.
+
+The grammar is what Triton 3.6 to 3.8 print, one operation a line, not all of MLIR. The text comes from a candidate, so it is
+hostile: whatever it holds, `parse` returns or raises `ParseError` or `Unsupported`, in time linear in its length.
+
+    %x_3 = arith.addf %x, %y fastmath<fast> : tensor<64xf32> loc(#loc7)
+
+becomes Op(name="arith.addf", operands=[slot of %x, slot of %y], results=[a new slot], rtypes=[Type("f32", (64,))], ...).
+A slot is an index into the list of values that a function's evaluation carries.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+MAX_TEXT = 4 << 20  # characters
+MAX_NUMEL = 1 << 20  # elements of one tensor: Triton's own limit
+MAX_DEPTH = 32  # nested regions
+ELEMENTS = frozenset(
+    "i1 i8 i16 i32 i64 f16 bf16 f32 f64 f8E4M3FN f8E5M2 index ptr desc".split()
+)
+
+
+class TTIRError(Exception):
+    """Any of the errors below; its message is one line, fit to show a model."""
+
+
+class ParseError(TTIRError):
+    """The text is not TTIR as Triton prints it."""
+
+
+class Unsupported(TTIRError):
+    """An operation or a type that the evaluator does not have: says nothing about the kernel's correctness."""
+
+
+class Type(NamedTuple):
+    """`elem` of one element ("f32", "i1", "ptr", "desc"), `shape` (() for a scalar), `pointee` for pointers and descriptors."""
+
+    elem: str
+    shape: tuple[int, ...] = ()
+    pointee: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    name: str
+    line: int  # of the text, for messages
+    operands: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    rtypes: list[Type] = field(default_factory=list)
+    otypes: list[Type] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)  # bare words, numbers, strings and symbols, in order
+    attrs: dict[str, str] = field(default_factory=dict)
+    regions: list["Region"] = field(default_factory=list)
+    targets: list[tuple[str, list[int]]] = field(default_factory=list)  # successors and their arguments
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    label: str
+    args: list[int] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+
+
+Region = list[Block]
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    name: str
+    public: bool
+    args: list[int] = field(default_factory=list)
+    arg_names: list[str] = field(default_factory=list)
+    types: list[Type] = field(default_factory=list)  # of every slot
+    body: Region = field(default_factory=list)
+
+
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_POINTER = r"!tt\.ptr<(?:!tt\.ptr<\w+(?:, \d+)?>|\w+)(?:, \d+)?>"
+_TOKEN = re.compile(
+    rf"""(?P<skip>[ \t]+|//[^\n]*)|(?P<newline>\n)|(?P<string>{_STRING})|(?P<value>%[\w.$-]+(?:[:\#]\d+)?)
+    |(?P<type>tensor<[\dx]*(?:{_POINTER}|\w+)>|{_POINTER}|!tt\.tensordesc<(?:tensor<[\dx]+\w+>|[\dx]+\w+)>)
+    |(?P<dense>dense<(?:{_STRING}|[^<>"\n]*)>)|(?P<array>array<[^<>\n]*>)
+    |(?P<dict><?\{{(?:[^{{}}\n"]|{_STRING})*\}}>?)|(?P<angle><[^<>\n]*>)
+    |(?P<word>[A-Za-z_][\w.]*)|(?P<symbol>@(?:{_STRING}|[\w.$-]+)|\^\w+|\#\w+)
+    |(?P<number>-?(?:0x[0-9A-Fa-f]+|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))|(?P<punct>->|[()\[\],:=*<>{{}}?!|-])""",
+    re.VERBOSE,
+)
+# Locations as Triton prints them; `_Parser.tokens` drops any that are left. They are half of the text.
+_LOCATION = re.compile(rf"[ ]loc\((?:\#\w+|unknown|{_STRING}\(\#\w+\))\)|^\#loc[^\n]*", re.MULTILINE)
+_PAIR = re.compile(rf"([\w.]+)(?: = ({_STRING}|array<[^<>]*>|[^,<>]+))?")
+
+
+@lru_cache(maxsize=4096)
+def parse_type(text: str) -> Type:
+    """`tensor<4x!tt.ptr<f32>>` -> Type("ptr", (4,), "f32")."""
+    inner, shape, desc = text, (), False
+    if inner.startswith("!tt.tensordesc<"):
+        inner, desc = inner[15:-1], True
+        inner = inner if inner.startswith("tensor<") else f"tensor<{inner}>"
+    if inner.startswith("tensor<"):
+        dims = re.match(r"(?:\d+x)*", inner[7:-1]).group()
+        inner, shape = inner[7 + len(dims) : -1], tuple(int(d) for d in dims.split("x")[:-1])
+    elem, pointee = inner, ""
+    if inner.startswith("!tt.ptr<"):
+        elem, pointee = "ptr", re.sub(r", \d+$", "", inner[8:-1])
+        pointee = "ptr" if pointee.startswith("!tt.ptr<") else pointee
+    numel = 1
+    for d in shape:
+        numel *= d
+    for name in filter(None, (elem, pointee)):
+        if name not in ELEMENTS:
+            raise Unsupported(f"type {text[:80]}")
+    if numel > MAX_NUMEL or 0 in shape or len(shape) > 20:
+        raise Unsupported(f"tensor of {numel} elements, {text[:80]}")
+    return Type("desc", shape, elem) if desc else Type(elem, shape, pointee)
+
+
+class _Parser:
+    def __init__(self, text: str):
+        if len(text) > MAX_TEXT:
+            raise Unsupported(f"TTIR of {len(text)} characters, more than {MAX_TEXT}")
+        self.kinds, self.texts, self.lines = self.tokens(_LOCATION.sub("", text))
+        self.at, self.depth = 0, 0
+
+    @staticmethod
+    def tokens(text: str) -> tuple[list[str], list[str], list[int]]:
+        kinds, texts, lines, line, at = [], [], [], 1, 0
+        location = 0  # depth of parentheses inside a location; 0 outside
+        for match in _TOKEN.finditer(text):
+            kind = match.lastgroup
+            if match.start() != at:
+                break
+            at = match.end()
+            if kind == "skip":
+                continue
+            token = match.group()
+            if kind == "newline":
+                line += 1
+            if location or (token == "(" and kinds and texts[-1] == "loc" and kinds[-1] == "word"):
+                if not location:
+                    kinds.pop(), texts.pop(), lines.pop()
+                location += (token == "(") - (token == ")")
+                continue
+            kinds.append(kind), texts.append(token), lines.append(line)
+        if at != len(text):
+            raise ParseError(f"line {line}: cannot read {text[at : at + 20]!r}")
+        kinds.append("end"), texts.append(""), lines.append(line)
+        return kinds, texts, lines
+
+    # --- token helpers
+
+    def error(self, wanted: str) -> ParseError:
+        return ParseError(f"TTIR line {self.lines[self.at]}: expected {wanted}, found {self.texts[self.at][:40]!r}")
+
+    def take(self, kind: str) -> str:
+        if self.kinds[self.at] != kind:
+            raise self.error(kind)
+        self.at += 1
+        return self.texts[self.at - 1]
+
+    def accept(self, text: str) -> bool:
+        if self.texts[self.at] == text and self.kinds[self.at] != "string":
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            raise self.error(repr(text))
+
+    def newlines(self) -> None:
+        while self.kinds[self.at] == "newline":
+            self.at += 1
+
+    # --- values: names are scoped by region, slots are not
+
+    def define(self, name: str, type: Type) -> int:
+        self.fn.types.append(type)
+        self.undo.append((name, self.scope.get(name)))
+        self.scope[name] = len(self.fn.types) - 1
+        return len(self.fn.types) - 1
+
+    def use(self) -> int:
+        name = self.take("value")
+        slot = self.scope.get(name)
+        if slot is None:
+            raise ParseError(f"TTIR line {self.lines[self.at - 1]}: {name[:40]} is not defined")
+        return slot
+
+    def type(self) -> Type:
+        text = self.texts[self.at]
+        if self.kinds[self.at] not in ("type", "word"):
+            raise self.error("a type")
+        self.at += 1
+        return parse_type(text)
+
+    def type_list(self) -> list[Type]:
+        """`t` or `(t, t)` or `t, t`, with separators that carry no meaning here."""
+        types, parens = [], self.accept("(")
+        while True:
+            kind, text = self.kinds[self.at], self.texts[self.at]
+            if kind == "type" or (kind == "word" and (text in ELEMENTS or text[1:].isdigit())):
+                types.append(self.type())
+            elif kind == "angle":  # tt.make_tensor_descriptor: <f16>, <16x32xf16>
+                self.at += 1
+                types.append(parse_type(f"tensor<{text[1:-1]}>"))
+            elif text == "<" and self.kinds[self.at + 1] == "type":  # the same in Triton 3.6: <tensor<16x32xf16>>
+                self.at += 1
+                types.append(self.type())
+                self.expect(">")
+            elif not (self.accept(",") or self.accept("*")):
+                if parens:
+                    self.expect(")")
+                return types
+
+    def attributes(self, into: dict[str, str]) -> None:
+        body = self.take("dict").strip("<{}>")
+        for key, value in _PAIR.findall(body):
+            into[key] = value.split(" : ")[0] if not value.startswith('"') else value[1:-1]
+
+    # --- structure
+
+    def module(self) -> dict[str, Function]:
+        functions: dict[str, Function] = {}
+        while self.kinds[self.at] != "end":
+            if self.accept("tt.func"):
+                fn = self.function()
+                functions[fn.name] = fn
+            else:
+                self.at += 1
+        if not functions:
+            raise ParseError("no tt.func in the TTIR")
+        return functions
+
+    def function(self) -> Function:
+        public = self.accept("public") or not self.accept("private")
+        self.fn, self.scope, self.undo = Function(self.take("symbol")[1:].strip('"'), public), {}, []
+        self.expect("(")
+        while not self.accept(")"):
+            name = self.take("value")
+            self.expect(":")
+            self.fn.args.append(self.define(name, self.type()))
+            self.fn.arg_names.append(name[1:])
+            if self.kinds[self.at] == "dict":
+                self.at += 1
+            self.accept(",")
+        if self.accept("->"):
+            self.type_list()
+        if self.accept("attributes"):
+            self.take("dict")
+        if self.accept("{"):  # else a declaration
+            self.fn.body = self.region()
+        return self.fn
+
+    def region(self, args: tuple[tuple[str, Type], ...] = ()) -> Region:
+        """After its `{`, through its `}`; `args` are block arguments that the operation itself names."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unsupported(f"regions nested more than {MAX_DEPTH} deep")
+        mark = len(self.undo)
+        blocks = [Block("^bb0", [self.define(n, t) for n, t in args])]
+        self.newlines()
+        while not self.accept("}"):
+            if self.kinds[self.at] == "symbol" and self.texts[self.at].startswith("^"):
+                label = self.take("symbol")
+                if label != "^bb0":
+                    blocks.append(Block(label))
+                if self.accept("("):
+                    while not self.accept(")"):
+                        name = self.take("value")
+                        self.expect(":")
+                        blocks[-1].args.append(self.define(name, self.type()))
+                        self.accept(",")
+                self.expect(":")
+            else:
+                blocks[-1].ops.append(self.op())
+            self.newlines()
+        while len(self.undo) > mark:
+            name, slot = self.undo.pop()
+            self.scope[name] = slot
+        self.depth -= 1
+        return blocks
+
+    def op(self) -> Op:
+        names = []
+        while self.kinds[self.at] == "value":
+            names.append(self.take("value"))
+            if not self.accept(","):
+                self.expect("=")
+        kind, name = self.kinds[self.at], self.texts[self.at]
+        if kind not in ("word", "string"):
+            raise self.error("an operation")
+        self.at += 1
+        op = Op(name.strip('"'), self.lines[self.at - 1])
+        special = {"scf.for": self.scf_for, "scf.while": self.scf_while, "cf.br": self.branch, "cf.cond_br": self.branch}
+        special.get(op.name, self.generic)(op)
+        op.otypes = [self.fn.types[i] for i in op.operands]
+        self.results(op, names)
+        if self.kinds[self.at] not in ("newline", "end") and self.texts[self.at] != "}":
+            raise self.error("the end of the operation")
+        return op
+
+    def results(self, op: Op, names: list[str]) -> None:
+        flat = []
+        for name in names:
+            base, _, count = name.partition(":")
+            if count and int(count) > 1024:
+                raise Unsupported(f"{count} results of one operation")
+            flat += [f"{base}#{i}" for i in range(int(count))] if count else [base]
+        if len(op.rtypes) == 1:
+            op.rtypes = op.rtypes * len(flat)
+        if flat and len(op.rtypes) != len(flat):
+            raise ParseError(f"TTIR line {op.line}: {len(flat)} results of {op.name[:40]} with {len(op.rtypes)} types")
+        op.rtypes = op.rtypes[: len(flat)]
+        op.results = [self.define(n, t) for n, t in zip(flat, op.rtypes)]
+
+    def generic(self, op: Op) -> None:
+        """Operands, words, attributes and regions in any order up to the types: enough for all but four operations."""
+        while self.kinds[self.at] not in ("newline", "end"):
+            kind, text = self.kinds[self.at], self.texts[self.at]
+            if kind == "value":
+                op.operands.append(self.use())
+            elif kind == "dict":
+                self.attributes(op.attrs)
+            elif text == "=" and kind == "punct" and op.words:
+                self.at += 1
+                op.attrs[op.words.pop()] = self.texts[self.at]
+                self.at += 1
+            elif text == "{" and kind == "punct":  # a region; scf.if may have `else {` after it
+                self.at += 1
+                op.regions.append(self.region())
+            elif text == "->" and kind == "punct":  # scf.if %c -> (types) {
+                self.at += 1
+                op.rtypes = self.type_list()
+            elif text == ":" and kind == "punct":
+                self.at += 1
+                if self.kinds[self.at] != "value":
+                    self.signature(op)
+            elif text == "}":
+                return
+            else:
+                self.at += 1
+                if kind != "punct" and not (kind == "word" and text == "else"):
+                    op.words.append(text)
+
+    def signature(self, op: Op) -> None:
+        types = self.type_list()
+        if self.accept("->") or self.accept("to"):
+            op.rtypes = self.type_list()
+        elif types:
+            first, last = types[0], types[-1]
+            if op.name in ("arith.cmpi", "arith.cmpf"):
+                last = Type("i1", first.shape)
+            elif op.name == "tt.load":
+                last = Type(first.pointee, first.shape, "i8" if first.pointee == "ptr" else "")
+            elif op.name == "tt.addptr":
+                last = first
+            elif op.name == "tt.make_tensor_descriptor":
+                last = Type("desc", last.shape, last.pointee or last.elem)
+            op.rtypes = [last]
+
+    def scf_for(self, op: Op) -> None:
+        """`scf.for %i = %lo to %hi step %s iter_args(%a = %init, ..) -> (types) : i32 { .. }`: operands are lo, hi, s, inits."""
+        if self.kinds[self.at] == "word":  # `unsigned`
+            op.words.append(self.take("word"))
+        induction, names = self.take("value"), []
+        for word in ("=", "to", "step"):
+            self.expect(word)
+            op.operands.append(self.use())
+        if self.accept("iter_args"):
+            names = self.bindings(op)
+            self.expect("->")
+            op.rtypes = self.type_list()
+        index = self.type() if self.accept(":") else Type("index")
+        if len(names) != len(op.rtypes):
+            raise self.error("as many iter_args as types")
+        self.expect("{")
+        op.regions = [self.region(((induction, index), *zip(names, op.rtypes)))]
+        if self.kinds[self.at] == "dict":
+            self.attributes(op.attrs)
+
+    def scf_while(self, op: Op) -> None:
+        """`scf.while (%a = %init, ..) : (types) -> (types) { .. scf.condition(%c) .. } do { ^bb0(..): .. }`."""
+        names = self.bindings(op)
+        self.expect(":")
+        before = self.type_list()
+        self.expect("->")
+        op.rtypes = self.type_list()
+        if len(names) != len(before):
+            raise self.error("as many arguments as types")
+        self.expect("{")
+        op.regions = [self.region(tuple(zip(names, before)))]
+        self.expect("do")
+        self.expect("{")
+        op.regions.append(self.region())
+        if self.accept("attributes") or self.kinds[self.at] == "dict":
+            self.attributes(op.attrs)
+
+    def bindings(self, op: Op) -> list[str]:
+        names = []
+        self.expect("(")
+        while not self.accept(")"):
+            names.append(self.take("value"))
+            self.expect("=")
+            op.operands.append(self.use())
+            self.accept(",")
+        return names
+
+    def branch(self, op: Op) -> None:
+        """`cf.br ^bb1(%x : t)` and `cf.cond_br %c, ^bb1, ^bb2(%x : t)`."""
+        if op.name == "cf.cond_br":
+            op.operands.append(self.use())
+            self.expect(",")
+        while self.kinds[self.at] == "symbol":
+            label, args = self.take("symbol"), []
+            if self.accept("("):
+                while self.kinds[self.at] == "value":
+                    args.append(self.use())
+                    self.accept(",")
+                self.expect(":")
+                self.type_list()
+                self.expect(")")
+            op.targets.append((label, args))
+            self.accept(",")
+
+
+def parse(text: str) -> dict[str, Function]:
+    """The functions of a TTIR module by name. Raises ParseError or Unsupported."""
+    return _Parser(text).module()

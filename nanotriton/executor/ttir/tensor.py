@@ -1,0 +1,458 @@
+"""TTIR's operations that are not element by element: shapes, reductions, matrix products, memory. See ops.py for what a value is."""
+
+import numpy as np
+
+from .memory import SIZES, OutOfBounds
+from .numbers import DTYPE, FLOATS, decoder, encoder, rounder, tf32
+from .ops import AssertionFailed, Descriptor, elementwise, full, integers, need
+from .parse import Op, ParseError, Unsupported
+
+NOTHING = frozenset("tt.print gpu.barrier ttg.barrier ttg.local_barrier llvm.intr.assume tt.assume".split())
+
+
+def _lead(*xs: np.ndarray) -> list[np.ndarray]:
+    """The same number of programs in all."""
+    n = max(x.shape[0] for x in xs)
+    return [x if x.shape[0] == n else np.broadcast_to(x, (n,) + x.shape[1:]) for x in xs]
+
+
+def _axis(op: Op, rank: int) -> int:
+    axis = int(op.attrs.get("axis", "-1"))
+    if not 0 <= axis < rank:
+        raise ParseError(f"TTIR line {op.line}: axis {axis} of rank {rank}")
+    return axis
+
+
+def check(ok: bool, op: Op) -> None:
+    if not ok:
+        raise ParseError(f"TTIR line {op.line}: {op.name[:40]} of {[*map(str, op.otypes)]} to {[*map(str, op.rtypes)]}")
+
+
+# --- shapes
+
+
+def view(op: Op):
+    """Operations that take and give one tensor and only move elements."""
+    need(op, 1, 1)
+    (a,), (out,), source, target = op.operands, op.results, op.otypes[0], op.rtypes[0]
+    check(source.elem == target.elem and source.elem != "desc", op)
+    rank, name = len(target.shape), op.name
+    if name == "tt.splat":
+        check(source.shape == (), op)
+        shape = (-1,) + (1,) * rank
+        f = lambda x: x.reshape(shape)
+    elif name == "tt.broadcast":
+        check(len(source.shape) == rank and all(s in (1, t) for s, t in zip(source.shape, target.shape)), op)
+        f = lambda x: x
+    elif name == "tt.expand_dims":
+        axis = _axis(op, rank)
+        check(target.shape == source.shape[:axis] + (1,) + source.shape[axis:], op)
+        f = lambda x: np.expand_dims(x, axis + 1)
+    elif name == "tt.trans":
+        order = integers(op.attrs.get("order", ""))
+        check(sorted(order) == list(range(rank)) and target.shape == tuple(source.shape[i] for i in order), op)
+        axes = (0, *(i + 1 for i in order))
+        f = lambda x: x.transpose(axes)
+    else:  # tt.reshape, tt.unsplat
+        check(np.prod(source.shape) == np.prod(target.shape), op)
+        whole, ones = (-1,) + target.shape, (-1,) + (1,) * rank
+        f = lambda x: x.reshape(ones) if x.size == len(x) else full(x, source.shape).reshape(whole)
+
+    def step(v, frame):
+        v[out] = f(v[a])
+
+    return step
+
+
+def join(op: Op):
+    need(op, 2, 1)
+    (a, b), (out,), source, target = op.operands, op.results, op.otypes[0], op.rtypes[0]
+    shape, cat = source.shape, op.name == "tt.cat"
+    check(op.otypes[1] == source and source.elem == target.elem != "desc", op)
+    check(target.shape == ((2 * shape[0],) if cat else (*shape, 2)) if shape or not cat else False, op)
+
+    def step(v, frame):
+        x, y = _lead(full(v[a], shape), full(v[b], shape))
+        v[out] = np.concatenate((x, y), 1) if cat else np.stack((x, y), -1)
+
+    return step
+
+
+def split(op: Op):
+    need(op, 1, 2)
+    (a,), (left, right), source = op.operands, op.results, op.otypes[0]
+    check(source.shape[-1:] == (2,) and all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes), op)
+
+    def step(v, frame):
+        x = v[a]
+        v[left], v[right] = x[..., 0], x[..., -1]
+
+    return step
+
+
+def gather(op: Op):
+    need(op, 2, 1)
+    (a, i), (out,), (source, index), target = op.operands, op.results, op.otypes, op.rtypes[0]
+    axis = _axis(op, len(source.shape))
+    check(target.elem == source.elem and index.elem in ("i32", "i64") and target.shape == index.shape, op)
+    check(all(s == t for k, (s, t) in enumerate(zip(source.shape, index.shape)) if k != axis) and len(index.shape) == len(source.shape), op)
+
+    def step(v, frame):
+        x, where = _lead(full(v[a], source.shape), full(v[i], index.shape))
+        if where.min() < 0 or where.max() >= source.shape[axis]:
+            raise OutOfBounds(f"{frame.launch.at(op)}: index outside the {source.shape[axis]} elements of the axis")
+        v[out] = np.take_along_axis(x, where, axis + 1)
+
+    return step
+
+
+def histogram(op: Op):
+    need(op, len(op.operands), 1)
+    source, target, out = op.otypes[0], op.rtypes[0], op.results[0]
+    check(len(source.shape) == len(target.shape) == 1 and target.elem == "i32" and source.elem in ("i8", "i16", "i32", "i64"), op)
+    check(len(op.operands) == 1 or (len(op.operands) == 2 and op.otypes[1] == ("i1", source.shape, "")), op)
+    (bins,), a, mask = target.shape, op.operands[0], op.operands[1:]
+
+    def step(v, frame):
+        x, *on = _lead(*(full(v[i], source.shape) for i in (a, *mask)))
+        inside = (x >= 0) & (x < bins)
+        if on:
+            inside &= on[0]
+        flat = (x + np.arange(len(x))[:, None] * bins)[inside]
+        v[out] = np.bincount(flat, minlength=len(x) * bins).reshape(-1, bins).astype(np.int32)
+
+    return step
+
+
+# --- reductions
+
+UFUNC = {"arith.addf": np.add, "arith.addi": np.add, "arith.mulf": np.multiply, "arith.muli": np.multiply, "arith.maxnumf": np.fmax,
+         "arith.minnumf": np.fmin, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxsi": np.maximum,
+         "arith.minsi": np.minimum, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or, "arith.xori": np.bitwise_xor}  # fmt: skip
+
+
+def combiner(op: Op, compile_region):
+    """The region of tt.reduce or tt.scan as a function of two lists of arrays, applied element by element."""
+    check(len(op.regions) == 1 and len(op.regions[0]) == 1, op)
+    block = op.regions[0][0]
+    k = len(op.operands)
+    check(len(block.args) == 2 * k == 2 * len(op.results) > 0, op)
+    run, ends = compile_region(op.regions[0])
+    check(ends is not None and len(ends) == k, op)
+
+    def combine(v, frame, left, right):
+        for slot, x in zip(block.args, left + right):
+            v[slot] = x
+        run(v, frame)
+        return [v[i] for i in ends]
+
+    return combine
+
+
+def _single(op: Op):
+    """The NumPy ufunc of a region that is one operation on its two arguments, or None."""
+    block = op.regions[0][0]
+    if len(block.ops) == 2 and len(op.operands) == 1:
+        inner, end = block.ops
+        elem = op.otypes[0].elem
+        if inner.results == end.operands and set(inner.operands) == set(block.args) and elem not in ("i1", "f16", "bf16"):
+            return UFUNC.get(inner.name)
+    return None
+
+
+def reduce(op: Op, compile_region):
+    """Pairs of neighbours, then pairs of pairs: a tree like the GPU's, in the order that an associative operation needs."""
+    combine = combiner(op, compile_region)
+    shape, args, outs = op.otypes[0].shape, op.operands, op.results
+    axis = _axis(op, len(shape)) + 1
+    check(all(t.shape == shape and t.elem == r.elem for t, r in zip(op.otypes, op.rtypes)), op)
+    check(all(r.shape == shape[: axis - 1] + shape[axis:] for r in op.rtypes), op)
+    ufunc, last = _single(op), len(shape)
+
+    def step(v, frame):
+        x = v[args[0]]
+        if x.shape[axis] != shape[axis - 1]:
+            x = np.broadcast_to(x, x.shape[:axis] + shape[axis - 1 : axis] + x.shape[axis + 1 :])
+        if axis != last and ufunc is np.add:  # NumPy sums pairwise along the last axis only
+            x = np.ascontiguousarray(np.moveaxis(x, axis, -1))
+            v[outs[0]] = ufunc.reduce(x, -1, x.dtype)
+        else:
+            v[outs[0]] = ufunc.reduce(x, axis, x.dtype) if ufunc is np.add or ufunc is np.multiply else ufunc.reduce(x, axis)
+
+    def tree(v, frame):
+        xs = [np.moveaxis(full(v[i], shape), axis, -1) for i in args]
+        while xs[0].shape[-1] > 1:
+            size = xs[0].shape[-1]
+            both = combine(v, frame, [x[..., 0 : size - 1 : 2] for x in xs], [x[..., 1::2] for x in xs])
+            if size % 2:
+                both = [np.concatenate((y, x[..., -1:]), -1) for y, x in zip(both, xs)]
+            xs = both
+        for i, x in zip(outs, xs):
+            v[i] = x[..., 0]
+
+    return tree if ufunc is None else step
+
+
+def scan(op: Op, compile_region):
+    """Inclusive, in log2(n) rounds: after round d each element holds the combination of the 2d before it (Hillis and Steele)."""
+    combine = combiner(op, compile_region)
+    shape, args, outs = op.otypes[0].shape, op.operands, op.results
+    axis = _axis(op, len(shape)) + 1
+    check(op.otypes == op.rtypes and all(t.shape == shape for t in op.otypes), op)
+    way = -1 if op.attrs.get("reverse") == "true" else 1
+
+    def step(v, frame):
+        xs = [np.moveaxis(full(v[i], shape), axis, -1)[..., ::way] for i in args]
+        distance = 1
+        while distance < shape[axis - 1]:
+            both = combine(v, frame, [x[..., :-distance] for x in xs], [x[..., distance:] for x in xs])
+            xs = [np.concatenate((np.broadcast_to(x[..., :distance], y.shape[:-1] + (distance,)), y), -1) for x, y in zip(xs, both)]
+            distance *= 2
+        for i, x in zip(outs, xs):
+            v[i] = np.moveaxis(x[..., ::way], -1, axis)
+
+    return step
+
+
+# --- matrix product
+
+
+def dot(op: Op):
+    """[.., M, K] @ [.., K, N] + [.., M, N], accumulated in float32 (f64 in f64; int8 exactly)."""
+    need(op, 3, 1)
+    (a, b, c), (out,), (left, right, acc) = op.operands, op.results, op.otypes
+    check(acc == op.rtypes[0] and len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
+    check(left.shape[-1] == right.shape[-2] and acc.shape == left.shape[:-1] + right.shape[-1:], op)
+    check(all((t.elem in FLOATS) == (acc.elem in FLOATS) and t.elem not in ("ptr", "desc", "i1") for t in op.otypes), op)
+    integer, near = acc.elem not in FLOATS, rounder(acc.elem)
+    wide = np.float64 if integer or acc.elem == "f64" else np.float32
+    truncate = left.elem == "f32" and op.attrs.get("inputPrecision", "ieee") == "tf32"
+
+    def step(v, frame):
+        x, y = full(v[a], left.shape), full(v[b], right.shape)
+        if truncate:
+            x, y = tf32(x), tf32(y)
+        product = np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False))
+        if integer:
+            product = product.astype(np.int64).astype(DTYPE[acc.elem])
+        product = v[c] + product
+        v[out] = product if near is None else near(product)
+
+    return step
+
+
+# --- memory
+
+
+def _mask_shape(op: Op, i: int) -> None:
+    check(op.otypes[i] == ("i1", op.otypes[0].shape, ""), op)
+
+
+def load(op: Op):
+    """Where the mask is off: `other`, or 0, which is what Triton's code for NVIDIA GPUs puts into the register first."""
+    need(op, len(op.operands), 1)
+    pointer, kind, p = op.otypes[0], op.rtypes[0], op.operands[0]
+    check(pointer.elem == "ptr" and kind.elem == pointer.pointee and kind.shape == pointer.shape and len(op.operands) <= 3, op)
+    if len(op.operands) > 1:
+        _mask_shape(op, 1)
+    if len(op.operands) > 2:
+        check(op.otypes[2] == kind, op)
+    (out,), decode, size, zero = op.results, decoder(kind.elem), SIZES[kind.elem], DTYPE[kind.elem].type(0)
+    mask, other = (op.operands[1:] + [None, None])[:2]
+
+    def step(v, frame):
+        raw, on = frame.launch.memory.load(frame, op, v[p], None if mask is None else v[mask], size)
+        x = decode(raw)
+        v[out] = x if on is None else np.where(on, x, zero if other is None else v[other])
+
+    return step
+
+
+def store(op: Op):
+    need(op, len(op.operands), 0)
+    check(2 <= len(op.operands) <= 3, op)
+    pointer, kind, (p, x) = op.otypes[0], op.otypes[1], op.operands[:2]
+    check(pointer.elem == "ptr" and kind.elem == pointer.pointee and kind.shape == pointer.shape, op)
+    if len(op.operands) > 2:
+        _mask_shape(op, 2)
+    encode, size, mask = encoder(kind.elem), SIZES[kind.elem], op.operands[2] if len(op.operands) > 2 else None
+
+    def step(v, frame):
+        frame.launch.memory.store(frame, op, v[p], None if mask is None else v[mask], encode(v[x]), size)
+
+    return step
+
+
+RMW = {  # name: (function of registers, unsigned)
+    "fadd": np.add, "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum,
+    "min": np.minimum, "umax": np.maximum, "umin": np.minimum, "exch": lambda old, x: x,
+}  # fmt: skip
+
+
+def _update(name: str, elem: str):
+    """Raw words old, x -> raw words new; and the ufunc that does it in place, or None."""
+    f, encode, decode = RMW[name], encoder(elem), decoder(elem)
+    if name in ("exch", "umax", "umin", "and", "or", "xor"):
+        ufunc = None if name == "exch" else (f, np.dtype(f"u{SIZES[elem]}"))
+        return f, ufunc
+    near = rounder(elem) or (lambda x: x)
+    native = np.dtype(np.float16) if elem == "f16" else None if elem == "bf16" else DTYPE[elem]
+    return lambda old, x: encode(near(f(decode(old), decode(x)))), native and (f, native)
+
+
+def atomic_rmw(op: Op, used: bool):
+    need(op, len(op.operands), 1)
+    name = op.words[0] if op.words else ""
+    check(name in RMW and 2 <= len(op.operands) <= 3, op)
+    pointer, kind, (p, x), (out,) = op.otypes[0], op.otypes[1], op.operands[:2], op.results
+    check(pointer.elem == "ptr" and kind.elem == pointer.pointee and kind == op.rtypes[0] and kind.shape == pointer.shape, op)
+    check(kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64") and (name == "fadd") <= (kind.elem in FLOATS), op)
+    if len(op.operands) > 2:
+        _mask_shape(op, 2)
+    encode, decode, size, mask = encoder(kind.elem), decoder(kind.elem), SIZES[kind.elem], (op.operands[2:] + [None])[0]
+    update, ufunc = _update(name, kind.elem)
+
+    def step(v, frame):
+        memory, on = frame.launch.memory, None if mask is None else v[mask]
+        old = memory.atomic(frame, op, v[p], on, size, update, (full(encode(v[x]), kind.shape),), None if used else ufunc)
+        v[out] = None if old is None else decode(old)
+
+    return step
+
+
+def atomic_cas(op: Op):
+    need(op, 3, 1)
+    pointer, kind, (p, expected, x), (out,) = op.otypes[0], op.rtypes[0], op.operands, op.results
+    check(pointer.elem == "ptr" and op.otypes[1:] == [kind, kind] and kind.elem == pointer.pointee and kind.shape == pointer.shape, op)
+    encode, decode, size = encoder(kind.elem), decoder(kind.elem), SIZES[kind.elem]
+    update = lambda old, wanted, new: np.where(old == wanted, new, old)
+
+    def step(v, frame):
+        words = (full(encode(v[expected]), kind.shape), full(encode(v[x]), kind.shape))
+        v[out] = decode(frame.launch.memory.atomic(frame, op, v[p], None, size, update, words))
+
+    return step
+
+
+# --- descriptors
+
+
+def make_descriptor(op: Op):
+    rank = (len(op.operands) - 1) // 2
+    need(op, 1 + 2 * rank, 1)
+    kind, (out,), args = op.rtypes[0], op.results, op.operands
+    check(op.otypes[0] == ("ptr", (), kind.pointee) and kind.elem == "desc" and len(kind.shape) == rank, op)
+    check(all(t in (("i32", (), ""), ("i64", (), "")) for t in op.otypes[1:]), op)
+
+    def step(v, frame):
+        sizes = tuple(v[i].astype(np.int64) for i in args[1:])
+        v[out] = Descriptor(v[args[0]], sizes[:rank], sizes[rank:])
+
+    return step
+
+
+def descriptor_access(op: Op):
+    """Loads are 0 outside the tensor, stores there do nothing, reductions are atomic; bounds are the descriptor's, then memory's."""
+    kind, name = op.otypes[0], op.name
+    rank = len(kind.shape)
+    loads = name == "tt.descriptor_load"
+    need(op, 1 + rank + (not loads), int(loads))
+    d, starts = op.operands[0], op.operands[1 : 1 + rank] if loads else op.operands[1 : 1 + rank]
+    check(kind.elem == "desc" and all(op.otypes[1 + i].elem == "i32" and not op.otypes[1 + i].shape for i in range(rank)), op)
+    if not loads:
+        check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
+    elem, size = kind.pointee, SIZES[kind.pointee]
+    encode, decode, zero = encoder(elem), decoder(elem), DTYPE[elem].type(0)
+    target = op.rtypes[0] if loads else None
+    if loads:  # leading dimensions of 1 may be dropped
+        check(target.elem == elem and np.prod(target.shape) == np.prod(kind.shape), op)
+    ranges = [np.arange(n).reshape([1] + [n if i == j else 1 for j in range(rank)]) for i, n in enumerate(kind.shape)]
+    spread = (-1,) + (1,) * rank
+    reduction = None
+    if name == "tt.descriptor_reduce":
+        rule = op.words[0] if op.words else ""
+        rule = {"add": "fadd", "inc": "", "dec": ""}.get(rule, rule) if elem in FLOATS else rule
+        if rule not in RMW:
+            raise Unsupported(f"{name} {rule[:20]} of {elem}")
+        reduction = _update(rule, elem)
+
+    def step(v, frame):
+        desc, memory = v[d], frame.launch.memory
+        address, on = desc.base.reshape(spread), True
+        for start, along, length, stride in zip(starts, ranges, desc.shape, desc.strides):
+            index = v[start].reshape(spread).astype(np.int64) + along
+            on = on & (index >= 0) & (index < length.reshape(spread))
+            address = address + index * stride.reshape(spread) * size
+        if loads:
+            raw, mask = memory.load(frame, op, address, on, size)
+            x = decode(raw) if mask is None else np.where(mask, decode(raw), zero)
+            v[op.results[0]] = x if target.shape == kind.shape else full(x, kind.shape).reshape((-1,) + target.shape)
+        elif reduction is None:
+            memory.store(frame, op, address, on, encode(v[op.operands[-1]]), size)
+        else:
+            memory.atomic(frame, op, address, on, size, reduction[0], (full(encode(v[op.operands[-1]]), kind.shape),), reduction[1])
+
+    return step
+
+
+# --- the rest
+
+
+def program(op: Op):
+    need(op, 0, 1)
+    check(op.words[:1] in (["x"], ["y"], ["z"]) and op.rtypes[0] == ("i32", (), ""), op)
+    (out,), axis, ids = op.results, "xyz".index(op.words[0]), op.name == "tt.get_program_id"
+
+    def step(v, frame):
+        v[out] = frame.ids[axis] if ids else np.array([frame.launch.grid[axis]], np.int32)
+
+    return step
+
+
+def assertion(op: Op):
+    check(len(op.operands) == 1 and op.otypes[0].elem == "i1", op)
+    (a,), message = op.operands, (op.words or [""])[0][:80]
+
+    def step(v, frame):
+        if not v[a].all():
+            raise AssertionFailed(f"{frame.launch.at(op)}: device_assert failed: {message}")
+
+    return step
+
+
+BUILD = dict.fromkeys("tt.splat tt.broadcast tt.expand_dims tt.trans tt.reshape tt.unsplat".split(), view)
+BUILD |= {"tt.join": join, "tt.cat": join, "tt.split": split, "tt.gather": gather, "tt.histogram": histogram, "tt.dot": dot,
+          "tt.load": load, "tt.store": store, "tt.atomic_cas": atomic_cas, "tt.make_tensor_descriptor": make_descriptor,
+          "tt.descriptor_load": descriptor_access, "tt.descriptor_store": descriptor_access, "tt.assert": assertion,
+          "tt.descriptor_reduce": descriptor_access, "tt.get_program_id": program, "tt.get_num_programs": program}  # fmt: skip
+
+
+def addptr(op: Op):
+    need(op, 2, 1)
+    (p, i), (out,), (pointer, offset) = op.operands, op.results, op.otypes
+    check(pointer.elem == "ptr" and pointer == op.rtypes[0] and offset.elem in ("i8", "i16", "i32", "i64") and offset.shape == pointer.shape, op)
+    size = np.int64(SIZES[pointer.pointee])
+
+    def step(v, frame):
+        v[out] = v[p] + v[i] * size
+
+    return step
+
+
+BUILD["tt.addptr"] = addptr
+
+
+def build(op: Op, compile_region, used: bool):
+    """The step of any operation without control flow. `used`: somebody reads its results."""
+    if op.name in NOTHING:
+        return None
+    if op.name in ("tt.reduce", "tt.scan"):
+        return (reduce if op.name == "tt.reduce" else scan)(op, compile_region)
+    if op.name == "tt.atomic_rmw":
+        return atomic_rmw(op, used)
+    if op.name in BUILD:
+        return BUILD[op.name](op)
+    step = elementwise(op)
+    if step is None:
+        raise Unsupported(f"operation {op.name[:60]}")
+    return step
