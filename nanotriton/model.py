@@ -89,8 +89,6 @@ class ModelConfig:
             raise ModelError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
         if missing := [key for key in ROPE_KEYS[kind] if not isinstance(scaling.get(key), int | float)]:
             raise ModelError(f"rope type {kind} needs a number for {', '.join(missing)}")
-        if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError("partial_rotary_factor other than 1 is not supported")
         self.rope_scaling = {**scaling, "rope_type": kind} if kind != "default" else None
 
     @property
@@ -119,7 +117,8 @@ class ModelConfig:
                 raise ModelError(f"{key} {str(raw[key])[:60]!r} is not supported; only {only!r} is")
         scaling = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
         theta = scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0
-        scaling.setdefault("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0)
+        if scaling.pop("partial_rotary_factor", None) not in (None, 1) or raw.get("partial_rotary_factor") not in (None, 1):
+            raise ModelError("partial_rotary_factor other than 1 is not supported")
         generation = generation_config or {}
         eos = {i for source in (raw, generation) for i in as_ids(source.get("eos_token_id"))}
         return cls(

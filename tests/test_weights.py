@@ -1,0 +1,305 @@
+"""Hugging Face folders: both ways with transformers, shards, FSDP rows, and one clear line for everything broken."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from nanotriton import weights
+from nanotriton.attention import packed
+from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import fill, iter_tensors, load_config, load_model, save_model, shard_rows
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+SHAPE = dict(vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, eos_token_ids=(3, 5), bos_token_id=1, pad_token_id=0)  # fmt: skip
+CONFIGS = {
+    "llama": ModelConfig(**SHAPE, rope_scaling=LLAMA3, rope_theta=500000.0),
+    "tied": ModelConfig(**SHAPE, tie_word_embeddings=True, attention_bias=True),
+    "qwen2": ModelConfig("qwen2", **SHAPE, attention_bias=True),
+    "qwen3": ModelConfig("qwen3", **SHAPE, head_dim=16, qk_norm=True, generation_config={"temperature": 0.6}),
+}
+
+
+def random_model(name: str = "llama") -> Transformer:
+    model = Transformer(CONFIGS[name]).init_weights(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) * 0.1)
+    return model
+
+
+def logits(model: Transformer, ids):
+    with torch.no_grad():
+        n = len(ids)
+        return model(ids, torch.arange(n), packed(torch.tensor([0, n]).int(), n)).float() @ model.head_weight.float().T
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saved_folders_load_in_transformers_and_again_here(tmp_path, name):
+    transformers = pytest.importorskip("transformers")
+    model, ids = random_model(name), torch.arange(0, 90, 7)
+    save_model(model, tmp_path / "a", shard_bytes=10_000)
+    hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "a", dtype=torch.float32)
+    want = logits(model, ids)
+    with torch.no_grad():
+        torch.testing.assert_close(hf(ids[None]).logits[0], want, rtol=1e-5, atol=1e-5)
+    assert hf.generation_config.eos_token_id == [3, 5]
+    again, config = load_model(tmp_path / "a")
+    assert torch.equal(logits(again, ids), want) and config == load_config(tmp_path / "a")
+    save_model(again, tmp_path / "b", shard_bytes=10_000)
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert len(files) > 4 and not any(f.endswith(".tmp") for f in files)
+    assert files == sorted(p.name for p in (tmp_path / "b").iterdir())
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
+    hf.save_pretrained(tmp_path / "c", max_shard_size="20KB")  # and what transformers writes is read here
+    assert torch.equal(logits(load_model(tmp_path / "c")[0], ids), want)
+
+
+def test_bf16_is_saved_and_read_as_asked(tmp_path):
+    model = random_model()
+    save_model(model, tmp_path, dtype=torch.bfloat16)
+    assert all(t.dtype == torch.bfloat16 for t in load_file(tmp_path / "model.safetensors").values())
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    master, _ = load_model(tmp_path, torch.float32)
+    assert all(p.dtype == torch.float32 for p in master.parameters()) and master.compute_dtype == torch.float32
+    for a, b in zip(master.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b.bfloat16().float())
+    half, _ = load_model(tmp_path, torch.bfloat16)
+    assert all(p.dtype == torch.bfloat16 for p in half.parameters()) and half.compute_dtype == torch.bfloat16
+
+
+def test_a_smaller_save_leaves_no_stale_shard(tmp_path):
+    save_model(random_model(), tmp_path, shard_bytes=10_000)
+    (tmp_path / "notes.txt").write_text("mine")
+    save_model(random_model(), tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors", "notes.txt"]
+
+
+def test_shards_without_an_index(tmp_path):
+    save_model(random_model(), tmp_path, shard_bytes=10_000)
+    (tmp_path / weights.INDEX).unlink()
+    assert torch.equal(load_model(tmp_path)[0].head_weight, random_model().head_weight)
+
+
+def test_tokenizer_files_travel(tmp_path):
+    from test_tokenizer import CHATML, write_byte_level
+
+    source = write_byte_level(tmp_path / "tokenizer", chat_template=CHATML, eos_token="<|im_end|>")
+    model = Transformer(ModelConfig(**SHAPE | {"vocab_size": 300})).init_weights(0)
+    for given, folder in ((Tokenizer(source).files, tmp_path / "a"), (str(source), tmp_path / "b")):
+        save_model(model, folder, tokenizer_files=given)
+        assert Tokenizer(folder).eos_ids == {2, 3, 5} and Tokenizer(folder).has_chat_template
+    save_model(model, folder, tokenizer_files=folder)  # onto itself
+    assert Tokenizer(folder).chat([{"role": "user", "content": "x"}])
+
+
+def test_generation_config_is_kept(tmp_path):
+    save_model(random_model("qwen3"), tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved == {"bos_token_id": 1, "pad_token_id": 0, "temperature": 0.6, "eos_token_id": [3, 5]}
+
+
+def test_rows_of_a_rank_are_fsdps(tmp_path):
+    for rows in (1, 5, 7, 8, 90):
+        for world in (1, 2, 3, 4, 8):
+            parts = [torch.arange(rows)[slice(*shard_rows(rows, rank, world))].tolist() for rank in range(world)]
+            want = [c.tolist() for c in torch.arange(rows).chunk(world)]
+            assert parts == want + [[]] * (world - len(want))
+    model = random_model()
+    save_model(model, tmp_path, shard_bytes=10_000)
+    halves = [dict(iter_tensors(tmp_path, rank, 2)) for rank in (0, 1)]
+    assert {k: v.shape for k, v in iter_tensors(tmp_path)} == {k: p.shape for k, p in model.named_parameters()}
+    for key, param in model.named_parameters():
+        assert torch.equal(torch.cat([half[key] for half in halves]), param)
+
+
+def test_only_this_ranks_rows_are_read(tmp_path, monkeypatch):
+    save_model(random_model(), tmp_path)
+    asked = []
+    read = weights.Checkpoint.read
+    monkeypatch.setattr(weights.Checkpoint, "read", lambda self, name, *rows: asked.append(rows) or read(self, name, *rows))
+    total = sum(p.numel() for p in random_model().parameters())
+    assert sum(t.numel() for _, t in iter_tensors(tmp_path, 1, 4)) < 0.26 * total
+    assert all(len(rows) == 2 for rows in asked)
+
+
+FSDP = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from nanotriton.model import Transformer
+from nanotriton.weights import fill, load_config, save_model
+dist.init_process_group("gloo")
+with torch.device("meta"):
+    model = Transformer(load_config(sys.argv[1]))
+mesh = init_device_mesh("cpu", (2,))
+for layer in model.model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+model.to_empty(device="cpu")
+fill(model, sys.argv[1])
+save_model(model, sys.argv[2], shard_bytes=10_000)
+dist.destroy_process_group()
+"""
+
+
+def test_fsdp_ranks_fill_their_rows_and_save_the_whole(tmp_path):
+    save_model(random_model("qwen3"), tmp_path / "a", shard_bytes=10_000)
+    command = [sys.executable, "-c", FSDP, str(tmp_path / "a"), str(tmp_path / "b")]
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
+    ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in (0, 1)]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors[-2000:]
+    for file in sorted((tmp_path / "a").iterdir()):
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
+
+
+def edit_json(name, **changes):
+    def edit(folder):
+        value = json.loads((folder / name).read_text())
+        value |= changes
+        (folder / name).write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
+
+    return edit
+
+
+def edit_tensors(change):
+    def edit(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return edit
+
+
+def cut(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def index_names_a_missing_file(folder):
+    (folder / weights.INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}))
+
+
+def twice(folder):
+    save_file({"lm_head.weight": torch.zeros(90, 32)}, folder / "more.safetensors")
+
+
+BROKEN = {
+    "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
+    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "cannot read"),
+    "missing key": (edit_json("config.json", hidden_size=None), "config.json lacks hidden_size"),
+    "model type": (edit_json("config.json", model_type="mamba"), "'mamba' is not supported; supported: llama, qwen2, qwen3"),
+    "rope type": (edit_json("config.json", rope_scaling={"rope_type": "su"}), "rope type 'su' is not supported; supported:"),
+    "sliding window": (edit_json("config.json", sliding_window=128), "sliding-window"),
+    "moe": (edit_json("config.json", model_type="qwen3_moe"), "mixture-of-experts"),
+    "missing tensor": (edit_tensors(lambda t: t.pop("model.norm.weight")), "tensor model.norm.weight is missing"),
+    "extra tensor": (edit_tensors(lambda t: t.update(a=torch.zeros(1), b=torch.zeros(1))), "tensor a and 1 more are not part"),
+    "wrong shape": (edit_json("config.json", vocab_size=91), r"has shape \[90, 32\], config.json says \[91, 32\]"),
+    "integers": (edit_tensors(lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)})), "is I8; supp"),
+    "truncated": (cut, "not a whole safetensors file"),
+    "index": (index_names_a_missing_file, "names model-00002-of-00002.safetensors, which is missing"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
+    "in two files": (twice, "tensor lm_head.weight is in another file too"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_folders_are_one_clear_line(tmp_path, name):
+    save_model(random_model(), tmp_path)
+    break_it, message = BROKEN[name]
+    break_it(tmp_path)
+    with pytest.raises(ModelError, match=message) as error:
+        load_model(tmp_path)
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_tied_model_saved_with_its_head(tmp_path):
+    save_model(random_model("tied"), tmp_path)
+    edit_tensors(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))(tmp_path)
+    load_model(tmp_path)
+    edit_tensors(lambda t: t["lm_head.weight"].add_(1))(tmp_path)
+    with pytest.raises(ModelError, match=r"lm_head.weight differs from the embedding"):
+        load_model(tmp_path)
+
+
+def test_old_folders_with_rope_buffers(tmp_path):
+    save_model(random_model(), tmp_path)
+    edit_tensors(lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))(tmp_path)
+    load_model(tmp_path)
+
+
+def test_names_that_are_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, message in (("/no/such", "no such folder"), ("nothing", "no such folder"), ("file", "not a folder"),
+                          ("runs/gone", "no such folder$"), ("./a/b", "no such folder$")):  # fmt: skip
+        with pytest.raises(ModelError, match=message):
+            load_model(name)
+
+
+def test_hub_id_without_a_network(tmp_path):
+    code = "from nanotriton.weights import find_folder\nfind_folder('some-owner/some-model')"
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    child = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    last = child.stderr.strip().splitlines()[-1]
+    assert "ModelError: some-owner/some-model: no such folder, and the hub didn't give it: " in last
+
+
+def test_hub_id_is_downloaded(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    save_model(random_model(), tmp_path)
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.append((a, kw)) or str(tmp_path))
+    model, _ = load_model("some-owner/some-model")
+    assert torch.equal(model.head_weight, random_model().head_weight)
+    assert asked == [(("some-owner/some-model",), {"allow_patterns": weights.DOWNLOAD})]
+
+
+def test_files_are_mapped_not_read(tmp_path):
+    """What `read` returns is the page cache: a change of the file on disk shows through."""
+    save_model(random_model(), tmp_path)
+    tensor = weights.Checkpoint(tmp_path).read("model.norm.weight")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        offset = os.path.getsize(tmp_path / "model.safetensors")
+        header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+        meta = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + header])
+        offset = 8 + header + meta["model.norm.weight"]["data_offsets"][0]
+        assert file.get_tensor("model.norm.weight").shape == tensor.shape
+    with open(tmp_path / "model.safetensors", "r+b") as file:
+        file.seek(offset)
+        file.write(torch.full((1,), 42.0).numpy().tobytes())
+    assert tensor[0] == 42.0
+
+
+@pytest.mark.skipif("NANOTRITON_SMOLLM2" not in os.environ, reason="NANOTRITON_SMOLLM2 names no SmolLM2 folder")
+def test_smollm2_says_paris():
+    folder = os.environ["NANOTRITON_SMOLLM2"]
+    model, config = load_model(folder)
+    tokenizer = Tokenizer(folder)
+    ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}]))
+    for _ in range(9):
+        ids.append(int(logits(model, torch.tensor(ids))[-1].argmax()))
+    assert tokenizer.decode(ids).endswith("The capital of France is Paris.<|im_end|>\n")
+    assert config.eos_token_ids == (2,)
+
+
+def test_fill_converts_and_keeps_parameters(tmp_path):
+    save_model(random_model(), tmp_path, dtype=torch.float16)
+    model = Transformer(CONFIGS["llama"]).init_weights(1)
+    before = {key: p.data_ptr() for key, p in model.named_parameters()}
+    fill(model, tmp_path)
+    assert {key: p.data_ptr() for key, p in model.named_parameters()} == before
+    assert torch.equal(model.head_weight, random_model().head_weight.half().float())
