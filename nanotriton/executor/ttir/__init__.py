@@ -1,8 +1,9 @@
 """TTIR on the CPU: `Kernel` evaluates what Triton's front end made of a kernel, `Memory` holds the tensors. See kernel.py."""
 
-from .kernel import BUDGET, Budget, Kernel
+from .flow import Budget
+from .kernel import BUDGET, Kernel
 from .memory import Memory, OutOfBounds, Race
 from .ops import AssertionFailed
-from .parse import ParseError, TTIRError, Type, Unsupported
+from .types import ParseError, TTIRError, Type, Unsupported
 
 __all__ = ["BUDGET", "AssertionFailed", "Budget", "Kernel", "Memory", "OutOfBounds", "ParseError", "Race", "TTIRError", "Type", "Unsupported"]

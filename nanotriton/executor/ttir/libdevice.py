@@ -8,7 +8,15 @@ import numpy as np
 import torch
 
 from .numbers import (
-    clamp, float_to_int, fma, mul_high, mul_high_signed, round_away, rsqrt, through_torch, unsigned,
+    clamp,
+    float_to_int,
+    fma,
+    mul_high,
+    mul_high_signed,
+    round_away,
+    rsqrt,
+    through_torch,
+    unsigned,
 )  # fmt: skip
 
 

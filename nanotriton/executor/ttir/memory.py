@@ -12,7 +12,7 @@ and the buffer of an address is one shift away. What is checked, exactly and for
 import numpy as np
 import torch
 
-from .parse import TTIRError
+from .types import TTIRError
 
 SHIFT = 40
 MANY = -1  # the owner of what several programs have touched

@@ -13,12 +13,29 @@ from typing import NamedTuple
 import numpy as np
 
 from . import libdevice
+from .memory import SIZES
 from .numbers import (
-    CMPF, CMPI, DTYPE, FLOATS, clamp, decoder, div_signed, div_unsigned, encoder, erf, float_to_int, floor_mod, fma,
-    mul_high, rounder, rsqrt, round_away, tf32, to_zero, unsigned,
+    CMPF,
+    CMPI,
+    DTYPE,
+    FLOATS,
+    clamp,
+    decoder,
+    div_signed,
+    div_unsigned,
+    encoder,
+    erf,
+    float_to_int,
+    floor_mod,
+    fma,
+    mul_high,
+    round_away,
+    rounder,
+    rsqrt,
+    to_zero,
+    unsigned,
 )  # fmt: skip
-from .memory import SIZES, OutOfBounds
-from .parse import Op, ParseError, TTIRError, Type, Unsupported
+from .types import Op, ParseError, TTIRError, Type, Unsupported
 
 
 class AssertionFailed(TTIRError):
@@ -35,12 +52,6 @@ class Descriptor(NamedTuple):
 
 def full(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return x if x.shape[1:] == shape else np.broadcast_to(x, x.shape[:1] + shape)
-
-
-def _lead(*xs: np.ndarray) -> list[np.ndarray]:
-    """The same number of programs in all."""
-    n = max(x.shape[0] for x in xs)
-    return [x if x.shape[0] == n else np.broadcast_to(x, (n,) + x.shape[1:]) for x in xs]
 
 
 def integers(text: str) -> list[int]:
@@ -77,15 +88,26 @@ FLOAT1 = {
     "tt.precise_sqrt": np.sqrt, "math.cbrt": np.cbrt, "math.sinh": np.sinh, "math.cosh": np.cosh, "math.asin": np.arcsin,
     "math.acos": np.arccos, "math.atan": np.arctan,
 }  # fmt: skip
-VIEWS = ("tt.broadcast", "tt.int_to_ptr", "tt.ptr_to_int", "arith.index_cast")
-NOTHING = ("tt.print", "gpu.barrier", "ttg.barrier", "llvm.intr.assume", "tt.assume", "ttg.local_barrier")
+INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "index"))
+CASTS = frozenset(
+    ["arith.extsi", "arith.extui", "arith.trunci", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "arith.bitcast", "tt.bitcast", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int", "arith.index_cast"]
+)
 
 
-def same(op: Op, kinds: frozenset | None = None) -> str:
+def check(ok: bool, op: Op) -> None:
+    if not ok:
+        kinds = [" ".join(map(str, t)) for t in (*op.otypes, *op.rtypes)]
+        raise ParseError(f"TTIR line {op.line}: malformed {op.name[:40]} ({', '.join(kinds)[:200]})")
+
+
+def need(op: Op, operands: int, results: int) -> None:
+    check(len(op.operands) == operands and len(op.results) == results, op)
+
+
+def same(op: Op, kinds: frozenset) -> str:
     """All operands and the result have one type, of `kinds`; returns its element."""
-    kind = op.rtypes[0] if op.rtypes else None
-    if kind is None or any(t != kind for t in op.otypes) or (kinds is not None and kind.elem not in kinds):
-        raise ParseError(f"TTIR line {op.line}: {op.name} of {', '.join(map(str, op.otypes))} to {op.rtypes}")
+    kind = op.rtypes[0]
+    check(all(t == kind for t in op.otypes) and kind.elem in kinds, op)
     return kind.elem
 
 
@@ -116,7 +138,6 @@ def apply(op: Op, f, elem: str = ""):
 def elementwise(op: Op):
     """Steps of arith and math, casts included; None when `op` is something else."""
     dialect, _, name = op.name.partition(".")
-    need(op, len(op.operands), 1)
     if op.name in FLOAT2:
         need(op, 2, 1)
         return apply(op, FLOAT2[op.name], same(op, FLOATS))
@@ -141,9 +162,11 @@ def elementwise(op: Op):
         nan = op.attrs.get("propagateNan") == "all"
         return apply(op, fma if name == "fma" else lambda x, lo, hi: clamp(x, lo, hi, nan), elem)
     if op.name in ("tt.mulhiui", "math.absi", "math.ctpop"):
-        same(op, INTEGERS)
+        need(op, 2 if name == "mulhiui" else 1, 1)
+        same(op, frozenset(("i32", "i64")))
         return apply(op, {"mulhiui": mul_high, "absi": np.abs, "ctpop": lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype)}[name])
     if op.name == "tt.extern_elementwise":
+        check(len(op.results) == 1 and all(t.shape == op.rtypes[0].shape and t.elem != "desc" for t in op.otypes), op)
         f = libdevice.find(op.attrs.get("symbol", ""))
         if f is None:
             raise Unsupported(f"external function {op.attrs.get('symbol', '')[:60]}")
@@ -152,23 +175,10 @@ def elementwise(op: Op):
     return cast(op) if op.name in CASTS else None
 
 
-INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "index"))
-CASTS = frozenset(
-    """arith.extsi arith.extui arith.trunci arith.extf arith.truncf arith.sitofp arith.uitofp arith.fptosi arith.fptoui
-    arith.bitcast tt.bitcast tt.fp_to_fp tt.int_to_ptr tt.ptr_to_int arith.index_cast""".split()
-)
-
-
-def need(op: Op, operands: int, results: int) -> None:
-    if len(op.operands) != operands or len(op.results) != results:
-        raise ParseError(f"TTIR line {op.line}: {op.name[:40]} with {len(op.operands)} operands and {len(op.results)} results")
-
-
 def compare(op: Op, name: str):
     predicate, kind = op.words[0] if op.words else "", op.otypes[0]
     table, kinds = (CMPF, FLOATS) if name == "cmpf" else (CMPI, INTEGERS | {"ptr"})
-    if predicate not in table or op.otypes[1] != kind or kind.elem not in kinds:
-        raise ParseError(f"TTIR line {op.line}: {op.name} {predicate[:20]}")
+    check(predicate in table and op.otypes[1] == kind and kind.elem in kinds and op.rtypes[0] == ("i1", kind.shape, ""), op)
     f = table[predicate]
     if kind.elem == "i1" and predicate[0] == "s":  # true is -1
         return apply(op, lambda a, b: f(b, a))
@@ -177,8 +187,7 @@ def compare(op: Op, name: str):
 
 def select(op: Op):
     condition, kind = op.otypes[0], op.rtypes[0]
-    if condition.elem != "i1" or condition.shape not in ((), kind.shape) or op.otypes[1:] != [kind, kind] or kind.elem == "desc":
-        raise ParseError(f"TTIR line {op.line}: {op.name} of {condition}")
+    check(condition.elem == "i1" and condition.shape in ((), kind.shape) and op.otypes[1:] == [kind, kind] and kind.elem != "desc", op)
     if condition.shape != kind.shape:  # a scalar chooses between tensors
         spread = (-1,) + (1,) * len(kind.shape)
         return apply(op, lambda c, a, b: np.where(c.reshape(spread), a, b))
@@ -189,18 +198,15 @@ def cast(op: Op):
     need(op, 1, 1)
     (source,), (target,) = op.otypes, op.rtypes
     name = op.name.partition(".")[2]
-    if source.shape != target.shape or "desc" in (source.elem, target.elem):
-        raise ParseError(f"TTIR line {op.line}: {op.name} of {source} to {target}")
+    check(source.shape == target.shape and "desc" not in (source.elem, target.elem), op)
     to, was, dtype = target.elem, source.elem, DTYPE[target.elem]
     if name == "bitcast":
-        if SIZES[was] != SIZES[to] or (was == "i1") != (to == "i1"):
-            raise ParseError(f"TTIR line {op.line}: bitcast of {was} to {to}")
+        check(SIZES[was] == SIZES[to] and (was == "i1") == (to == "i1"), op)
         encode, decode = encoder(was), decoder(to)
         return apply(op, (lambda x: x) if DTYPE[was] == dtype and was == to else lambda x: decode(encode(x)))
     floats = (was in FLOATS, to in FLOATS)
     wanted = {"extf": (True, True), "truncf": (True, True), "fp_to_fp": (True, True), "sitofp": (False, True), "uitofp": (False, True)}
-    if floats != wanted.get(name, (name[:4] == "fpto", False)):
-        raise ParseError(f"TTIR line {op.line}: {op.name} of {was} to {to}")
+    check(floats == wanted.get(name, (name[:4] == "fpto", False)), op)
     if name == "extf":
         return apply(op, lambda x: x.astype(dtype, copy=False))
     if name in ("truncf", "fp_to_fp"):
@@ -228,8 +234,7 @@ def constant(op: Op) -> np.ndarray | None:
     if op.name == "tt.make_range":
         need(op, 0, 1)
         start, end = int(op.attrs.get("start", "x")), int(op.attrs.get("end", "x"))
-        if op.rtypes[0] != Type("i32", (end - start,)):
-            raise ParseError(f"TTIR line {op.line}: make_range of {start} to {end} as {op.rtypes[0]}")
+        check(op.rtypes[0] == Type("i32", (end - start,)), op)
         return np.arange(start, end, dtype=np.int32)[None]
     if op.name == "ub.poison":
         need(op, 0, 1)
@@ -244,12 +249,10 @@ def constant(op: Op) -> np.ndarray | None:
         if items is None or (len(items) != 1 and len(kind.shape) != 1):
             raise Unsupported(f"constant {text[:40]}")
         shape = (1,) * (1 + len(kind.shape)) if len(items) == 1 else (1, len(items))
-        if shape[1:] not in ((1,) * len(kind.shape), kind.shape):
-            raise ParseError(f"TTIR line {op.line}: constant of {len(items)} elements as {kind}")
+        check(shape[1:] in ((1,) * len(kind.shape), kind.shape), op)
     else:
         items, shape = [text], (1,)
-        if kind.shape:
-            raise ParseError(f"TTIR line {op.line}: constant {text[:40]} as {kind}")
+        check(not kind.shape, op)
     return np.array([number(x.strip(), kind.elem) for x in items], DTYPE[kind.elem]).reshape(shape)
 
 

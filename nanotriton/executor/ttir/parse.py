@@ -10,72 +10,11 @@ A slot is an index into the list of values that a function's evaluation carries.
 """
 
 import re
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+
+from .types import ELEMENTS, Block, Function, Op, ParseError, Region, Type, Unsupported, parse_type
 
 MAX_TEXT = 4 << 20  # characters
-MAX_NUMEL = 1 << 20  # elements of one tensor: Triton's own limit
 MAX_DEPTH = 32  # nested regions
-ELEMENTS = frozenset(
-    "i1 i8 i16 i32 i64 f16 bf16 f32 f64 f8E4M3FN f8E5M2 index ptr desc".split()
-)
-
-
-class TTIRError(Exception):
-    """Any of the errors below; its message is one line, fit to show a model."""
-
-
-class ParseError(TTIRError):
-    """The text is not TTIR as Triton prints it."""
-
-
-class Unsupported(TTIRError):
-    """An operation or a type that the evaluator does not have: says nothing about the kernel's correctness."""
-
-
-class Type(NamedTuple):
-    """`elem` of one element ("f32", "i1", "ptr", "desc"), `shape` (() for a scalar), `pointee` for pointers and descriptors."""
-
-    elem: str
-    shape: tuple[int, ...] = ()
-    pointee: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Op:
-    name: str
-    line: int  # of the text, for messages
-    operands: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    rtypes: list[Type] = field(default_factory=list)
-    otypes: list[Type] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)  # bare words, numbers, strings and symbols, in order
-    attrs: dict[str, str] = field(default_factory=dict)
-    regions: list["Region"] = field(default_factory=list)
-    targets: list[tuple[str, list[int]]] = field(default_factory=list)  # successors and their arguments
-
-
-@dataclass(slots=True, eq=False)
-class Block:
-    label: str
-    args: list[int] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
-
-
-Region = list[Block]
-
-
-@dataclass(slots=True, eq=False)
-class Function:
-    name: str
-    public: bool
-    args: list[int] = field(default_factory=list)
-    arg_names: list[str] = field(default_factory=list)
-    types: list[Type] = field(default_factory=list)  # of every slot
-    body: Region = field(default_factory=list)
-
-
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _POINTER = r"!tt\.ptr<(?:!tt\.ptr<\w+(?:, \d+)?>|\w+)(?:, \d+)?>"
 _TOKEN = re.compile(
@@ -90,31 +29,6 @@ _TOKEN = re.compile(
 # Locations as Triton prints them; `_Parser.tokens` drops any that are left. They are half of the text.
 _LOCATION = re.compile(rf"[ ]loc\((?:\#\w+|unknown|{_STRING}\(\#\w+\))\)|^\#loc[^\n]*", re.MULTILINE)
 _PAIR = re.compile(rf"([\w.]+)(?: = ({_STRING}|array<[^<>]*>|[^,<>]+))?")
-
-
-@lru_cache(maxsize=4096)
-def parse_type(text: str) -> Type:
-    """`tensor<4x!tt.ptr<f32>>` -> Type("ptr", (4,), "f32")."""
-    inner, shape, desc = text, (), False
-    if inner.startswith("!tt.tensordesc<"):
-        inner, desc = inner[15:-1], True
-        inner = inner if inner.startswith("tensor<") else f"tensor<{inner}>"
-    if inner.startswith("tensor<"):
-        dims = re.match(r"(?:\d+x)*", inner[7:-1]).group()
-        inner, shape = inner[7 + len(dims) : -1], tuple(int(d) for d in dims.split("x")[:-1])
-    elem, pointee = inner, ""
-    if inner.startswith("!tt.ptr<"):
-        elem, pointee = "ptr", re.sub(r", \d+$", "", inner[8:-1])
-        pointee = "ptr" if pointee.startswith("!tt.ptr<") else pointee
-    numel = 1
-    for d in shape:
-        numel *= d
-    for name in filter(None, (elem, pointee)):
-        if name not in ELEMENTS:
-            raise Unsupported(f"type {text[:80]}")
-    if numel > MAX_NUMEL or 0 in shape or len(shape) > 20:
-        raise Unsupported(f"tensor of {numel} elements, {text[:80]}")
-    return Type("desc", shape, elem) if desc else Type(elem, shape, pointee)
 
 
 class _Parser:
