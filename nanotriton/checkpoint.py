@@ -1,0 +1,251 @@
+"""Checkpoints that a run continues from exactly, on the same or another number of ranks.
+
+    folder/step-00000120/            complete: it was renamed to this when all was on the disk
+        state.json                   step, the optimizer's settings, the caller's own state (data cursor, file positions ...)
+        rank-000-of-002.safetensors  this rank's rows of every parameter and of both moments
+        rank-000-of-002.json         its random states: Python, NumPy, torch, CUDA
+    folder/step-00000140.tmp/        being written; a kill here loses this one only
+    folder/best                      the name of the best one, which is never deleted
+
+Each rank writes what it holds, so nothing is gathered. Rows are cut along the first dimension in rank order, so any number
+of ranks can read what another number wrote.
+"""
+
+import json
+import os
+import random
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from nanotriton.distributed import World
+
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that could not be written or read. The message is one line, fit for a user."""
+
+
+class Checkpointer:
+    """Saves to and loads from `folder`, which every rank of `world` sees. Keeps the last `keep` and the best."""
+
+    def __init__(self, folder: str | Path, world: "World", keep: int = 2):
+        self.folder, self.world, self.keep = Path(folder), world, keep
+        self.files = f"rank-{world.rank:03d}-of-{world.world_size:03d}"
+
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], best: bool = False
+    ) -> None:
+        """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same on every rank.
+
+        Raises CheckpointError on every rank if any can't write (a full disk); the previous checkpoints are untouched.
+        """
+        final = self.folder / f"step-{step:08d}"
+        temporary = final.with_suffix(".tmp")
+        self._together(lambda: self._clear(temporary))
+        self._together(lambda: self._write(temporary, step, model, optimizer, state), cleanup=temporary)
+        self._together(lambda: self._commit(temporary, final, best))
+
+    def _clear(self, temporary: Path) -> None:
+        if self.world.is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+
+    def _write(self, folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> None:
+        write_tensors(folder / f"{self.files}.safetensors", dict(tensors(model, optimizer)))
+        write_bytes(folder / f"{self.files}.json", json.dumps(random_states()).encode())
+        if self.world.is_main:
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            ranks = self.world.world_size
+            row = {"step": step, "ranks": ranks, "optimizer": groups, "state": state}
+            write_bytes(folder / "state.json", json.dumps(row, indent=1).encode())
+
+    def _commit(self, temporary: Path, final: Path, best: bool) -> None:
+        if not self.world.is_main:
+            return
+        sync_folder(temporary)
+        if final.exists():  # this step was saved before, by a run that was then set back: make way
+            final.rename(final.with_suffix(".old.tmp"))
+        temporary.rename(final)
+        sync_folder(self.folder)
+        if best:
+            write_bytes(self.folder / "best.tmp", final.name.encode())
+            (self.folder / "best.tmp").rename(self.folder / "best")
+        named = (self.folder / "best").read_text() if (self.folder / "best").exists() else None
+        for old in self.steps()[: -self.keep]:
+            if old.name != named:
+                remove(old)
+        for left in self.folder.glob("step-*.tmp"):
+            shutil.rmtree(left)
+
+    def _together(self, work: Callable[[], None], cleanup: Path | None = None) -> None:
+        """Do `work` on all ranks; if it failed on one, fail on all with its line."""
+        trouble = None
+        try:
+            work()
+        except OSError as error:
+            trouble = f"checkpoint not written, the previous one is whole: {self.folder}: {error.strerror or error}"
+        troubles = [t for t in self.world.gather(trouble) if t]
+        if troubles:
+            if cleanup and self.world.is_main:
+                shutil.rmtree(cleanup, ignore_errors=True)
+            raise CheckpointError(troubles[0])
+
+    def steps(self) -> list[Path]:
+        """The complete checkpoints, oldest first."""
+        return sorted(p for p in self.folder.glob("step-*") if p.suffix != ".tmp")
+
+    def load_latest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]] | None:
+        """Restore the newest checkpoint -> (step, the caller's state), or None where there is none."""
+        self.world.barrier()
+        found = self.steps()
+        return self.load(found[-1], model, optimizer) if found else None
+
+    def load(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
+        """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it doesn't fit.
+
+        With another number of ranks each takes the random states of one of the old ones; nothing that matters is drawn
+        from them (samples have seeds of their own).
+        """
+        try:
+            row = json.loads((folder / "state.json").read_text())
+            with ExitStack() as stack:
+                files = [
+                    stack.enter_context(safe_open(folder / f"rank-{r:03d}-of-{row['ranks']:03d}.safetensors", "pt"))
+                    for r in range(row["ranks"])
+                ]
+                fill(model, optimizer, files)
+            twin = self.world.rank % row["ranks"]
+            states = json.loads((folder / f"rank-{twin:03d}-of-{row['ranks']:03d}.json").read_text())
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise CheckpointError(f"{folder} can't be read ({error}); delete it to continue from the one before") from None
+        for group, saved in zip(optimizer.param_groups, row["optimizer"]):
+            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+        set_random_states(states)
+        return row["step"], row["state"]
+
+
+# ---- parameters and moments by name ----------------------------------------------------------------------------------
+def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """(name, this rank's part) of every parameter and of every tensor that the optimizer keeps for it."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward without a backward the parameters are gathered, and bf16
+    for name, p in model.named_parameters():
+        yield f"model.{name}", local(p)
+        for key, value in optimizer.state.get(p, {}).items():
+            yield f"{key}.{name}", local(value)
+
+
+def local(x: Tensor) -> Tensor:
+    return (x.to_local() if isinstance(x, DTensor) else x).detach()
+
+
+@torch.no_grad()
+def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -> None:
+    """Copy from the files of all the ranks that wrote into what this rank holds."""
+    saved = set(files[0].keys())
+    names = dict(model.named_parameters())
+    if missing := {f"model.{n}" for n in names} ^ {s for s in saved if s.startswith("model.")}:
+        raise ValueError(f"parameters differ, first {min(missing)}")
+    optimizer.state.clear()
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    for name, p in names.items():
+        copy_rows(p, f"model.{name}", files)
+        keys = [s.split(".", 1)[0] for s in saved if s.split(".", 1)[1] == name and not s.startswith("model.")]
+        for key in keys:
+            if key == "step":  # a scalar, the same on every rank; the fused kernel wants it on the device
+                device = p.device if group_of[p].get("fused") else "cpu"
+                optimizer.state[p]["step"] = files[0].get_tensor(f"step.{name}").to(device)
+            else:
+                optimizer.state[p][key] = torch.zeros_like(p)
+                copy_rows(optimizer.state[p][key], f"{key}.{name}", files)
+
+
+def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
+    """Fill x, or this rank's rows of it, from the rows that the files hold, one file after the other."""
+    mine, start = local(x), 0
+    if isinstance(x, DTensor):
+        rows = -(-x.shape[0] // x.device_mesh.size())  # FSDP's cut: equal, the last ones shorter or empty
+        start = x.device_mesh.get_local_rank() * rows
+    at = 0
+    for file in files:
+        part = file.get_slice(name)
+        height = part.get_shape()[0]
+        a, b = max(start, at), min(start + len(mine), at + height)
+        if a < b:
+            mine[a - start : b - start].copy_(part[a - at : b - at])
+        at += height
+    if at != x.shape[0]:
+        raise ValueError(f"{name} has {at} rows and not {x.shape[0]}")
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
+    """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this returns."""
+    header, at = {}, 0
+    for name, x in named.items():
+        size = x.numel() * x.element_size()
+        header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
+        at += size
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(head)) + head)
+        for x in named.values():
+            f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with open(path, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """A rename or a new file is on the disk only when its folder is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def remove(folder: Path) -> None:
+    """Renamed first: a kill halfway must not leave half a checkpoint under a good name."""
+    shutil.rmtree(folder.rename(folder.with_suffix(".old.tmp")))
+
+
+# ---- random states ---------------------------------------------------------------------------------------------------
+def random_states() -> dict[str, Any]:
+    """The states of Python's, NumPy's, torch's and this process's CUDA generator, as JSON types."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": torch.cuda.get_rng_state().tolist() if torch.cuda.is_available() else None,
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(states["cuda"], dtype=torch.uint8))

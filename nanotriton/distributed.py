@@ -1,0 +1,253 @@
+"""One process or many: torchrun, sharded parameters, microbatches, the optimizer. Checkpoints are in checkpoint.py.
+
+    python train.py                                    one rank
+    torchrun --nproc-per-node 4 train.py               four, on one machine
+    torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines; the run's folder must be on a disk they share
+
+    def main(cfg, world):
+        model = shard(load_model(...), world)          # fp32 masters in shards, bf16 compute on a GPU
+        optimizer = adamw(model, lr)
+        for part in accumulate(model, balance(lengths, max_tokens, world)):
+            loss(part).backward()                      # each rank's share of a loss with a *global* normaliser
+        norm = clip_grad_norm(model, 1.0)
+        optimizer.step(); optimizer.zero_grad()
+    launch(main, cfg)
+
+Gradients are summed over ranks, never averaged: the loss is divided once, by a count taken over every rank and microbatch.
+So neither their number changes it, and one rank is the same code with nothing to wait for.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from nanotriton.checkpoint import Checkpointer, CheckpointError
+from nanotriton.config import ConfigError, die
+from nanotriton.model import ModelError
+
+__all__ = ["CheckpointError", "Checkpointer", "World", "launch", "setup"]
+T = TypeVar("T")
+
+
+# ---- the world -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class World:
+    """Who this process is among the `world_size` of a run, and what they can do together."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # on this machine: which GPU
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What forward and backward compute in: bf16 on a GPU, fp32 on the CPU."""
+        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+
+    def all_sum(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks, a new tensor on x's device."""
+        return self._reduce(x, dist.ReduceOp.SUM)
+
+    def all_max(self, x: Tensor) -> Tensor:
+        return self._reduce(x, dist.ReduceOp.MAX)
+
+    def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        total = x.detach().to(self.device, copy=True)
+        if self.world_size > 1:
+            dist.all_reduce(total, op)
+        return total.to(x.device)
+
+    def gather(self, x: Any) -> list[Any]:
+        """A small picklable x of every rank, in rank order, on every rank."""
+        out = [x] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(out, x)
+        return out
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """This rank's part of a list that every rank has: every world_size-th item."""
+        return list(items[self.rank :: self.world_size])
+
+
+def setup() -> World:
+    """Join the other ranks that torchrun started, or be alone. Call once, first."""
+    rank, size, local = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    cuda = torch.cuda.is_available()
+    if cuda and local >= torch.cuda.device_count():
+        raise ConfigError(f"rank {rank} has no GPU: {torch.cuda.device_count()} here for --nproc-per-node over that")
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # What runs on the CPU is small, and the other cores are the executor's: with a second thread that had to fight for
+        # its core, a step took ten times as long.
+        torch.set_num_threads(1)
+    if size > 1:
+        # Ranks wait here for the one with the longest rollout, so the default of ten minutes is too short.
+        backend, timeout = ("nccl" if cuda else "gloo"), timedelta(hours=2)
+        dist.init_process_group(backend, timeout=timeout, device_id=device if cuda else None)
+    return World(rank, size, local, device)
+
+
+def launch(main: Callable[[Any, World], Any], cfg: Any) -> None:
+    """Run main(cfg, world) in every process; a user's mistake ends in one line and not in a traceback."""
+    try:
+        main(cfg, setup())
+    except (ConfigError, ModelError) as error:
+        die(error)
+    except CheckpointError as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+# ---- parameters ------------------------------------------------------------------------------------------------------
+def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
+    """Make `model` (whole, the same on every rank, fp32) train on this world, in place; returns it.
+
+    Over several ranks FSDP2 shards every layer and then the rest: each rank keeps 1/world_size of the masters, gradients
+    and moments. Layers are gathered in world.dtype one ahead of use, once an optimizer step (`reshard=True`: again for
+    every backward and microbatch, which saves 2 bytes a parameter); gradients are reduced in fp32.
+    cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
+    """
+    model.compute_dtype = world.dtype
+    if world.world_size == 1:
+        return model
+    mesh = init_device_mesh(world.device.type, (world.world_size,))
+    policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
+    layers = list(model.model.layers)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for a, b in pairwise(layers):
+        a.set_modules_to_forward_prefetch([b])
+    for module in sharded(model):
+        module.set_gradient_divide_factor(1.0)  # a sum over ranks, see the top
+        module.set_force_sum_reduction_for_comms(world.device.type == "cpu")  # gloo has no pre-multiplied sum
+    model.reshard_every_pass = reshard
+    return model
+
+
+def sharded(model: nn.Module) -> list[FSDPModule]:
+    return [m for m in model.modules() if isinstance(m, FSDPModule)]
+
+
+def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
+    """Yield the microbatches of one optimizer step; parameters stay gathered until the backward of the last."""
+    parts = list(parts)
+    for k, part in enumerate(parts):
+        last = k == len(parts) - 1
+        for module in sharded(model):
+            module.set_is_last_backward(last)
+            module.set_reshard_after_backward(last or model.reshard_every_pass, recurse=False)
+        yield part
+
+
+def reshard(model: nn.Module) -> None:
+    """Let go of gathered parameters, so that model.parameters() are the fp32 masters (a forward without a backward keeps
+    them gathered)."""
+    for module in sharded(model):
+        module.reshard()
+
+
+@torch.no_grad()
+def full_params(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    """(name, whole tensor in dtype or its own) of every parameter, one at a time; a collective: all ranks iterate together.
+
+    Shards are cast before they travel, so a bf16 sampler costs half the traffic.
+    """
+    reshard(model)
+    for name, p in model.named_parameters():
+        value = p.detach().to(dtype or p.dtype)
+        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:
+    """A hash of what all ranks hold; RuntimeError names the first tensor in which some rank differs from rank 0.
+
+    Of each tensor's bits: 64 interleaved sums, exact and on its own device, so that only a few bytes travel.
+    """
+    digests = {}
+    for name, x in tensors:
+        bits = x.detach().contiguous().view(torch.uint8).flatten()
+        whole = len(bits) // 512 * 512
+        sums = bits[:whole].view(torch.int64).view(-1, 64).sum(0).tolist() + bits[whole:].tolist()
+        digests[name] = hashlib.sha256(repr((x.shape, x.dtype, sums)).encode()).hexdigest()
+    for rank, other in enumerate(world.gather(digests)):
+        wrong = [name for name in digests if other.get(name) != digests[name]]
+        if wrong:
+            raise RuntimeError(f"ranks {world.rank} and {rank} hold different parameters, first {wrong[0]} ({len(wrong)} in all)")
+    return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
+
+
+# ---- one optimizer step ----------------------------------------------------------------------------------------------
+def balance(lengths: Sequence[int], max_tokens: int, world: World = World()) -> list[list[int]]:
+    """Sequences of these lengths -> microbatches (lists of their indices), the same number of them on every rank.
+
+    At most max_tokens in one, unless a single sequence is longer; as few as that allows, and as equal as longest-first
+    makes them. A rank with too few sequences gets empty ones, and still has to run a pass for each: FSDP's collectives
+    wait for it. At least one even where no rank has any.
+
+    >>> balance([5, 3, 4, 1], max_tokens=8)
+    [[0, 3], [1, 2]]
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+
+    def fill(k: int) -> list[list[int]]:
+        bins, loads = [[] for _ in range(k)], [0] * k
+        for i in order:
+            least = loads.index(min(loads))
+            bins[least].append(i)
+            loads[least] += lengths[i]
+        return [sorted(b) for b in bins]
+
+    k = max(1, -(-sum(min(n, max_tokens) for n in lengths) // max_tokens))
+    while any(len(b) > 1 and sum(lengths[i] for i in b) > max_tokens for b in fill(k)):
+        k += 1
+    return fill(int(world.all_max(torch.tensor(k))))
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale the gradients (over all ranks) to at most max_norm in the 2-norm -> the norm before, a scalar on every rank."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def adamw(
+    model: nn.Module, lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.95)
+) -> torch.optim.AdamW:
+    """Fused AdamW on the fp32 masters (call it after shard()); decay on matrices only."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in params if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr

@@ -1,0 +1,438 @@
+"""Ranks, microbatches and checkpoints on the CPU. This file is also the program that torchrun starts (see the end).
+
+One rank is this process; two ranks are torchrun's, with gloo. Every run trains the same tiny model on the same eight
+sequences, so all must have the same gradients, whatever their ranks and microbatches.
+"""
+
+import doctest
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nanotriton import checkpoint, distributed
+from nanotriton.attention import packed
+from nanotriton.checkpoint import Checkpointer, CheckpointError
+from nanotriton.config import ConfigError
+from nanotriton.distributed import World
+from nanotriton.kernels.logprob import token_logprobs
+from nanotriton.model import ModelConfig, Transformer
+
+ROOT = Path(__file__).parent.parent
+LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+def make(world, reshard=False, checkpoint_layers=False):
+    config = ModelConfig("qwen3", 48, 32, 48, 3, 4, 2, tie_word_embeddings=False, qk_norm=True)
+    model = Transformer(config).init_weights(seed=1)
+    model.checkpoint_layers = checkpoint_layers
+    distributed.shard(model, world, reshard)
+    return model, distributed.adamw(model, 1e-3, weight_decay=0.1)
+
+
+def backward(model, world, max_tokens):
+    """Gradients of the global token mean of -logp -> the loss over all ranks."""
+    g = torch.Generator().manual_seed(3)
+    data = [torch.randint(0, 48, (n + 1,), generator=g) for n in LENGTHS]
+    mine = world.share(data)
+    total = torch.zeros(())
+    for part in distributed.accumulate(model, distributed.balance([len(x) - 1 for x in mine], max_tokens, world)):
+        seqs = [mine[i] for i in part] or [torch.zeros(2, dtype=torch.long)]
+        ids, targets = torch.cat([x[:-1] for x in seqs]), torch.cat([x[1:] for x in seqs])
+        positions = torch.cat([torch.arange(len(x) - 1) for x in seqs])
+        cu = torch.tensor([0] + [len(x) - 1 for x in seqs]).cumsum(0).int()
+        attend = packed(cu, max(len(x) - 1 for x in seqs))
+        logp, _ = model(ids, positions, attend, head=lambda h, w, t=targets: token_logprobs(h, w, t))
+        loss = -logp.sum() / sum(LENGTHS) * bool(part)
+        loss.backward()
+        total += loss.detach()
+    return world.all_sum(total).item()
+
+
+def whole(x):
+    return x.full_tensor() if isinstance(x, distributed.DTensor) else x
+
+
+def grads(model):
+    return {n: whole(p.grad).clone() for n, p in model.named_parameters()}
+
+
+def train(world, steps, folder=None, max_tokens=24, die_at=None, start=0):
+    """`steps` steps, from the newest checkpoint of `folder`, saved after each -> the losses of this run's own steps."""
+    model, optimizer = make(world)
+    saver = Checkpointer(folder, world) if folder else None
+    step, state = (saver and saver.load_latest(model, optimizer)) or (start, {"losses": []})
+    losses = state["losses"]
+    for now in range(step, steps):
+        losses.append(backward(model, world, max_tokens))
+        distributed.clip_grad_norm(model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if now == die_at and world.rank == 1 and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if saver:
+            saver.save(now + 1, model, optimizer, {"losses": losses})
+    return model, optimizer, losses
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    model, _ = make(World())
+    loss = backward(model, World(), 10_000)
+    return loss, grads(model)
+
+
+def same(a, b, tolerance=1e-6):
+    """Equal to `tolerance` relative to each tensor's largest entry."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert b[name].abs().max() > 0
+        assert (a[name] - b[name]).abs().max() <= tolerance * b[name].abs().max(), name
+
+
+def torchrun(*words, nodes=None, timeout=150):
+    """Start this file under torchrun; with `nodes`, as that many agents on the loopback, one process each."""
+    base = [sys.executable, "-m", "torch.distributed.run"]
+    layout = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    if nodes:
+        layout = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29477"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    agents = [
+        subprocess.Popen([*base, *layout, __file__, *map(str, words)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(nodes or 1)
+    ]
+    try:
+        outputs = [agent.communicate(timeout=timeout)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert all(agent.returncode == 0 for agent in agents), "\n".join(outputs)[-4000:]
+
+
+# ---- the number of microbatches and of ranks changes nothing ---------------------------------------------------------
+@pytest.mark.parametrize("max_tokens", [1, 15, 30, 10_000])
+@pytest.mark.parametrize("checkpoint_layers", [False, True])
+def test_gradients_do_not_depend_on_the_microbatches(reference, max_tokens, checkpoint_layers):
+    model, _ = make(World(), checkpoint_layers=checkpoint_layers)
+    assert backward(model, World(), max_tokens) == pytest.approx(reference[0], rel=1e-6)
+    same(grads(model), reference[1])
+
+
+@pytest.fixture(scope="module")
+def machines(reference, tmp_path_factory):
+    """Two torchrun agents on the loopback ran two_ranks() -> the folder where its run is."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    torch.save(reference, folder / "reference.pt")
+    torchrun("two_ranks", folder, nodes=2)
+    return folder
+
+
+def test_two_machines_have_the_gradients_of_one_process(machines):
+    assert (machines / "agreed").exists()
+
+
+def two_ranks(folder):
+    world = distributed.setup()
+    assert (world.world_size, world.is_main, world.dtype) == (2, world.rank == 0, torch.float32)
+    loss, expected = torch.load(folder / "reference.pt")
+    for max_tokens, reshard, checkpoint_layers in ((1, False, False), (10_000, False, False), (15, True, False), (15, True, True), (15, False, True)):
+        model, _ = make(world, reshard, checkpoint_layers)
+        assert all(isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters())
+        assert abs(backward(model, world, max_tokens) - loss) < 1e-6 * loss
+        same(grads(model), expected)
+    norm = distributed.clip_grad_norm(model, 0.01)
+    truth = torch.stack([g.norm() for g in expected.values()]).norm()
+    assert abs(norm - truth) < 1e-5 * truth
+    assert abs(distributed.clip_grad_norm(model, 1.0) - 0.01) < 1e-5
+
+    with torch.no_grad():  # a forward alone leaves the layers gathered; what is read then must be the masters all the same
+        model(torch.arange(4), torch.arange(4), packed(torch.tensor([0, 4], dtype=torch.int32), 4))
+    alone, _ = make(World())
+    gathered = dict(distributed.full_params(model))
+    assert gathered.keys() == dict(alone.named_parameters()).keys()
+    assert all(torch.equal(gathered[n], p) for n, p in alone.named_parameters())
+    assert all(x.dtype == torch.bfloat16 for _, x in distributed.full_params(model, torch.bfloat16))
+
+    digest = distributed.check_same(gathered.items(), world)
+    assert world.gather(digest) == [digest] * 2
+    gathered["model.norm.weight"][3] += world.rank * 1e-6
+    try:
+        distributed.check_same(gathered.items(), world)
+    except RuntimeError as error:
+        assert "first model.norm.weight (1 in all)" in str(error)
+    else:
+        raise AssertionError("a difference between ranks was not noticed")
+
+    x = torch.tensor([world.rank + 1.0], dtype=torch.float64)
+    assert (world.all_sum(x), world.all_max(x), x.item()) == (3.0, 2.0, world.rank + 1.0)
+    assert world.share(list("abcde")) == (list("ace") if world.rank == 0 else list("bd"))
+    assert len(distributed.balance([8] * (1 + 3 * world.rank), 8, world)) == 4
+
+    train(world, 2, folder / "run")
+    full_disk(folder, world)
+    (folder / "agreed").touch()
+
+
+def full_disk(folder, world):
+    """One rank of two can't write: both say so, and the checkpoint before stays."""
+    model, optimizer, _ = train(world, 1, folder / "disk")
+    saver = Checkpointer(folder / "disk", world)
+    if world.rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    try:
+        saver.save(2, model, optimizer, {})
+    except CheckpointError as error:
+        assert "the previous one is whole" in str(error) and "\n" not in str(error)
+    else:
+        raise AssertionError("a checkpoint that can't be written was not noticed")
+    world.barrier()
+    assert [p.name for p in (folder / "disk").iterdir()] == ["step-00000001"]
+    assert saver.load_latest(model, optimizer)[0] == 1
+
+
+def test_two_ranks_then_one_then_two_with_one_killed(machines):
+    """The same run on 2 ranks, 1 and 2 again, one of which is killed once (--max-restarts), has the losses of a straight one."""
+    run = machines / "run"
+    _, _, straight = train(World(), 6)
+    _, _, one = train(World(), 4, run)
+    torchrun("resume", run, 6, 4)
+    assert (run / "died").exists()
+    newest = Checkpointer(run, World()).steps()[-1]
+    losses = json.loads((newest / "state.json").read_text())["state"]["losses"]
+    assert losses[:4] == one and losses == pytest.approx(straight, rel=1e-5)
+    assert len(set(losses)) == 6 and sorted(p.name for p in newest.iterdir())[0] == "rank-000-of-002.json"
+
+
+def resume(folder, steps, die_at="-1"):
+    train(distributed.setup(), int(steps), folder, die_at=int(die_at))
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+def noisy_train(model, optimizer, steps):
+    """Steps that use every generator -> what each drew."""
+    drawn = []
+    for _ in range(steps):
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        backward(model, World(), 10_000)
+        with torch.no_grad():
+            model.head_weight.grad += torch.randn_like(model.head_weight.grad) * drawn[-1][0]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return drawn
+
+
+def test_a_resumed_run_equals_a_straight_one_to_the_bit(tmp_path):
+    model, optimizer = make(World())
+    noisy_train(model, optimizer, 2)
+    saver = Checkpointer(tmp_path, World())
+    distributed.set_lr(optimizer, 7e-4)
+    saver.save(2, model, optimizer, {"cursor": [1, 2], "name": "ü"})
+    straight = noisy_train(model, optimizer, 3)
+
+    other, fresh = make(World())
+    noisy_train(other, fresh, 1)  # moments, parameters and generators that must all be overwritten
+    assert saver.load_latest(other, fresh) == (2, {"cursor": [1, 2], "name": "ü"})
+    assert fresh.param_groups[0]["lr"] == 7e-4
+    assert noisy_train(other, fresh, 3) == straight
+    for (name, a), b in zip(model.named_parameters(), other.parameters()):
+        assert torch.equal(a, b), name
+        for key, value in optimizer.state[a].items():
+            assert torch.equal(value, fresh.state[b][key]), (name, key)
+
+
+def test_no_checkpoint_and_one_before_the_first_step(tmp_path):
+    model, optimizer = make(World())
+    saver = Checkpointer(tmp_path / "new", World())
+    assert saver.load_latest(model, optimizer) is None
+    saver.save(0, model, optimizer, {})
+    other, fresh = make(World())
+    noisy_train(other, fresh, 1)
+    assert saver.load_latest(other, fresh) == (0, {})
+    assert not fresh.state and torch.equal(model.head_weight, other.head_weight)
+
+
+def test_the_last_two_and_the_best_are_kept(tmp_path):
+    model, optimizer = make(World())
+    saver = Checkpointer(tmp_path, World(), keep=2)
+    for step in range(1, 6):
+        saver.save(step, model, optimizer, {}, best=step == 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "step-00000002", "step-00000004", "step-00000005"]
+    saver.save(5, model, optimizer, {"again": True})
+    assert saver.load_latest(model, optimizer) == (5, {"again": True})
+
+
+def in_a_fork(work):
+    """work() in a forked child -> its exit code (negative: the signal)."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_killed_at_any_instant_of_a_save_a_whole_checkpoint_is_left(tmp_path):
+    """kill -9 before the k-th operation on a file, for every k until a save gets through."""
+    model, optimizer = make(World())
+    saver = Checkpointer(tmp_path, World(), keep=1)
+    saver.save(1, model, optimizer, {})
+    noisy_train(model, optimizer, 1)
+    weight = model.head_weight.detach().clone()
+    step, killed = 2, 0
+
+    def save_and_die(k):
+        left = [k]
+
+        def count():
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sync = os.fsync
+        os.fsync = lambda fd: (count(), sync(fd))
+        watched = ("open", "os.rename", "os.rmdir", "os.remove", "os.mkdir")
+        sys.addaudithook(lambda event, args: count() if event in watched and str(tmp_path) in str(args[0]) else None)
+        saver.save(step, model, optimizer, {})
+
+    for k in range(100):
+        code = in_a_fork(lambda k=k: save_and_die(k))
+        other, fresh = make(World())
+        found, _ = saver.load_latest(other, fresh)
+        assert found in (step - 1, step)
+        assert torch.equal(other.head_weight, weight) == (found > 1)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        killed += 1
+        step = found + 1
+    assert code == 0 and killed >= 15
+    assert [p.name for p in tmp_path.iterdir()] == [f"step-{step:08d}"]  # and nothing half-written stays behind
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(tmp_path, capfd):
+    model, optimizer = make(World())
+    saver = Checkpointer(tmp_path, World())
+    saver.save(1, model, optimizer, {})
+
+    def on_a_full_disk():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+        with pytest.raises(CheckpointError, match=r"not written, the previous one is whole.*: File too large"):
+            saver.save(2, model, optimizer, {})
+
+    assert in_a_fork(on_a_full_disk) == 0, capfd.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+    assert saver.load_latest(model, optimizer) == (1, {})
+
+
+def test_a_checkpoint_that_does_not_fit_or_is_damaged_is_one_line(tmp_path):
+    model, optimizer = make(World())
+    saver = Checkpointer(tmp_path, World())
+    saver.save(1, model, optimizer, {})
+    small = Transformer(ModelConfig("llama", 48, 32, 48, 1, 4)).init_weights(0)
+    with pytest.raises(CheckpointError, match="parameters differ, first model"):
+        saver.load_latest(small, distributed.adamw(small, 1e-3))
+    wide = Transformer(ModelConfig("qwen3", 50, 32, 48, 3, 4, 2, qk_norm=True)).init_weights(0)
+    with pytest.raises(CheckpointError, match="has 48 rows and not 50"):
+        saver.load_latest(wide, distributed.adamw(wide, 1e-3))
+    file = next(tmp_path.glob("*/*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="delete it to continue from the one before") as error:
+        saver.load_latest(model, optimizer)
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_is_safetensors(tmp_path):
+    from safetensors.torch import load_file
+
+    named = {"a": torch.randn(3, 5), "b": torch.randn(4, 2).bfloat16().t(), "c": torch.tensor(7.0), "d": torch.zeros(0, 4)}
+    checkpoint.write_tensors(tmp_path / "x.safetensors", named)
+    read = load_file(tmp_path / "x.safetensors")
+    assert read.keys() == named.keys() and all(torch.equal(read[k], named[k]) for k in named)
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+class Pretend(World):
+    """A rank beside another that needs `other` microbatches."""
+
+    other = 5
+
+    def all_max(self, x):
+        return torch.maximum(x, torch.tensor(self.other))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_microbatches_hold_every_sequence_once_and_are_even(seed):
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 100) for _ in range(rng.randint(1, 60))]
+    parts = distributed.balance(lengths, 128)
+    assert sorted(i for p in parts for i in p) == list(range(len(lengths)))
+    loads = [sum(lengths[i] for i in p) for p in parts]
+    assert max(loads) <= 128 and len(parts) <= -(-sum(lengths) // 128) + 2
+    assert max(loads) - min(loads) <= max(lengths)
+    assert len(distributed.balance(lengths[:2], 10_000, Pretend())) == 5
+
+
+def test_microbatches_at_the_edges():
+    assert doctest.testmod(distributed) == (0, 1)
+    assert distributed.balance([], 8) == [[]]
+    assert sorted(distributed.balance([100, 3, 100], 8)) == [[0], [1], [2]]  # longer than a microbatch: alone
+    assert distributed.balance([4], 8, Pretend()) == [[0], [], [], [], []]
+
+
+def test_a_plain_python_process_is_one_rank(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    world = distributed.setup()
+    assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
+    assert world.gather("x") == ["x"] and world.all_sum(torch.ones(2)).tolist() == [1, 1]
+    world.barrier()
+
+
+@pytest.mark.parametrize("error,code,said", [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), "error: disk", "")])
+def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
+    def main(cfg, world):
+        assert (cfg, world.world_size) == ("cfg", 1)
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        distributed.launch(main, "cfg")
+    assert stop.value.code == code and capsys.readouterr().err == said
+    with pytest.raises(ZeroDivisionError):  # ours and not the user's: the traceback is wanted
+        distributed.launch(lambda cfg, world: 1 / 0, None)
+
+
+def test_decay_is_for_matrices_and_the_rate_for_all():
+    model, _ = make(World())
+    optimizer = distributed.adamw(model, 1e-3, weight_decay=0.1)
+    assert {(p.ndim, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]} == {(2, 0.1), (1, 0.0)}
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+    assert distributed.set_lr(optimizer, 5e-5) == 5e-5
+    assert [g["lr"] for g in optimizer.param_groups] == [5e-5] * 2
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, folder, *rest = sys.argv[1:]
+    {"two_ranks": two_ranks, "resume": resume}[what](Path(folder), *rest)
+    distributed.dist.destroy_process_group()
