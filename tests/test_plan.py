@@ -210,6 +210,6 @@ def test_every_allowed_operator_exists_and_touches_no_file():
 
 def test_signature_of_descriptors_and_locations():
     text = 'tt.func public @k(%a: !tt.tensordesc<tensor<16x64xf16>>, %b: i64 {tt.divisibility = 8 : i32} loc("x.py":3:1), %c: !tt.ptr<!tt.ptr<f32>>) {'
-    assert signature(text, "k") == [("!tt.tensordesc<tensor<16x64xf16>>", 1), ("i64", 8), ("!tt.ptr<!tt.ptr<f32>>", 1)]
+    assert signature(text, "k") == [("!tt.tensordesc<16x64xf16>", 1), ("i64", 8), ("!tt.ptr<!tt.ptr<f32>>", 1)]
     with pytest.raises(PlanError):
         signature("tt.func public @k(%a: i32", "k")

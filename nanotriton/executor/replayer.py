@@ -79,7 +79,9 @@ class CpuBackend:
         for ty, value in args:
             if ty.startswith("tensordesc"):
                 address, shape, strides, padding = value
-                flat += [(address, tuple(shape), tuple(strides), padding), *shape, *strides]
+                if padding != "zero":
+                    raise ttir.Unsupported("a host-side descriptor that pads with NaN")
+                flat += [(address, shape, strides), *shape, *strides]
             else:
                 flat.append(value)
         _evaluator(kernel.ttir, kernel.name).run(grid, flat, self.memory)
@@ -90,7 +92,8 @@ class CpuBackend:
 
 # What the evaluator's errors mean for a candidate. TTIR that it cannot read says nothing about the kernel.
 STATUS = {
-    ttir.OutOfBounds: "out_of_bounds", ttir.Race: "nondeterministic", ttir.Budget: "timeout", ttir.TTIRError: "unsupported",
+    ttir.OutOfBounds: "out_of_bounds", ttir.Race: "nondeterministic", ttir.Budget: "timeout",
+    ttir.AssertionFailed: "runtime_error", ttir.TTIRError: "unsupported",
 }  # fmt: skip
 
 

@@ -37,7 +37,8 @@ def signature(ttir: str, name: str) -> list[tuple[str, int]]:
         match = re.fullmatch(r"%[\w.$-]+: (\S+?(?:<.*?>+)?)(?: \{([^}]*)\})?(?: loc\(.*\))?", part)
         check(match is not None, f"cannot read the parameter {part[:80]!r}")
         divisor = re.search(r"tt\.divisibility = (\d+)", match[2] or "")
-        found.append((match[1], int(divisor[1]) if divisor else 1))
+        kind = re.sub(r"^!tt\.tensordesc<tensor<(.*)>>$", r"!tt.tensordesc<\1>", match[1])  # as triton 3.6 writes it
+        found.append((kind, int(divisor[1]) if divisor else 1))
     return found
 
 
@@ -69,7 +70,7 @@ def _descriptor(name: str, ty: str, value: Any, place: Place) -> list[tuple[str,
     end = start + (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))) * itemsize
     check(end <= nbytes, f"{name}: a descriptor leaves its storage")
     element, dims = _element("*" + match[1]), "x".join(str(n) for n in block)
-    return [(f"!tt.tensordesc<tensor<{dims}x{element}>>", start), *[("i32", n) for n in shape], *[("i64", s) for s in strides]]
+    return [(f"!tt.tensordesc<{dims}x{element}>", start), *[("i32", n) for n in shape], *[("i64", s) for s in strides]]
 
 
 def _signless(ty: str) -> str:
