@@ -1,0 +1,211 @@
+"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in children.py.
+
+Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and returns the facts for a
+Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import torch
+
+from nanotriton.executor.aten import tensor_ids
+from nanotriton.executor.compare import Answer, Fault, ValueFault
+from nanotriton.executor.judge import TF32_HINT, Reference, Trial, judge_trial, out_of_memory, passes
+from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
+from nanotriton.executor.replayer import Replay, ReplayError
+from nanotriton.executor.sandbox import Limits
+from nanotriton.executor.zygote import Ended
+from nanotriton.tasks.task import Task
+from reward import rules
+
+PLAN_BYTES = 512 << 20
+ABLATIONS = 16  # launches that are left out one by one; of more, the last ones
+# What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
+CHILD_STATUSES = frozenset(
+    ["syntax_error", "rule_violation", "import_error", "runtime_error", "compile_error", "out_of_resources", "memory_limit", "out_of_bounds", "nondeterministic"]
+)
+SIGNALS = {4: "illegal instruction", 6: "abort", 7: "bus error", 8: "arithmetic error", 9: "killed", 11: "segmentation fault", 31: "forbidden system call"}
+
+
+@dataclass
+class Job:
+    """One candidate to judge, as the executor sends it."""
+
+    id: int
+    task: Task
+    source: str
+    policy: str
+    timeout: float
+    memory: int  # bytes for each of its processes
+    phase: str = "replay"  # replay; record: no further than the rules on the plan; process
+    facts: dict = field(default_factory=dict)  # what an earlier phase found
+
+
+@dataclass
+class Spawn:
+    """A child that a candidate wants."""
+
+    target: str
+    args: dict
+    limits: Limits
+    extra: tuple[int, ...] = ()  # memory files to hand over
+    options: dict = field(default_factory=dict)  # of sandbox.enter
+
+
+class Unrecordable(Fault):
+    """Nothing is wrong with the candidate, except that a plan cannot express it."""
+
+
+def check_rules(job: Job) -> None:
+    if not job.source.strip():
+        raise Fault("no_code", "the candidate is empty")
+    if violation := rules.check_source(job.source, job.policy):
+        raise Fault(violation.status, str(violation))
+
+
+def check_ended(ended: Ended, limits: Limits) -> dict:
+    """A child's own answer, or Fault if it left none or says that the candidate failed."""
+    if ended.killed == "timeout":
+        raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
+    if ended.killed == "output_limit" or ended.signal == 25:
+        raise Fault("output_limit", f"it wrote more than {limits.output >> 20} MiB")
+    if ended.killed:
+        raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
+    if ended.signal == 24:
+        raise Fault("timeout", f"{ended.stage}: more than {limits.seconds:g} s of CPU time")
+    if ended.signal:
+        raise Fault("crashed", f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})")
+    if ended.header is None:
+        raise Fault("crashed", f"{ended.stage or 'start'}: the process ended with code {ended.code} and no answer")
+    status = ended.header.get("status")
+    if status is None:
+        return ended.header
+    message, line = str(ended.header.get("message"))[:1000], ended.header.get("line")
+    message = " ".join(message.split())
+    if type(line) is int and line > 0 and f"line {line}" not in message:
+        message = f"line {line}: {message}"
+    if ended.header.get("recordable") is False:
+        raise Unrecordable("unsupported", message)
+    raise Fault(status if status in CHILD_STATUSES else "runtime_error", message)
+
+
+def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
+    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
+    limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
+    args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed}
+    ended = yield Spawn("record", args, limits)
+    worker.add_cost("record", ended.seconds)
+    check_ended(ended, limits)
+    with worker.stage("validate", job.timeout):
+        try:
+            plan = Plan.from_bytes(ended.payload, job.memory)
+        except PlanError as error:
+            raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
+        facts = rules.facts(plan)
+        job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
+        if violation := rules.check_plan(plan, job.policy, reference.facts):
+            raise Fault(violation.status, str(violation))
+    return Runner(worker, job, reference, plan, seed)
+
+
+def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
+    """Rules, recording, trials, ablation. Raises Fault unless it is right; `job.facts` gathers what was found until then."""
+    with worker.stage("rules", job.timeout):
+        check_rules(job)
+    reference = worker.reference(job.task)
+    trials = reference.trials(worker.secret, job.source)
+    try:
+        first = yield from record(job, worker, reference, trials[0].weights)
+    except Unrecordable as error:
+        job.facts["recordable"] = False
+        if job.policy == "strict":
+            raise Fault("rule_violation", f"{error.message}: under strict, forward must be recordable without data") from None
+        raise
+    if job.phase == "replay":
+        yield from judge_trials(job, worker, reference, trials, first)
+    with worker.stage("ablate", job.timeout):
+        if job.policy in ("strict", "kernelbench"):
+            job.facts["effective_launches"] = effective_launches(reference, trials[0], first)
+            if violation := rules.check_effective(job.facts["effective_launches"], job.policy):
+                raise Fault(violation.status, str(violation))
+
+
+def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner") -> Generator[Spawn, Ended, None]:
+    """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
+    runners = {first.recorded: first}
+    for number, trial in enumerate(trials):
+        runner = runners.get(trial.weights, first if first.by_name(trial.weights) else None)
+        while True:
+            if runner is None:
+                runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
+            try:
+                with worker.stage("judge", worker.patience):
+                    judged = judge_trial(reference, trial, runner)
+                break
+            except Fault as fault:
+                if runner.recorded == trial.weights or fault.status in ("unsupported", "timeout", "memory_limit"):
+                    raise hinted(fault, runner.plan) from None
+                runner = None  # it may prepare its weights in the constructor: only a recording with this seed can tell
+        if judged:
+            job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
+        if number == 0:
+            job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+
+
+def hinted(fault: Fault, plan: Plan) -> Fault:
+    """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to do."""
+    if isinstance(fault, ValueFault) and fault.reduced and any("inputPrecision = tf32" in k.ttir for k in plan.kernels):
+        fault.message += TF32_HINT
+    return fault
+
+
+def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
+    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last ABLATIONS)."""
+    inputs = reference.inputs(trial.kind, trial.inputs)
+    whole = Answer(runner(inputs, trial.weights)[0], None, None, [])
+    count = 0
+    for i in range(runner.launches)[-ABLATIONS:]:
+        try:
+            count += not passes(runner(inputs, trial.weights, skip=i)[0], whole)
+        except Fault:
+            count += 1
+    return count
+
+
+class Runner:
+    """Replays one plan on the CPU, as `judge_trial` wants it: (inputs, weight seed) -> (outputs, {input: what it was changed to})."""
+
+    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int):
+        self.worker, self.job, self.reference, self.plan, self.recorded = worker, job, reference, plan, recorded
+        self.launches = len(plan.launches())
+        self.replay = Replay(plan, "cpu")
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+
+    def __call__(self, inputs: list, seed: int, skip: int | None = None) -> tuple[object, dict[int, torch.Tensor]]:
+        weights = self.by_name(seed)
+        with self.worker.stage("run", self.job.timeout):
+            try:
+                outputs = self.replay.run(inputs, weights, skip_launch=skip)
+            except ReplayError as error:
+                raise Fault(error.status, f"line {error.line}: {error.message}" if error.line else error.message) from None
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                raise Fault("memory_limit", f"it used more than {self.job.memory >> 20} MiB") from None
+        ids = tensor_ids(self.plan.inputs)
+        return outputs, {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
+
+    def by_name(self, seed: int) -> dict[str, torch.Tensor]:
+        """The reference's weights for this seed, if every weight of the plan has a twin there; else none: draw order decides."""
+        if seed not in self.weights:
+            state = self.reference.build(seed).state_dict() if self.plan.weights else {}
+            self.weights[seed] = state if all(self.has_twin(w, state) for w in self.plan.weights) else {}
+        return self.weights[seed]
+
+    def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
+        twin, own = next((state[n] for n in weight.names if n in state), None), self.plan.tensors[weight.tensor]
+        return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+
+
+MODES = {"replay": replay_mode, "record": replay_mode}

@@ -1,0 +1,224 @@
+"""Comparison of answers, which are trees of tensors: exact structure, shape and dtype, then finiteness, then values.
+
+Tolerance. The reference's answer is there twice: in its own dtype, and in float64. The first against the second is the error that the
+reference's own dtype earns on this draw, e. A candidate is right where, element by element,
+
+    |candidate - float64| <= tolerance * (rms + |float64|),   tolerance = max(FLOOR[dtype], SLACK[dtype] * e)
+
+with rms the root mean square of the float64 answer and e in the same units. FLOOR leaves room for another order of summation and for the
+GPU's fast exp and division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the size.
+An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times the floor.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+
+FLOOR = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # others (fp8): 0.3
+SLACK = {torch.float64: 10.0, torch.float32: 10.0}  # others: 3, their own rounding is all the error there should be
+KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others: 1e-4
+CHUNK = 1 << 22  # elements compared at a time
+
+
+class Fault(Exception):
+    """Why an answer is wrong: a verdict's status, and one line."""
+
+    def __init__(self, status: str, message: str):
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class ValueFault(Fault):
+    """Wrong values. `max_error` is over the RMS; `reduced`: fp32, and as far off as TF32 or half precision would be."""
+
+    def __init__(self, message: str, max_error: float, reduced: bool = False):
+        super().__init__("wrong_value", message)
+        self.max_error, self.reduced = max_error, reduced
+
+
+# ---- trees ----
+
+
+def leaves(tree, path: str = "") -> list[tuple[str, object]]:
+    """[(where, leaf)] of nested tuples, lists and dicts, in order. `where` is "" for a bare tensor, else like "[1]"."""
+    if isinstance(tree, list | tuple):
+        return [leaf for i, v in enumerate(tree) for leaf in leaves(v, f"{path}[{i}]")]
+    if isinstance(tree, dict):
+        return [leaf for k, v in tree.items() for leaf in leaves(v, f"{path}[{k!r}]")]
+    return [(path, tree)]
+
+
+def describe(tree) -> str:
+    """A tree's structure in words: "a tuple of 2", "a tensor"."""
+    if isinstance(tree, torch.Tensor):
+        return "a tensor"
+    if isinstance(tree, list | tuple | dict):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return "None" if tree is None else f"a {type(tree).__name__}"
+
+
+def same_structure(got, want, path: str = "the answer") -> None:
+    """Raise Fault unless both trees have the same containers, keys and kinds of leaves."""
+    container = next((kind for kind in (tuple, list, dict) if isinstance(want, kind)), None)
+    alike = isinstance(got, container) and len(got) == len(want) if container else not isinstance(got, tuple | list | dict)
+    if alike and container is None:
+        tensors = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
+        alike = (tensors[0] and tensors[1]) or (not any(tensors) and type(got) is type(want))
+    if alike and container is dict:
+        alike = list(got) == list(want)
+    if not alike:
+        raise Fault("wrong_shape", f"{path} is {describe(got)}; the reference returns {describe(want)}")
+    if container:
+        for key in want if container is dict else range(len(want)):
+            same_structure(got[key], want[key], f"{path}[{key!r}]")
+
+
+def clone(tree):
+    """A private copy of a tree: fresh memory, same strides."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone(memory_format=torch.preserve_format)
+    if isinstance(tree, list | tuple):
+        return type(tree)(clone(v) for v in tree)
+    if isinstance(tree, dict):
+        return {k: clone(v) for k, v in tree.items()}
+    return copy.deepcopy(tree)
+
+
+def widen(tree):
+    """A copy with every floating tensor in float64."""
+    if isinstance(tree, torch.Tensor):
+        wide = torch.float64 if tree.is_floating_point() else torch.complex128 if tree.is_complex() else tree.dtype
+        return tree.detach().to(wide, copy=True)
+    if isinstance(tree, list | tuple):
+        return type(tree)(widen(v) for v in tree)
+    if isinstance(tree, dict):
+        return {k: widen(v) for k, v in tree.items()}
+    return copy.deepcopy(tree)
+
+
+def all_finite(tree) -> bool:
+    return all(bool(torch.isfinite(t).all()) for _, t in leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point())
+
+
+# ---- values ----
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reference's answer in the task's dtype and in float64 (None: there is none), and its inputs as each left them."""
+
+    own: object
+    exact: object | None
+    inputs_exact: list | None
+    inputs: list
+
+
+def compare(got, answer: Answer) -> float:
+    """The worst error over the RMS; raises Fault if the tree `got` is not the answer."""
+    same_structure(got, answer.own)
+    exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
+    worst = 0.0
+    for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
+        if isinstance(own, torch.Tensor):
+            worst = max(worst, compare_tensor(f"output{where}", g, own, exact.get(where)))
+        elif isinstance(own, float):
+            if not math.isclose(g, own, rel_tol=1e-5, abs_tol=1e-6) and not (math.isnan(g) and math.isnan(own)):
+                raise Fault("wrong_value", f"output{where} is {g}; the reference returns {own}")
+        elif g != own:
+            raise Fault("wrong_value", f"output{where} is {g!r}; the reference returns {own!r}")
+    return worst
+
+
+def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:
+    """The worst error over the RMS of one output; raises Fault on another shape, dtype, or values out of tolerance."""
+    if got.shape != own.shape:
+        raise Fault("wrong_shape", f"{name} has shape {tuple(got.shape)}; the reference's is {tuple(own.shape)}")
+    if got.dtype != own.dtype:
+        raise Fault("wrong_dtype", f"{name} is {short(got.dtype)}; the reference's is {short(own.dtype)}")
+    if exact is not None and exact.shape != own.shape:
+        exact = None
+    if own.is_complex():
+        return compare_tensor(name, *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)))
+    if not own.is_floating_point():
+        return compare_exactly(name, got, own, exact)
+    rms, tolerance = scale(own, exact)
+    wrong, worst, first = 0, 0.0, None
+    for start, g, o, w in chunks(got, own, exact):
+        finite = torch.isfinite(o)
+        if bool((~torch.isfinite(g) & finite).any()):
+            count = int((~torch.isfinite(got) & torch.isfinite(own)).sum())
+            raise Fault("not_finite", f"{name}: {count} of {own.numel()} values are NaN or infinite")
+        alike = (g == o) | (g.isnan() & o.isnan())  # where the reference itself is not finite
+        error = torch.where(finite, (g - w).abs(), torch.where(alike, 0.0, math.inf))
+        bad = error > tolerance * (rms + torch.where(finite, w.abs(), 0.0))
+        wrong, worst = wrong + int(bad.sum()), max(worst, float(error.max()) / rms)
+        if first is None and bool(bad.any()):
+            at = int(bad.to(torch.uint8).argmax())
+            first = (start + at, float(g[at]), float(o[at]))
+    if first is None:
+        return worst
+    message = f"{name}{index(first[0], own.shape)} is {first[1]:.6g}; the reference says {first[2]:.6g} ({wrong} of {own.numel()} values differ)"
+    raise ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
+
+
+def chunks(got, own, exact):
+    """(start, got, own, exact or own) in flat float64 pieces, so that a large answer costs little memory."""
+    flat = [t.detach().reshape(-1) for t in (got, own, own if exact is None else exact)]
+    for start in range(0, own.numel(), CHUNK):
+        yield start, *(t[start : start + CHUNK].double() for t in flat)
+
+
+def scale(own: torch.Tensor, exact: torch.Tensor | None) -> tuple[float, float]:
+    """(RMS of the answer, relative tolerance)."""
+    floor, slack = FLOOR.get(own.dtype, 0.3), SLACK.get(own.dtype, 3.0)
+    square, count = 0.0, 0
+    for _, _, _, w in chunks(own, own, exact):
+        finite = w[torch.isfinite(w)]
+        square, count = square + float(finite.square().sum()), count + finite.numel()
+    rms = math.sqrt(square / max(count, 1))
+    rms = rms if 0 < rms < math.inf else 1.0
+    if exact is None:
+        return rms, 4 * floor
+    earned = 0.0
+    for _, _, o, w in chunks(own, own, exact):
+        error = ((o - w).abs() / (rms + w.abs()))[torch.isfinite(o) & torch.isfinite(w)]
+        earned = max(earned, float(error.max()) if error.numel() else 0.0)
+    return rms, max(floor, slack * earned)
+
+
+def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:
+    """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype (a tie, a rounding edge)."""
+    differs = got != own
+    if exact is not None:
+        differs &= own == exact
+    if not bool(differs.any()):
+        return 0.0
+    at = int(differs.reshape(-1).to(torch.uint8).argmax())
+    values = got.reshape(-1)[at].item(), own.reshape(-1)[at].item()
+    message = f"{name}{index(at, own.shape)} is {values[0]}; the reference says {values[1]} ({int(differs.sum())} of {own.numel()} values differ)"
+    raise ValueFault(message, math.inf)
+
+
+def index(flat: int, shape: torch.Size) -> str:
+    """The place of a flat index, as one would write it: "[2, 17]"."""
+    place = []
+    for n in reversed(shape):
+        flat, i = divmod(flat, n)
+        place.append(str(i))
+    return f"[{', '.join(reversed(place))}]" if place else ""
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def kernelbench_allclose(got, own) -> bool:
+    """What KernelBench's own check would say: torch.allclose with atol = rtol = 1e-4 (1e-2 for half types), tensor by tensor."""
+    for (_, g), (_, o) in zip(leaves(got), leaves(own), strict=True):
+        if isinstance(o, torch.Tensor):
+            limit = KERNELBENCH.get(o.dtype, 1e-4)
+            if g.shape != o.shape or not torch.allclose(g.to(o.dtype), o, atol=limit, rtol=limit):
+                return False
+    return True

@@ -1,0 +1,429 @@
+"""The executor: candidates in, verdicts out. Everything that may fail or be hostile happens in other processes (zygote.py).
+
+    with Executor(device="cpu") as executor:
+        future = executor.submit(task, source)   # returns at once; results arrive as they finish
+        print(future.result().status)
+
+One thread schedules; it owns all processes and all state. It hands each worker a few candidates at a time, sees in shared memory when one
+is overdue, and starts again whatever died. A candidate that was being judged when its worker died is tried once more alone; if that
+kills a worker too, a candidate known to be right is judged: if that works the fault is the candidate's (`crashed`), else ours
+(`infra_error`). The others that were in flight are simply run again. This module imports neither torch nor triton.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import logging
+import mmap
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nanotriton.executor import probe, sandbox
+from nanotriton.executor.verdict import Verdict
+from nanotriton.executor.zygote import BEACON, pair, receive, remove_folder, send
+from nanotriton.tasks.task import Task
+from reward.policy import check_policy
+
+MODES = ("replay", "process")
+GRACE = 2.0  # seconds that a worker has for its own alarm before it is killed
+RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
+REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
+PREFIX = "nanotriton-executor-"
+# What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Entry:
+    """One distinct candidate on its way to a verdict."""
+
+    key: tuple
+    job: dict
+    future: Future = field(default_factory=Future)
+    facts: dict = field(default_factory=dict)
+    cost: dict = field(default_factory=dict)
+    deaths: int = 0  # workers that died while they were computing it
+    restarts: int = 0  # times it was in flight when a worker died of something else
+    is_probe: bool = False
+
+
+@dataclass(eq=False)
+class Process:
+    """A worker as the scheduler sees it."""
+
+    sock: socket.socket
+    beacon: mmap.mmap
+    flavour: str
+    pid: int | None = None  # None: not forked yet
+    entries: dict[int, Entry] = field(default_factory=dict)
+    alone: bool = False  # it has a suspect: give it nothing else
+
+    def computing(self) -> tuple[int, float, str]:
+        """(job, when it is overdue or 0, stage) that the worker last wrote."""
+        job, due, stage = BEACON.unpack_from(self.beacon)
+        return job, due, stage.rstrip(b"\0").decode("ascii", "replace")
+
+
+@dataclass(eq=False)
+class Base:
+    """A process that forks workers of one flavour."""
+
+    flavour: str
+    popen: subprocess.Popen
+    sock: socket.socket
+    ready: bool = False
+    unnamed: deque[Process] = field(default_factory=deque)  # workers asked for, in order
+
+
+class Executor:
+    """Judges candidates in sandboxed processes. A context manager; `close` leaves no process and no file behind.
+
+    device: where candidates run. mode: None (replay, and process for what can't be recorded where the policy lets it), "replay" or
+    "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
+    timeout: seconds for each stage of a candidate, counted from the stage's start. memory_gib: for each process.
+    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments.
+    """
+
+    def __init__(
+        self, device: str = "cpu", mode: str | None = None, workers: int | None = None, policy: str = "strict", timeout: float = 10.0,
+        time: bool = False, *, memory_gib: float = 4.0, depth: int = 3, seed: int | None = None,
+    ):  # fmt: skip
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"unknown device {device!r}; one of cpu, cuda")
+        if mode is not None and mode not in MODES:
+            raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
+        if timeout <= 0 or memory_gib <= 0 or (workers is not None and workers < 1) or depth < 1:
+            raise ValueError("timeout and memory_gib must be positive, workers and depth at least 1")
+        self.device, self.mode, self.policy, self.timeout, self.time = device, mode, check_policy(policy), timeout, time
+        self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
+        self.depth, self.memory = depth, int(memory_gib * 2**30)
+        self.secret = secrets.token_hex(16) if seed is None else hashlib.sha256(f"seed {seed}".encode()).hexdigest()
+        if missing := sandbox.support():
+            log.warning(missing)
+        self.root, self._lock_fd = make_root()
+        self._lock = threading.Lock()
+        self._submitted: deque[Entry] = deque()  # the only thing, with _known and _closing, that other threads touch
+        self._known: OrderedDict[tuple, Future] = OrderedDict()
+        self._closing = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._queues: dict[str, deque[Entry]] = {}
+        self._bases: dict[str, Base] = {}
+        self._processes: list[Process] = []
+        self._failed_starts = 0
+        self._next_id = 0
+        self._groups: list[int] = []  # process groups, for the last resort
+        self._finalizer = weakref.finalize(self, end_processes, self._groups, self.root)
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Executor":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def submit(self, task: Task, source: str) -> "Future[Verdict]":
+        """Judge `source` for `task`. Identical candidates share one future, also while they are in flight."""
+        key = (task.key, hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest())
+        with self._lock:
+            if self._closing:
+                raise RuntimeError("this executor is closed")
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+            job = {"task": {"name": task.name, "source": task.source}, "source": source, "policy": self.policy}
+            entry = Entry(key, job | {"timeout": self.timeout, "memory": self.memory, "phase": self._first_phase()})
+            entry.future.set_running_or_notify_cancel()  # from here on it can't be cancelled
+            self._known[key] = entry.future
+            self._submitted.append(entry)
+        os.write(self._wake_write, b"x")
+        return entry.future
+
+    def close(self) -> None:
+        """End every process. What is not judged yet gets `infra_error`."""
+        with self._lock:
+            closing, self._closing = self._closing, True
+        if not closing:
+            os.write(self._wake_write, b"x")
+        self._thread.join()
+
+    # ---- phases ----
+
+    def _first_phase(self) -> str:
+        if self.mode != "process":
+            return "replay"
+        return "record" if self.policy in ("strict", "kernelbench") else "process"
+
+    def _next_phase(self, entry: Entry, result: dict) -> str | None:
+        """Where a candidate goes after a phase: None if the result is its verdict."""
+        phase, status = entry.job["phase"], result["verdict"]["status"]
+        if phase == "process" or entry.is_probe:
+            return None
+        if phase == "record":  # strict insists on a plan; otherwise a candidate that the recorder can't follow may still run
+            goes_on = status == "correct" or (self.policy != "strict" and status != "rule_violation")
+            return "process" if goes_on else None
+        return "process" if status == "unsupported" and self.mode is None and self.policy != "strict" and result["fallback"] else None
+
+    def _flavour(self, phase: str) -> str:
+        return ("interpret" if self.device == "cpu" else "cuda") if phase == "process" else "record"
+
+    # ---- the scheduler's thread ----
+
+    def _run(self) -> None:
+        try:
+            self._start_base(self._flavour(self._first_phase()))
+            while not self._closing:
+                self._wait()
+                self._kill_overdue()
+                self._dispatch()
+        except BaseException:
+            log.exception("executor: the scheduler failed")
+            raise
+        finally:
+            self._finalizer()
+            self._finish_all("the executor was closed before this candidate was judged")
+            for fd in (self._wake_read, self._wake_write, self._lock_fd):
+                os.close(fd)
+
+    def _wait(self) -> None:
+        """Sleep until something happens, then handle it."""
+        sources: dict = {base.sock: base for base in self._bases.values()} | {p.sock: p for p in self._processes}
+        ready, _, _ = select.select([self._wake_read, *sources], [], [], 0.25 if any(p.entries for p in self._processes) else 2.0)
+        for source in ready:
+            if source is self._wake_read:
+                os.read(self._wake_read, 1 << 16)
+                while self._submitted:
+                    entry = self._submitted.popleft()
+                    self._queue(entry).append(entry)
+                continue
+            message, _ = receive(source)
+            owner = sources[source]
+            if isinstance(owner, Base):
+                self._base_says(owner, message)
+            elif owner in self._processes:
+                self._worker_says(owner, message)
+
+    def _queue(self, entry: Entry) -> deque[Entry]:
+        return self._queues.setdefault(self._flavour(entry.job["phase"]), deque())
+
+    def _base_says(self, base: Base, message: dict | None) -> None:
+        if message is None:
+            self._base_died(base)
+        elif "ready" in message:
+            base.ready, self._failed_starts = True, 0
+        else:
+            base.unnamed.popleft().pid = message["pid"]
+
+    def _worker_says(self, process: Process, message: dict | None) -> None:
+        if message is None:
+            self._worker_died(process)
+            return
+        entry = process.entries.pop(message["job"])
+        process.alone = False
+        for name, seconds in message["cost"].items():
+            entry.cost[name] = round(entry.cost.get(name, 0.0) + seconds, 6)
+        entry.facts |= message["facts"]
+        if phase := self._next_phase(entry, message):
+            entry.job["phase"] = phase
+            self._queue(entry).append(entry)
+        else:
+            self._finish(entry, **message["verdict"])
+
+    # ---- processes ----
+
+    def _start_base(self, flavour: str) -> None:
+        ours, theirs = pair()
+        env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
+        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": self.root, "TMPDIR": self.root}
+        env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONDONTWRITEBYTECODE": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        if flavour == "cuda":
+            env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
+        else:
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        if flavour == "interpret":
+            env["TRITON_INTERPRET"] = "1"
+        call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {self.root!r})"
+        command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
+        popen = subprocess.Popen(
+            command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
+        )
+        theirs.close()
+        self._groups.append(popen.pid)
+        self._bases[flavour] = Base(flavour, popen, ours)
+
+    def _base_died(self, base: Base) -> None:
+        base.sock.close()
+        base.popen.wait()
+        del self._bases[base.flavour]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(base.popen.pid, signal.SIGKILL)  # what it left is dying anyway
+        self._groups.remove(base.popen.pid)
+        self._failed_starts += not base.ready
+        for process in base.unnamed:
+            self._worker_died(process)
+        if self._failed_starts >= 3:
+            self._failed_starts = 0
+            self._finish_all(f"the {base.flavour} process does not start; its own message is on stderr")
+
+    def _start_worker(self, base: Base) -> None:
+        ours, theirs = pair()
+        fd = os.memfd_create("beacon")
+        os.ftruncate(fd, BEACON.size)
+        process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour)
+        self._next_id += 1
+        options = {"secret": self.secret, "folder": os.path.join(self.root, f"worker-{self._next_id}")}
+        send(base.sock, options | {"memory": self.memory, "device": self.device}, (theirs.fileno(), fd))
+        theirs.close()
+        os.close(fd)
+        base.unnamed.append(process)
+        self._processes.append(process)
+
+    def _kill_overdue(self) -> None:
+        """A worker whose alarm did not help (it is inside one long native call) is killed, and its candidate has its verdict."""
+        for process in list(self._processes):
+            job, due, stage = process.computing()
+            if due and time.monotonic() > due + GRACE and process.pid is not None and job in process.entries:
+                entry = process.entries.pop(job)
+                os.kill(process.pid, signal.SIGKILL)
+                self._worker_died(process)
+                if stage in ("task", "judge"):
+                    self._finish(entry, status="unsupported", message="the reference itself takes too long here", stage=stage)
+                else:
+                    self._finish(entry, status="timeout", message=f"{stage}: not done after {self.timeout:g} s", stage=stage)
+
+    def _worker_died(self, process: Process) -> None:
+        """Everything it had in flight is run again; the one that it was computing is the suspect."""
+        if process not in self._processes:
+            return
+        self._processes.remove(process)
+        process.sock.close()
+        job, due, _ = process.computing()
+        process.beacon.close()
+        for number, entry in process.entries.items():
+            entry.restarts += 1
+            if number == job and due:
+                entry.deaths += 1
+            if entry.is_probe:
+                self._probed(entry, healthy=False)
+            elif entry.restarts > RESTARTS:
+                self._finish(entry, status="infra_error", message="workers kept dying while this candidate was in flight")
+            elif entry.deaths >= 2:
+                self._probe(entry)
+            else:
+                self._queue(entry).appendleft(entry)
+
+    def _probe(self, suspect: Entry) -> None:
+        """Two workers died of this candidate, or so it seems: judge one that is known to be right, and say who is to blame."""
+        job = suspect.job | {"task": probe.TASK, "source": probe.CANDIDATE, "policy": "none"}
+        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, is_probe=True)
+        self._queue(entry).appendleft(entry)
+
+    def _probed(self, entry: Entry, healthy: bool) -> None:
+        if healthy:
+            self._finish(dataclasses.replace(entry, is_probe=False), status="crashed", message="it crashed the process that ran it, twice")
+        else:
+            self._finish(dataclasses.replace(entry, is_probe=False), status="infra_error", message="the executor's own health check fails")
+
+    # ---- work ----
+
+    def _dispatch(self) -> None:
+        for flavour, queue in self._queues.items():
+            if not queue:
+                continue
+            if flavour not in self._bases:
+                self._start_base(flavour)
+            base = self._bases[flavour]
+            own = [p for p in self._processes if p.flavour == flavour]
+            for _ in range(self.workers - len(own) if base.ready else 0):
+                self._start_worker(base)
+            for process in sorted((p for p in self._processes if p.flavour == flavour), key=lambda p: len(p.entries)):
+                while queue and not process.alone and len(process.entries) < self.depth:
+                    if queue[0].deaths and process.entries:
+                        break  # a suspect waits for an idle worker
+                    if not self._give(process, queue.popleft()):
+                        break
+
+    def _give(self, process: Process, entry: Entry) -> bool:
+        self._next_id += 1
+        job = {"id": self._next_id, **entry.job, "facts": entry.facts}
+        fd = os.memfd_create("job")
+        try:
+            os.write(fd, json.dumps(job).encode())
+            os.lseek(fd, 0, os.SEEK_SET)
+            send(process.sock, {"job": job["id"]}, (fd,))
+        except OSError:  # it just died: its socket will say so
+            self._queue(entry).appendleft(entry)
+            return False
+        finally:
+            os.close(fd)
+        process.entries[job["id"]] = entry
+        process.alone = bool(entry.deaths)
+        return True
+
+    def _finish(self, entry: Entry, status: str, message: str = "", stage: str = "", **_) -> None:
+        if entry.is_probe:
+            self._probed(entry, status == "correct")
+            return
+        mode = "process" if entry.job["phase"] == "process" else "replay"
+        verdict = Verdict(status, stage, message, mode, self.device, **entry.facts, cost=entry.cost)
+        if status == "infra_error":
+            with self._lock:
+                self._known.pop(entry.key, None)  # next time it gets another chance
+        entry.future.set_result(verdict)
+        with self._lock:
+            while len(self._known) > REMEMBERED and next(iter(self._known.values())).done():
+                self._known.popitem(last=False)
+
+    def _finish_all(self, message: str) -> None:
+        waiting = [e for q in self._queues.values() for e in q] + [e for p in self._processes for e in p.entries.values()]
+        waiting += self._submitted
+        for queue in (*self._queues.values(), self._submitted):
+            queue.clear()
+        for process in self._processes:
+            process.entries.clear()
+        for entry in waiting:
+            self._finish(dataclasses.replace(entry, is_probe=False), status="infra_error", message=message)
+
+
+# ---- the folder, and the end ---------------------------------------------------------------------------------------
+
+
+def make_root() -> tuple[str, int]:
+    """A private folder and a lock on it; folders whose owner is gone (kill -9 of every process at once) are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), open(old / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    root = tempfile.mkdtemp(prefix=PREFIX)
+    fd = os.open(os.path.join(root, "lock.new"), os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(os.path.join(root, "lock.new"), os.path.join(root, "lock"))  # it is never there unlocked
+    return root, fd
+
+
+def end_processes(groups: list[int], root: str) -> None:
+    """Kill every process of these groups and remove the folder."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(group, 0)
+    remove_folder(root)

@@ -1,0 +1,255 @@
+"""Is a candidate right? The same judge for every device and mode: it sees tensors, and a function that runs the candidate.
+
+The reference is the task's own `Model`. It runs after the candidate, on private copies of the same inputs, once in the task's dtype and
+once in float64 (compare.py says what the tolerance is). A candidate is judged on several trials with secret seeds: one as the task draws,
+the others under stress (draws.py) and with other weights. What is known of a task (which stresses its reference survives, whether a
+constant would pass) is found once and cached by content. Answers never are.
+"""
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanotriton.executor import draws
+from nanotriton.executor.children import describe_arguments
+from nanotriton.executor.compare import Answer, Fault, all_finite, clone, compare, kernelbench_allclose, leaves, widen
+from nanotriton.executor.draws import seed_from
+from nanotriton.tasks.task import Task
+from reward.plan_rules import CREATE, MOVE, Facts
+
+TRIALS = (("plain",), ("scaled", "positive", "plain"), ("heavy", "positive", "plain"))  # the first kind that the task survives
+TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trial:
+    kind: str  # one of draws.KINDS
+    inputs: int  # seed
+    weights: int  # seed
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+@contextlib.contextmanager
+def excused(doing: str):
+    """What goes wrong inside is the task's fault: the sample leaves the batch, unless it is a limit that has a status."""
+    try:
+        yield
+    except Fault:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise Fault("memory_limit", f"the task needs more memory than the executor allows ({doing})") from error
+        text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+        raise Fault("unsupported", f"the reference itself fails, {doing}: {text}") from error
+
+
+class Reference:
+    """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question."""
+
+    def __init__(self, task: Task, device: str = "cpu"):
+        self.task, self.device = task, torch.device(device)
+        self.names: dict = {"__name__": "task"}
+        self.kinds: frozenset[str] = frozenset(["plain"])
+        with excused("loading it"):
+            exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
+            self.has_weights = bool(self.build(0).state_dict())
+            self.described_inputs = describe_arguments(self.inputs("plain", 0))  # what a recording needs to know
+            self.described_init = describe_arguments(self.init_arguments(0))
+        self.calibrate()
+
+    # ---- what a trial is made of ----
+
+    def on_device(self):
+        """Tensors are made on the device by default (on the CPU they are anyway, and the mode costs time)."""
+        return self.device if self.device.type != "cpu" else contextlib.nullcontext()
+
+    def build(self, seed: int) -> torch.nn.Module:
+        """The reference, constructed as a candidate is: same seed, same moved constants."""
+        with self.on_device(), draws.moved_constants(seed):
+            arguments = self.init_arguments(seed)
+            draws.seed_everything(seed)
+            return self.names["Model"](*arguments)
+
+    def init_arguments(self, seed: int) -> list:
+        draws.seed_everything(seed)
+        return list(self.names["get_init_inputs"]())
+
+    def inputs(self, kind: str, seed: int) -> list:
+        with self.on_device(), draws.stressed(kind, seed):
+            draws.seed_everything(seed)
+            return list(self.names["get_inputs"]())
+
+    def answer(self, inputs: list, weights: int) -> Answer:
+        """Run the reference on private copies, in its own dtype and in float64."""
+        model, own_inputs = self.build(weights), clone(inputs)
+        wide_model = copy.deepcopy(model)
+        with torch.no_grad(), self.on_device():
+            draws.seed_everything(weights)
+            own = model(*own_inputs)
+            return Answer(own, *in_float64(wide_model, inputs, weights), own_inputs)
+
+    # ---- what is found out once ----
+
+    def calibrate(self) -> None:
+        """Which stresses does the reference survive? Is it deterministic? Would an answer that computes nothing pass?"""
+        seed = seed_from("calibrate", self.task.key)
+        known = []
+        with excused("on its own inputs"):
+            for s in (seed, seed + 1):
+                inputs = self.inputs("plain", s)
+                known.append((inputs, self.answer(inputs, s)))
+            model, seen = self.build(seed + 1), Computing()
+            with torch.no_grad(), self.on_device(), seen:
+                draws.seed_everything(seed + 2)
+                again = model(*clone(inputs))
+            self.facts = Facts(computing=seen.names)
+        if not passes(again, known[-1][1]):
+            raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
+        for kinds in TRIALS[1:]:
+            for kind in kinds:
+                if kind in self.kinds:
+                    break
+                if stressed := self.survives(kind, seed, known[0][0]):
+                    known.append(stressed)
+                    break
+        if reason := weakness(known):
+            raise Fault("weak_task", f"the task can't tell right from wrong: {reason} would pass")
+
+    def survives(self, kind: str, seed: int, plain: list) -> tuple[list, Answer] | None:
+        """One stressed draw and its answer, or None if stress breaks the reference or changes nothing."""
+        try:
+            inputs = self.inputs(kind, seed)
+            if identical(inputs, plain):
+                return None
+            answer = self.answer(inputs, seed)
+        except Exception as error:
+            log.debug("%s: %s inputs: %s", self.task.name, kind, error)
+            return None
+        if not all_finite(answer.own):
+            return None
+        self.kinds |= {kind}
+        return inputs, answer
+
+    def trials(self, secret: bytes, source: str) -> list[Trial]:
+        """The trials of one candidate: the same for the same secret, task and source."""
+        weights = [seed_from(secret, self.task.key, source, "weights", i) for i in range(2)]
+        kinds = [next(k for k in options if k in self.kinds) for options in TRIALS]
+        inputs = [seed_from(secret, self.task.key, source, "inputs", i) for i in range(len(kinds))]
+        return [Trial(k, seed, weights[i % 2 if self.has_weights else 0]) for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))]
+
+
+class Computing(TorchDispatchMode):
+    """Counts the ATen calls that compute, neither views nor copies: does a task do more than move data?"""
+
+    def __init__(self):
+        super().__init__()
+        self.names: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if not view and name not in CREATE | MOVE:
+            self.names[name] = self.names.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_float64(model: torch.nn.Module, inputs: list, seed: int) -> tuple[object, list | None]:
+    """(answer, inputs afterwards) in float64, or (None, None) where the task insists on its dtype."""
+    default, inputs = torch.get_default_dtype(), widen(inputs)
+    torch.set_default_dtype(torch.float64)
+    try:
+        draws.seed_everything(seed)
+        return model.double()(*inputs), inputs
+    except (RuntimeError, TypeError, ValueError) as error:
+        if out_of_memory(error):
+            raise
+        return None, None
+    finally:
+        torch.set_default_dtype(default)
+
+
+def identical(a, b) -> bool:
+    """The same bits, for trees of the same structure."""
+    return all(
+        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) if isinstance(x, torch.Tensor) else True
+        for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)
+    )
+
+
+def passes(got, answer: Answer) -> bool:
+    try:
+        compare(got, answer)
+    except Fault:
+        return False
+    return True
+
+
+def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(v, function) for v in tree)
+    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree
+
+
+def weakness(known: list[tuple[list, Answer]]) -> str | None:
+    """What passes on every known draw without computing anything, in words; None if nothing does."""
+    first = known[0][1].own
+    mean = [t.double().mean() for _, t in leaves(first) if isinstance(t, torch.Tensor) and not t.is_complex()]
+    fakes: list[tuple[str, Callable]] = [
+        ("an answer of zeros", lambda inputs, own: mapped(own, torch.zeros_like)),
+        ("an answer of ones", lambda inputs, own: mapped(own, torch.ones_like)),
+        ("one constant", lambda inputs, own: mapped(own, lambda t: torch.full_like(t, mean[0].item()))),
+    ]
+    for i in range(len(known[0][0])):
+        fakes.append((f"input {i} returned as it is", lambda inputs, own, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)))
+    for name, fake in fakes:
+        if all(passes(fake(inputs, answer.own), answer) for inputs, answer in known):
+            return name
+    if all(passes(first, answer) for _, answer in known[1:]):
+        return "the answer to other inputs"
+    return None
+
+
+# ---- one trial -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Judged:
+    """A trial that was passed."""
+
+    max_error: float  # the worst error over the RMS
+    kernelbench_allclose: bool  # what KernelBench's own check says
+
+
+def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], tuple[object, dict[int, torch.Tensor]]]) -> Judged | None:
+    """Run the candidate, then the reference, and compare. Raises Fault; None: the reference isn't finite here, so it doesn't count.
+
+    run: (inputs, weight seed) -> (outputs, {number of an input tensor that it changed: its new values}). The inputs are its own.
+    """
+    with excused("drawing inputs"):
+        inputs = reference.inputs(trial.kind, trial.inputs)
+    outputs, after = run(clone(inputs), trial.weights)
+    with excused("on its own inputs"):
+        answer = reference.answer(inputs, trial.weights)
+    if trial.kind != "plain" and not all_finite(answer.own):
+        return None
+    error = compare(outputs, answer)
+    before, theirs = leaves(inputs), leaves(answer.inputs)
+    exact = leaves(answer.inputs_exact) if answer.inputs_exact else None
+    tensors = [i for i, (_, x) in enumerate(before) if isinstance(x, torch.Tensor)]
+    for number, changed in after.items():  # allowed where the reference changes it alike
+        i = tensors[number]
+        if not passes(changed, Answer(theirs[i][1], exact[i][1] if exact else None, None, [])):
+            raise Fault("input_modified", f"input {number} is not what it was: forward must not write to its inputs")
+    return Judged(error, kernelbench_allclose(outputs, answer.own))

@@ -1,0 +1,196 @@
+"""A worker: judges candidates, several at a time, one Python step after another. Trusted; it never runs a candidate's Python.
+
+Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator (candidate.py) that is resumed when
+its child is done; between two children it computes (draws inputs, replays, compares), each stage under a limit of its own:
+an alarm that raises in the worker, and behind it the executor, which sees in shared memory when a stage is due (the beacon) and
+kills a worker that missed its alarm.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import resource
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections import OrderedDict
+from select import POLLIN, poll
+
+import torch
+
+from nanotriton.executor import candidate, children, probe, sandbox
+from nanotriton.executor.candidate import Job, Spawn
+from nanotriton.executor.compare import Fault
+from nanotriton.executor.judge import Reference
+from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
+from nanotriton.tasks.task import Task
+
+PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
+REFERENCES = 64  # tasks kept loaded
+STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
+TARGETS = {"record": children.record_child}
+
+
+class Overtime(BaseException):
+    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of its own."""
+
+
+def prepare(flavour: str) -> None:
+    """In the base, once: import everything and warm up, so that forks find it done."""
+    torch.set_num_threads(1)
+    if flavour == "record":
+        from nanotriton.executor import recorder
+
+        recorder.install()
+        with tempfile.TemporaryDirectory() as folder:
+            recorder.warm_up(folder)
+    Reference(Task(**probe.TASK))  # the judge's own imports
+
+
+class Worker:
+    def __init__(self, sock: socket.socket, beacon: mmap.mmap, zygote: Zygote, options: dict):
+        self.sock, self.beacon, self.zygote = sock, beacon, zygote
+        self.secret: bytes = bytes.fromhex(options["secret"])
+        self.folder: str = options["folder"]
+        self.patience = PATIENCE
+        self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
+        self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
+        self.job: Job | None = None  # the one that is computing
+        self.costs: dict[int, dict[str, float]] = {}
+        self.stages: list[list] = []  # of the computing job: [name, seconds left], innermost last
+        self.since = 0.0
+        self.last = ""  # the stage that was computed last
+
+    # ---- stages ----
+
+    @contextlib.contextmanager
+    def stage(self, name: str, limit: float):
+        """Compute under a limit in seconds. What an inner stage takes counts for itself, not for the outer one."""
+        self._charge()
+        self.stages.append([name, limit])
+        self._arm()
+        try:
+            yield
+        except Overtime:
+            if name in ("task", "judge"):
+                raise Fault("unsupported", f"the reference itself takes more than {limit:g} s here") from None
+            raise Fault("timeout", f"{name}: not done after {limit:g} s") from None
+        finally:
+            self._charge()
+            self.stages.pop()
+            self._arm()
+
+    def _charge(self) -> None:
+        """Count the time since the last change of stage for the innermost one."""
+        now = time.monotonic()
+        if self.stages:
+            self.stages[-1][1] -= now - self.since
+            self.add_cost(self.stages[-1][0], now - self.since)
+        self.since = now
+
+    def _arm(self) -> None:
+        """Set the alarm for the innermost stage, and let the executor see when it is due (0: nothing runs)."""
+        left = max(self.stages[-1][1], 1e-3) if self.stages else 0.0
+        name = self.stages[-1][0] if self.stages else ""
+        BEACON.pack_into(self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode())
+        signal.setitimer(signal.ITIMER_REAL, left)
+
+    def add_cost(self, name: str, seconds: float) -> None:
+        cost, self.last = self.costs[self.job.id], name
+        cost[name] = cost.get(name, 0.0) + seconds
+
+    # ---- tasks ----
+
+    def reference(self, task: Task) -> Reference:
+        """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair question."""
+        found = self.references.get(task.key)
+        if found is None:
+            try:
+                with self.stage("task", self.patience):
+                    found = Reference(task)
+            except Fault as fault:
+                found = fault
+            self.references[task.key] = found
+            if len(self.references) > REFERENCES:
+                self.references.popitem(last=False)
+        self.references.move_to_end(task.key)
+        if isinstance(found, Fault):
+            raise Fault(found.status, found.message)
+        return found
+
+    # ---- the loop ----
+
+    def serve(self) -> None:
+        """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
+        signal.signal(signal.SIGALRM, self._alarm)
+        waits = poll()
+        waits.register(self.sock, POLLIN)
+        waits.register(self.zygote.sock, POLLIN)
+        while True:
+            for fd, _ in waits.poll():
+                if fd == self.sock.fileno():
+                    message, fds = receive(self.sock)
+                    if message is None:
+                        return
+                    with open(fds[0], "rb") as file:  # a memory file: jobs can be larger than a message
+                        self.start(json.load(file))
+                elif ended := self.zygote.event():
+                    self.resume(ended)
+
+    def _alarm(self, *_):
+        raise Overtime
+
+    def start(self, message: dict) -> None:
+        message["task"] = Task(**message["task"])
+        job = Job(**message)
+        self.costs[job.id] = {}
+        self.advance(job, candidate.MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
+
+    def resume(self, ended: Ended) -> None:
+        job, generator, folder = self.waiting.pop(ended.id)
+        self.advance(job, generator, folder, ended)
+
+    def advance(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
+        """Let a job compute until it wants a child or has its verdict."""
+        self.job, self.stages, self.since = job, [], time.monotonic()
+        try:
+            spawn: Spawn = generator.send(ended)
+        except StopIteration:
+            self.finish(job, folder, {"status": "correct"})
+        except candidate.Unrecordable as fault:
+            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
+        except Fault as fault:
+            fallback = fault.status == "unsupported" and self.last == "run"  # the evaluator lacks an operation of the kernel's
+            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback)
+        except Overtime:  # the alarm went off just as the stage was over
+            self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
+        else:
+            if not os.path.isdir(folder):
+                os.mkdir(folder, 0o700)
+                with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
+                    file.write(job.source)
+            child = self.zygote.spawn(spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options)
+            self.waiting[child] = (job, generator, folder)
+
+    def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
+        """Report a verdict. fallback: this mode could not run the candidate; another one may."""
+        shutil.rmtree(folder, ignore_errors=True)
+        verdict["stage"] = STAGES.get(verdict["status"], self.last)
+        cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
+        send(self.sock, {"job": job.id, "verdict": verdict, "facts": job.facts, "cost": cost, "fallback": fallback})
+
+
+def main(sock: socket.socket, beacon: int, options: dict) -> None:
+    """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
+    zygote = Zygote(TARGETS, sandbox.readable_paths())
+    os.makedirs(options["folder"], mode=0o700, exist_ok=True)
+    if options["memory"]:
+        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + options["memory"],) * 2)
+    try:
+        Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
+    finally:
+        remove_folder(options["folder"])
