@@ -6,7 +6,20 @@ import random
 import pytest
 
 from nanotriton.executor import aten
-from nanotriton.executor.plan import MAGIC, OPTIONS, Aten, Choice, Kernel, Launch, Plan, PlanError, Storage, Tensor, Weight, digest
+from nanotriton.executor.plan import (
+    MAGIC,
+    OPTIONS,
+    Aten,
+    Choice,
+    Kernel,
+    Launch,
+    Plan,
+    PlanError,
+    Storage,
+    Tensor,
+    Weight,
+    digest,
+)
 from nanotriton.executor.signature import signature
 
 TTIR = """module {
@@ -213,3 +226,10 @@ def test_signature_of_descriptors_and_locations():
     assert signature(text, "k") == [("!tt.tensordesc<16x64xf16>", 1), ("i64", 8), ("!tt.ptr<!tt.ptr<f32>>", 1)]
     with pytest.raises(PlanError):
         signature("tt.func public @k(%a: i32", "k")
+
+
+def test_the_bare_text_has_no_locations_and_nothing_else_is_missing():
+    kernel = make().kernels[0]
+    assert kernel.bare == kernel.ttir
+    text = '#loc = loc("candidate.py":2:1)\nmodule {\n  %x = tt.load %p : !tt.ptr<f32> loc(#loc3)\n  ^bb0(%a: f32 loc(callsite(#loc9 at #loc2))):\n} loc(#loc)\n#loc1 = loc(unknown)\n'
+    assert Kernel("k", text, {}).bare == "module {\n  %x = tt.load %p : !tt.ptr<f32>\n  ^bb0(%a: f32):\n}\n"

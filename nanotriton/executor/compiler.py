@@ -81,7 +81,7 @@ def compile_kernel(kernel: Kernel, capability: int = 90) -> Binary:
     metadata: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ttir"
-        path.write_text(kernel.ttir)
+        path.write_text(kernel.bare)
         try:
             source = IRSource(str(path), context, backend)  # parses, with MLIR's own verifier
             module = source.make_ir(backend.target, options, {}, {}, context)

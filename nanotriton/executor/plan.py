@@ -75,14 +75,19 @@ class Weight:
 @dataclass
 class Kernel:
     name: str
-    ttir: str
+    ttir: str  # with locations: lines of "candidate.py"
     options: dict[str, Any]  # OPTIONS' keys, all of them
     signature: list[tuple[str, int]] = field(default_factory=list, compare=False)  # (TTIR type, divisibility), from the text
 
     @property
+    def bare(self) -> str:
+        """The text without locations: what is compiled, so that the same kernel elsewhere in a file is the same kernel."""
+        return re.sub(r"^#loc.*\n| loc\((?:[^()\n]|\([^()\n]*\))*\)", "", self.ttir, flags=re.MULTILINE)
+
+    @property
     def key(self) -> str:
-        """Names the cubin: the text and the options decide it."""
-        return digest((self.ttir + json.dumps(self.options, sort_keys=True)).encode())
+        """Names the cubin: the bare text and the options decide it."""
+        return digest((self.bare + json.dumps(self.options, sort_keys=True)).encode())
 
 
 @dataclass

@@ -17,7 +17,7 @@ from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from nanotriton.executor.plan import OPTIONS, Kernel
+from nanotriton.executor.plan import OPTIONS, Kernel, digest
 from nanotriton.executor.tape import CUDA, Tape
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -61,7 +61,7 @@ class RecordedKernel:
 
     def __init__(self, src, options, kernel: Kernel):
         self.src, self.recorded, self.name = src, kernel, kernel.name
-        self.hash = kernel.key
+        self.hash = digest(kernel.ttir.encode())
         self.asm = {"ttir": kernel.ttir}
         self.metadata = SimpleNamespace(**{**options.__dict__, "shared": 1024, "name": kernel.name, "target": TARGET})
 
@@ -138,7 +138,8 @@ def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedK
     backend.add_stages(stages, options, Language.TRITON)
     module = stages["ttir"](module, {})
     kept = {name: getattr(options, name) for name in OPTIONS}
-    return RecordedKernel(src, options, Kernel(module.get_entry_func_name(), module.str_nodebug(), kept))
+    text = str(module).replace(_tape().path, "candidate.py")
+    return RecordedKernel(src, options, Kernel(module.get_entry_func_name(), text, kept))
 
 
 def autotune(self: Autotuner, *args, **kwargs):

@@ -55,7 +55,7 @@ class Tape:
         self.trouble: RecordError | None = None
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
         self._tensors: dict[Tensor, int] = {}
-        self._kernels: dict[str, int] = {}
+        self._kernels: dict[tuple[str, str], int] = {}
         self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
         self._weights: dict[int, Weight] = {}
         self._choices: dict[object, int] = {}
@@ -173,7 +173,7 @@ class Tape:
         self.steps.append(Aten(op, args, kwargs, outs, self.line()))
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list) -> None:
-        key = kernel.key
+        key = (kernel.ttir, repr(kernel.options))
         if key not in self._kernels:
             self._kernels[key] = len(self.plan.kernels)
             self.plan.kernels.append(kernel)
