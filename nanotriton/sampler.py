@@ -14,11 +14,8 @@ a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, a
 import argparse
 import json
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +28,8 @@ from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
 from nanotriton.model import Transformer
 from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import find_folder, load_model
 
 __all__ = ["Request", "Sample", "Sampler"]
 
@@ -311,3 +310,56 @@ def _reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[
         return host[0].tolist(), host[1].tolist()
 
     return read
+
+
+# ------------------------------------------------------------------------------------------------------ to look with
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        die(message)
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError("expected ids separated by commas, such as 1,2,3") from None
+
+
+def main(argv: list[str] | None = None) -> None:
+    """One completion of one prompt, on the GPU if there is one."""
+    parser = _Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
+    parser.add_argument("model", help="a Hugging Face folder or hub id")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="text to continue, taken as it is (no chat template)")
+    prompt.add_argument("--prompt-ids", type=_ids, help="token ids to continue, such as 1,2,3")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the most likely token")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], help="default: bf16 on a GPU, fp32 without one")
+    parser.add_argument("--json", action="store_true", help="one JSON object: ids, logprobs, text, finish_reason")
+    args = parser.parse_args(argv)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype or ("bf16" if device == "cuda" else "fp32")]
+    try:
+        folder = find_folder(args.model)
+        # Ids can be continued without a tokenizer; then there is no text.
+        tokenizer = Tokenizer(folder) if args.prompt is not None or (folder / "tokenizer.json").is_file() else None
+        ids = tokenizer.encode(args.prompt, add_special_tokens=True) if args.prompt is not None else args.prompt_ids
+        model, config = load_model(folder, dtype, device)
+        stop = frozenset(config.eos_token_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
+        request = Request(ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed])
+        sampler = Sampler(model, max_batch=1, valid_vocab=tokenizer and tokenizer.vocab_size)
+        sample = sampler.generate([request])[0][0]
+    except (ValueError, MemoryError) as error:  # ModelError is a ValueError
+        die(error)
+    text = tokenizer and tokenizer.decode(sample.ids, skip_special_tokens=True)
+    if args.json:
+        print(json.dumps({"ids": sample.ids, "logprobs": sample.logprobs, "text": text, "finish_reason": sample.finish_reason}))
+    else:
+        print(text if tokenizer else ",".join(map(str, sample.ids)))
+
+
+if __name__ == "__main__":
+    main()
