@@ -1,0 +1,36 @@
+"""Triton's interpreter as mended and guarded by executor/interpreter.py, in a process of its own (see interpreter_cases.py)."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CASES = re.findall(r"^def (case_\w+)", (HERE / "interpreter_cases.py").read_text(), re.M)
+
+
+def python(*arguments, interpret):
+    env = os.environ | {"TRITON_INTERPRET": interpret, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def results():
+    ended = python(str(HERE / "interpreter_cases.py"), interpret="1")
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interpreter(results, case):
+    assert results[case] == "", results[case]
+
+
+def test_without_the_interpreter_there_is_nothing_to_mend():
+    ended = python("-c", "from nanotriton.executor.interpreter import install; install()", interpret="0")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "RuntimeError: Triton's interpreter is off: set TRITON_INTERPRET=1 before triton is imported"
