@@ -90,7 +90,7 @@ def main(cfg: Config, world: distributed.World) -> None:
 
     sampler = make_sampler(model_config, world, tokenizer)
 
-    with make_executor(cfg, world) as executor:
+    with make_executor(world, cfg.seed, cfg.mode, cfg.policy, cfg.timeout) as executor:
         start = run.resume(model, optimizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
         measure = partial(heldout, run, sampler=sampler, executor=executor, tokenizer=tokenizer, max_tokens=cfg.max_tokens, seed=cfg.seed)

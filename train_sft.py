@@ -102,7 +102,9 @@ def main(cfg: Config, world: distributed.World) -> str:
     run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
     result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
     if dev:
-        with make_executor(cfg, world) as executor, make_sampler(model, model_config, world, tokenizer) as sampler:
+        sampler = make_sampler(model_config, world, tokenizer)
+        sampler.update_weights(distributed.full_params(model, world.dtype))
+        with make_executor(world, cfg.seed) as executor:
             result |= heldout(run, dev, step=steps, split="dev", sampler=sampler, executor=executor, tokenizer=tokenizer,
                               max_tokens=cfg.max_tokens, seed=cfg.seed)  # fmt: skip
     run.evaluated("eval", steps, steps, **result)

@@ -50,7 +50,7 @@ def sft_arm(cfg: Config) -> None:
         test = train_grpo.task_sets(grpo)[2]
         sampler = make_sampler(model_config, world, tokenizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
-        with make_executor(grpo, world) as executor:
+        with make_executor(world, cfg.seed) as executor:
             result = heldout(trace, test, step=0, split="test", sampler=sampler, executor=executor, tokenizer=tokenizer,
                              max_tokens=grpo.max_tokens, seed=cfg.seed)  # fmt: skip
         trace.summary(**result, seed=cfg.seed, seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"])

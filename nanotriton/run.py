@@ -93,9 +93,9 @@ class Run(Log):
         save_model(model, self.folder / "model", tokenizer.files)
 
 
-def make_executor(cfg: Any, world: distributed.World) -> Executor:
-    """One executor a rank, so that rewards scale with the ranks and no server is needed."""
-    return Executor(device=world.device.type, mode=cfg.mode, policy=cfg.policy, timeout=cfg.timeout)
+def make_executor(world: distributed.World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0) -> Executor:
+    """One executor a rank, so that rewards scale with the ranks and no server is needed. Its draws follow the seed: runs repeat."""
+    return Executor(device=world.device.type, mode=mode, policy=policy, timeout=timeout, seed=seed)
 
 
 def make_sampler(model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer) -> Sampler:
