@@ -16,7 +16,7 @@ POINTER = {
 }  # fmt: skip
 
 
-def lower(fn, args, capability=90, **constexprs) -> str:
+def lower(fn, args, capability=90, locations=True, **constexprs) -> str:
     """TTIR of `fn` for arguments of these types: tensors, ints (i32, or i64 if they need it), floats; or signature strings."""
 
     def kind(x):
@@ -39,7 +39,8 @@ def lower(fn, args, capability=90, **constexprs) -> str:
     functions = backend.get_codegen_implementation(options)
     module = source.make_ir(target, options, functions, backend.get_module_map(), context)
     backend.add_stages(stages, options, Language.TRITON)
-    return str(stages["ttir"](module, {}))
+    module = stages["ttir"](module, {})
+    return str(module) if locations else module.str_nodebug()
 
 
 def evaluate(fn, grid, *args, budget=None, **constexprs):

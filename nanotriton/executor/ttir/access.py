@@ -117,18 +117,19 @@ def make_descriptor(op: Op):
     rank = (len(op.operands) - 1) // 2
     need(op, 1 + 2 * rank, 1)
     kind, (out,), args = op.rtypes[0], op.results, op.operands
+    padding = {"1": "zero", "2": "nan"}[op.attrs.get("padding", "1")]
     check(op.otypes[0] == ("ptr", (), kind.pointee) and kind.elem == "desc" and len(kind.shape) == rank, op)
     check(all(t in (("i32", (), ""), ("i64", (), "")) for t in op.otypes[1:]), op)
 
     def step(v, frame):
         sizes = tuple(v[i].astype(np.int64) for i in args[1:])
-        v[out] = Descriptor(v[args[0]], sizes[:rank], sizes[rank:])
+        v[out] = Descriptor(v[args[0]], sizes[:rank], sizes[rank:], padding)
 
     return step
 
 
 def descriptor_access(op: Op):
-    """Loads are 0 outside the tensor, stores there do nothing, reductions are atomic; bounds are the descriptor's, then memory's."""
+    """Loads are 0 (or NaN, as the descriptor says) outside the tensor, stores there do nothing, reductions are atomic; bounds are the descriptor's, then memory's."""
     kind, name = op.otypes[0], op.name
     rank = len(kind.shape)
     loads = name == "tt.descriptor_load"
@@ -138,7 +139,7 @@ def descriptor_access(op: Op):
     if not loads:
         check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
     elem, size = kind.pointee, SIZES[kind.pointee]
-    encode, decode, zero = encoder(elem), decoder(elem), DTYPE[elem].type(0)
+    encode, decode, number = encoder(elem), decoder(elem), DTYPE[elem].type
     target = op.rtypes[0] if loads else None
     if loads:  # leading dimensions of 1 may be dropped
         check(target.elem == elem and np.prod(target.shape) == np.prod(kind.shape), op)
@@ -161,7 +162,8 @@ def descriptor_access(op: Op):
             address = address + index * stride.reshape(spread) * size
         if loads:
             raw, mask = memory.load(frame, op, address, on, size)
-            x = decode(raw) if mask is None else np.where(mask, decode(raw), zero)
+            outside = np.nan if desc.padding == "nan" and elem in FLOATS else 0
+            x = decode(raw) if mask is None else np.where(mask, decode(raw), number(outside))
             v[op.results[0]] = x if target.shape == kind.shape else full(x, kind.shape).reshape((-1,) + target.shape)
         elif reduction is None:
             memory.store(frame, op, address, on, encode(v[op.operands[-1]]), size)

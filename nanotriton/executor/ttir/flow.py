@@ -12,11 +12,10 @@ from .analysis import captured, cost, walk
 from .numbers import DTYPE
 from .ops import Descriptor, constant
 from .tensor import build
-from .types import Block, Function, Op, ParseError, Region, TTIRError, Unsupported
+from .types import TERMINATORS, Block, Function, Op, ParseError, Region, TTIRError, Unsupported
 
 STEP = 1000  # what one operation costs before its first element, in elements
 MAX_LIVE = 1 << 27  # elements of all values of one program together (1 GiB)
-TERMINATORS = frozenset(("scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "cf.br", "cf.cond_br"))
 
 
 class Budget(TTIRError):
@@ -42,7 +41,7 @@ class Frame:
 def take(x, index: np.ndarray):
     """The programs `index` of a value."""
     if isinstance(x, Descriptor):
-        return Descriptor(take(x.base, index), *(tuple(take(y, index) for y in z) for z in x[1:]))
+        return Descriptor(take(x.base, index), *(tuple(take(y, index) for y in z) for z in (x.shape, x.strides)), x.padding)
     return x if x is None or x.shape[0] == 1 else x[index]
 
 
@@ -111,6 +110,8 @@ class Body:
         if not block.ops or block.ops[-1].name not in TERMINATORS or any(o.name in TERMINATORS for o in block.ops[:-1]):
             raise ParseError(f"a block of {self.f.name[:40]} without a terminator at its end")
         steps, end = [], block.ops[-1]
+        if (end.name.startswith("cf.") or end.name == "tt.return") != any(block is b for b in self.f.body):
+            raise ParseError(f"TTIR line {end.line}: {end.name} in the wrong place")
         if end.name.startswith("cf.") and len(end.targets) != (2 if end.name == "cf.cond_br" else 1):
             raise ParseError(f"TTIR line {end.line}: {end.name} to {len(end.targets)} blocks")
         for op in block.ops[:-1]:

@@ -37,11 +37,11 @@ class Launch:
     def spend(self, elements: int) -> None:
         self.left -= elements
         if self.left < 0:
-            raise Budget(f"kernel {self.kernel.name} did too much work: an endless loop, or far too many iterations")
+            raise Budget("too much work: an endless loop, or far too many iterations")
 
     def at(self, op: Op) -> str:
         line = self.kernel.source_line(op)
-        return f"{op.name} in kernel {self.kernel.name}" + (f", line {line}" if line else "")
+        return op.name + (f", line {line}" if line else "")
 
     def coordinates(self, program: int) -> tuple[int, int, int]:
         x, y, _ = self.grid
@@ -94,7 +94,8 @@ class Kernel:
     def run(self, grid: tuple[int, ...], args: list, memory: Memory, budget: int = BUDGET) -> None:
         """Evaluates all programs of the grid (x, y, z).
 
-        args: one a parameter: a pointer is an address that `memory` gave, a tensor descriptor (address, shape, strides).
+        args: one a parameter: a pointer is an address that `memory` gave, a tensor descriptor (address, shape, strides) or
+            (address, shape, strides, "zero" | "nan"), followed, as in the signature, by its sizes and strides.
         Raises OutOfBounds, Race, Budget, AssertionFailed, Unsupported.
         """
         grid = tuple((*grid, 1, 1)[:3])
@@ -123,9 +124,9 @@ class Kernel:
 
 def _argument(value, kind: Type):
     if kind.elem == "desc":
-        address, shape, strides = value
+        address, shape, strides, *padding = value
         one = lambda xs: tuple(np.array([x], np.int64) for x in xs)
-        return Descriptor(np.array([address], np.int64), one(shape), one(strides))
+        return Descriptor(np.array([address], np.int64), one(shape), one(strides), *padding)
     if kind.elem in FLOATS:
         x = np.array([value], np.float64).astype(DTYPE[kind.elem])
         return (rounder(kind.elem) or (lambda x: x))(x)

@@ -43,11 +43,12 @@ class AssertionFailed(TTIRError):
 
 
 class Descriptor(NamedTuple):
-    """A tensor descriptor: base address, sizes and strides (in elements) of each dimension, arrays [n] or [1]."""
+    """A tensor descriptor: base address, sizes and strides (in elements) of each dimension, arrays [n] or [1]; what is outside."""
 
     base: np.ndarray
     shape: tuple[np.ndarray, ...]
     strides: tuple[np.ndarray, ...]
+    padding: str = "zero"  # or nan
 
 
 def full(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -89,9 +90,8 @@ FLOAT1 = {
     "math.acos": np.arccos, "math.atan": np.arctan,
 }  # fmt: skip
 INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "index"))
-CASTS = frozenset(
-    ["arith.extsi", "arith.extui", "arith.trunci", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", "arith.bitcast", "tt.bitcast", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int", "arith.index_cast"]
-)
+CASTS = {f"arith.{x}" for x in ("extsi", "extui", "trunci", "extf", "truncf", "sitofp", "uitofp", "fptosi", "fptoui", "bitcast", "index_cast")}
+CASTS |= {"tt.bitcast", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int"}
 
 
 def check(ok: bool, op: Op) -> None:

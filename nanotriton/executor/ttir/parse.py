@@ -11,7 +11,7 @@ A slot is an index into the list of values that a function's evaluation carries.
 
 import re
 
-from .types import ELEMENTS, Block, Function, Op, ParseError, Region, Type, Unsupported, parse_type
+from .types import ELEMENTS, TERMINATORS, Block, Function, Op, ParseError, Region, Type, Unsupported, parse_type
 
 MAX_TEXT = 4 << 20  # characters
 MAX_DEPTH = 32  # nested regions
@@ -130,8 +130,8 @@ class _Parser:
                 return types
 
     def attributes(self, into: dict[str, str]) -> None:
-        body = self.take("dict").strip("<{}>")
-        for key, value in _PAIR.findall(body):
+        text = self.take("dict")
+        for key, value in _PAIR.findall(text[2:-2] if text[0] == "<" else text[1:-1]):
             into[key] = value.split(" : ")[0] if not value.startswith('"') else value[1:-1]
 
     # --- structure
@@ -174,7 +174,7 @@ class _Parser:
         if self.depth > MAX_DEPTH:
             raise Unsupported(f"regions nested more than {MAX_DEPTH} deep")
         mark = len(self.undo)
-        blocks = [Block("^bb0", [self.define(n, t) for n, t in args])]
+        blocks, first = [Block("^bb0", [self.define(n, t) for n, t in args])], self.lines[self.at]
         self.newlines()
         while not self.accept("}"):
             if self.kinds[self.at] == "symbol" and self.texts[self.at].startswith("^"):
@@ -191,6 +191,8 @@ class _Parser:
             else:
                 blocks[-1].ops.append(self.op())
             self.newlines()
+        if self.depth > 1 and (not blocks[-1].ops or blocks[-1].ops[-1].name not in TERMINATORS):
+            blocks[-1].ops.append(Op("scf.yield", first))  # which is not printed when it yields nothing
         while len(self.undo) > mark:
             name, slot = self.undo.pop()
             self.scope[name] = slot
@@ -211,6 +213,8 @@ class _Parser:
         special = {"scf.for": self.scf_for, "scf.while": self.scf_while, "cf.br": self.branch, "cf.cond_br": self.branch}
         special.get(op.name, self.generic)(op)
         op.otypes = [self.fn.types[i] for i in op.operands]
+        if op.name == "arith.constant" and op.words in (["true"], ["false"]):
+            op.rtypes = [Type("i1")]
         self.results(op, names)
         if self.kinds[self.at] not in ("newline", "end") and self.texts[self.at] != "}":
             raise self.error("the end of the operation")
@@ -297,7 +301,7 @@ class _Parser:
 
     def scf_while(self, op: Op) -> None:
         """`scf.while (%a = %init, ..) : (types) -> (types) { .. scf.condition(%c) .. } do { ^bb0(..): .. }`."""
-        names = self.bindings(op)
+        names = self.bindings(op) if self.texts[self.at] == "(" else []
         self.expect(":")
         before = self.type_list()
         self.expect("->")

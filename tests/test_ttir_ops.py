@@ -1,0 +1,665 @@
+"""The evaluator's operations against torch and Python integers, each through a real kernel lowered by Triton's front end."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+from ttir_lowering import evaluate, lower
+
+from nanotriton.executor.ttir import AssertionFailed, Kernel, Memory, OutOfBounds, Unsupported
+from nanotriton.executor.ttir import libdevice as ours
+
+N = 64
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def data(dtype=torch.float32, n=N, low=-3.0, high=3.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(n, generator=generator, dtype=torch.float64) * (high - low) + low).to(dtype)
+
+
+def close(got, want, ulps=4):
+    """Within a few units of the last place of got's own type, NaN and infinities in the same places."""
+    got64, want64 = got.double(), want.double()
+    unit = torch.finfo(got.dtype).eps * want64.abs().clamp_min(torch.finfo(got.dtype).tiny)
+    bad = ~((got64 - want64).abs() <= ulps * unit) & ~(got64 == want64) & ~(got64.isnan() & want64.isnan())
+    assert not bad.any(), f"{got[bad][:4]} is not {want64[bad][:4]}"
+
+
+@triton.jit
+def unary(X, Y, F: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(Y + o, F(tl.load(X + o)))
+
+
+@triton.jit
+def binary(X, Y, Z, F: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(Z + o, F(tl.load(X + o), tl.load(Y + o)))
+
+
+@triton.jit
+def arith(X, Y, Z, OP: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    x, y = tl.load(X + o), tl.load(Y + o)
+    if OP == "+":
+        z = x + y
+    elif OP == "-":
+        z = x - y
+    elif OP == "*":
+        z = x * y
+    elif OP == "/":
+        z = x / y
+    elif OP == "//":
+        z = x // y
+    elif OP == "%":
+        z = x % y
+    elif OP == "<<":
+        z = x << y
+    elif OP == ">>":
+        z = x >> y
+    elif OP == "&":
+        z = x & y
+    elif OP == "|":
+        z = x | y
+    elif OP == "^":
+        z = x ^ y
+    elif OP == "<":
+        z = x < y
+    elif OP == "<=":
+        z = x <= y
+    elif OP == ">":
+        z = x > y
+    elif OP == ">=":
+        z = x >= y
+    elif OP == "==":
+        z = x == y
+    elif OP == "!=":
+        z = x != y
+    tl.store(Z + o, z)
+
+
+@pytest.mark.parametrize("dtype", FLOATS + (torch.float64,))
+@pytest.mark.parametrize("op", ["+", "-", "*", "/", "%", "<", "<=", ">", ">=", "==", "!="])
+def test_float_arithmetic(op, dtype):
+    x, y = data(dtype), data(dtype, seed=1)
+    x[:4] = torch.tensor([float("nan"), float("inf"), 0.0, 1.0])
+    y[:4] = torch.tensor([1.0, float("-inf"), 0.0, float("nan")])
+    f = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "%": torch.fmod, "<": torch.lt, "<=": torch.le,
+         ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne}[op]  # fmt: skip
+    if op in "+-*/%":
+        z, want = torch.empty_like(x), f(x, y)
+        if op == "/" and dtype in (torch.float16, torch.bfloat16):
+            want = f(x.float(), y.float()).to(dtype)
+        evaluate(arith, (1,), x, y, z, OP=op, N=N)
+        close(z, want, ulps=0)  # the same rounding: bit for bit
+    else:
+        z = torch.empty(N, dtype=torch.int32)
+        evaluate(arith, (1,), x, y, z, OP=op, N=N)
+        assert torch.equal(z, f(x, y).int())
+
+
+def wrap(value: int, dtype: torch.dtype) -> int:
+    bits = torch.iinfo(dtype).bits
+    low = torch.iinfo(dtype).min
+    return (value - low) % (1 << bits) + low
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("op", ["+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "<", ">=", "=="])
+def test_integer_arithmetic(op, dtype):
+    info = torch.iinfo(dtype)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), (N,), generator=generator).to(dtype)
+    y = torch.randint(max(info.min, -7), 8, (N,), generator=generator).to(dtype)
+    x[:2] = torch.tensor([info.min, info.max])
+    if op in ("//", "%"):
+        y[y == 0] = 3
+    if op in ("<<", ">>"):
+        y = y.clamp(min=0)
+
+    def python(a, b):
+        if op == "//":
+            return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        if op == "%":
+            return int(math.fmod(a, b)) if abs(a) < 2**52 else a - b * (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))
+        return int({"+": a + b, "-": a - b, "*": a * b, "<<": a << (b & 63), ">>": a >> (b & 63), "&": a & b, "|": a | b,
+                    "^": a ^ b, "<": a < b, ">=": a >= b, "==": a == b}[op])  # fmt: skip
+
+    out = torch.int32 if op in ("<", ">=", "==") else dtype
+    z = torch.empty(N, dtype=out)
+    evaluate(arith, (1,), x, y, z, OP=op, N=N)
+    assert z.tolist() == [wrap(python(a, b), out) for a, b in zip(x.tolist(), y.tolist())]
+
+
+def test_division_by_zero_and_its_overflow_do_not_crash():
+    x, y, z = torch.tensor([5, -(2**31)], dtype=torch.int32), torch.tensor([0, -1], dtype=torch.int32), torch.empty(2, dtype=torch.int32)
+    for op in ("//", "%"):
+        evaluate(arith, (1,), x, y, z, OP=op, N=2)
+
+
+@triton.jit
+def more_functions(X, Y, OP: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, N)
+    x = tl.load(X + o)
+    if OP == "fma":
+        y = tl.fma(x, x, x)
+    elif OP == "clamp":
+        y = tl.clamp(x, -1.0, 2.0)
+    elif OP == "clamp_nan":
+        y = tl.clamp(x, -1.0, 2.0, propagate_nan=tl.PropagateNan.ALL)
+    elif OP == "max_nan":
+        y = tl.maximum(x, 0.5, propagate_nan=tl.PropagateNan.ALL)
+    elif OP == "max":
+        y = tl.maximum(x, 0.5)
+    elif OP == "min":
+        y = tl.minimum(x, 0.5)
+    elif OP == "div_rn":
+        y = tl.div_rn(1.0, x)
+    elif OP == "sqrt_rn":
+        y = tl.sqrt_rn(x)
+    elif OP == "sigmoid":
+        y = tl.sigmoid(x)
+    elif OP == "where":
+        y = tl.where(x > 0, x, 2 * x)
+    elif OP == "cdiv":
+        y = tl.cdiv((x * 4).to(tl.int32), 3).to(tl.float32)
+    tl.store(Y + o, y)
+
+
+@pytest.mark.parametrize(
+    "name,want",
+    [
+        ("fma", lambda x: (x.double() * x.double() + x.double()).float()),
+        ("clamp", lambda x: torch.where(x.isnan(), -1.0, x.clamp(-1, 2))),
+        ("clamp_nan", lambda x: x.clamp(-1, 2)),
+        ("max_nan", lambda x: torch.maximum(x, torch.tensor(0.5))),
+        ("max", lambda x: torch.fmax(x, torch.tensor(0.5))),
+        ("min", lambda x: torch.fmin(x, torch.tensor(0.5))),
+        ("div_rn", lambda x: 1 / x),
+        ("sqrt_rn", torch.sqrt),
+        ("sigmoid", torch.sigmoid),
+        ("where", lambda x: torch.where(x > 0, x, 2 * x)),
+    ],
+)
+def test_functions_of_the_language(name, want):
+    x = data()
+    x[0] = float("nan")
+    y = torch.empty_like(x)
+    evaluate(more_functions, (1,), x, y, OP=name, N=N)
+    close(y, want(x))
+
+
+@pytest.mark.parametrize("name", ["exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "abs", "floor", "ceil"])
+def test_math(name):
+    x = data(low=0.01 if name in ("log", "log2", "sqrt", "rsqrt") else -3.0)
+    y = torch.empty_like(x)
+    evaluate(unary, (1,), x, y, F=getattr(tl, name), N=N)
+    close(y, getattr(torch, name)(x.double()))
+
+
+LIBDEVICE = {  # name: (reference in float64, low, high)
+    "tanh": (torch.tanh, -3, 3), "exp": (torch.exp, -3, 3), "expm1": (torch.expm1, -1, 1), "log1p": (torch.log1p, -0.9, 3),
+    "log10": (torch.log10, 0.1, 9), "erf": (torch.erf, -2, 2), "erfc": (torch.erfc, -2, 2), "erfinv": (torch.erfinv, -0.9, 0.9),
+    "lgamma": (torch.lgamma, 0.2, 9), "tgamma": (lambda x: torch.tensor([math.gamma(v) for v in x], dtype=torch.float64), -2.7, 5),
+    "asin": (torch.asin, -1, 1), "acos": (torch.acos, -1, 1), "atan": (torch.atan, -3, 3), "sinh": (torch.sinh, -3, 3),
+    "cosh": (torch.cosh, -3, 3), "asinh": (torch.asinh, -3, 3), "acosh": (torch.acosh, 1.1, 5), "atanh": (torch.atanh, -0.9, 0.9),
+    "cbrt": (lambda x: torch.tensor(np.cbrt(x.numpy())), -3, 3), "rcbrt": (lambda x: torch.tensor(1 / np.cbrt(x.numpy())), 0.5, 3),
+    "rsqrt": (torch.rsqrt, 0.1, 4), "sinpi": (lambda x: torch.sin(math.pi * x), -3, 3), "tan": (torch.tan, -1, 1),
+    "cyl_bessel_i0": (torch.special.i0, -2, 2), "j0": (torch.special.bessel_j0, -4, 4), "y1": (torch.special.bessel_y1, 0.5, 4),
+    "normcdf": (torch.special.ndtr, -2, 2), "normcdfinv": (torch.special.ndtri, 0.1, 0.9), "erfcx": (torch.special.erfcx, -1, 2),
+    "rint": (torch.round, -5, 5), "trunc": (torch.trunc, -5, 5), "round": (lambda x: torch.trunc(x + 0.5 * x.sign()), -5, 5),
+    "exp10": (lambda x: 10**x, -3, 3), "fast_expf": (torch.exp, -3, 3), "fast_sinf": (torch.sin, -3, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIBDEVICE)
+def test_libdevice(name):
+    reference, low, high = LIBDEVICE[name]
+    x = data(low=low, high=high)
+    y = torch.empty_like(x)
+    evaluate(unary, (1,), x, y, F=getattr(libdevice, name), N=N)
+    want = reference(x.double())
+    assert torch.allclose(y.double(), want, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("name,reference", [("pow", torch.pow), ("atan2", torch.atan2), ("hypot", torch.hypot), ("fmod", torch.fmod), ("copysign", torch.copysign)])
+def test_libdevice_of_two(name, reference):
+    x, y = data(low=0.1), data(seed=1)
+    z = torch.empty_like(x)
+    evaluate(binary, (1,), x, y, z, F=getattr(libdevice, name), N=N)
+    assert torch.allclose(z.double(), reference(x.double(), y.double()), rtol=3e-6, atol=1e-6)
+
+
+def test_libdevice_of_integers():
+    x = torch.tensor([0, 1, -1, 12, 2**30, -(2**31), 255, 7], dtype=torch.int32)
+    unsigned = [v % 2**32 for v in x.tolist()]
+    want = {
+        "clz": [32 - v.bit_length() for v in unsigned],
+        "popc": [bin(v).count("1") for v in unsigned],
+        "ffs": [(v & -v).bit_length() for v in unsigned],
+        "brev": [wrap(int(f"{v:032b}"[::-1], 2), torch.int32) for v in unsigned],
+    }
+    for name, expected in want.items():
+        y = torch.empty_like(x)
+        evaluate(unary, (1,), x, y, F=getattr(libdevice, name), N=8)
+        assert y.tolist() == expected, name
+
+
+def test_libdevice_is_covered():
+    """Every function of triton.language.extra.libdevice but directed rounding and Bessel functions of integer order."""
+    import inspect
+    import re
+
+    from triton.language.extra.cuda import libdevice as real
+
+    symbols = set(re.findall(r'"(__nv_\w+)"', inspect.getsource(real)))
+    missing = {s for s in symbols if ours.find(s) is None}
+    assert all(re.fullmatch(r"__nv_(\w+_r[duz]|[jy]nf?|rcp64h)", s) for s in missing), missing
+    assert len(symbols) - len(missing) > 230
+
+
+@triton.jit
+def cast(X, Y, N: tl.constexpr, BITCAST: tl.constexpr, ROUNDING: tl.constexpr):
+    o = tl.arange(0, N)
+    x = tl.load(X + o)
+    tl.store(Y + o, x.to(Y.dtype.element_ty, fp_downcast_rounding=ROUNDING, bitcast=BITCAST))
+
+
+CASTS = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("to", CASTS)
+@pytest.mark.parametrize("was", CASTS)
+def test_casts(was, to):
+    x = data(torch.float64, low=-120, high=120).to(was)
+    y = torch.empty(N, dtype=to)
+    evaluate(cast, (1,), x, y, N=N, BITCAST=False, ROUNDING=None)
+    assert torch.equal(y, x.to(to))
+
+
+def test_bfloat16_rounds_to_nearest_even_and_keeps_its_specials():
+    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x00000001, -0x80000000], dtype=torch.int64)
+    x = bits.to(torch.int32).view(torch.float32)
+    y = torch.empty(8, dtype=torch.bfloat16)
+    evaluate(cast, (1,), x, y, N=8, BITCAST=False, ROUNDING=None)
+    assert torch.equal(y.view(torch.int16)[x == x], x.to(torch.bfloat16).view(torch.int16)[x == x]) and y[5].isnan()
+
+
+def test_rounding_toward_zero():
+    x = data()
+    for dtype in (torch.float16, torch.bfloat16):
+        y = torch.empty(N, dtype=dtype)
+        evaluate(cast, (1,), x, y, N=N, BITCAST=False, ROUNDING="rtz")
+        unit = torch.finfo(dtype).eps * x.abs()
+        assert (y.float().abs() <= x.abs()).all() and (x.abs() - y.float().abs() < unit).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8(dtype):
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype)
+    y = torch.empty(256)
+    evaluate(cast, (1,), every, y, N=256, BITCAST=False, ROUNDING=None)
+    assert torch.equal(y.nan_to_num(nan=7e7), every.float().nan_to_num(nan=7e7))
+    x = torch.cat([data(n=254, low=-60, high=60), torch.tensor([1e9, -1e9])])
+    z = torch.empty(256, dtype=dtype)
+    evaluate(cast, (1,), x, z, N=256, BITCAST=False, ROUNDING="rtne")
+    assert torch.equal(z.float()[:254], x.to(dtype).float()[:254])
+    assert z.float()[254:].tolist() == [torch.finfo(dtype).max, -torch.finfo(dtype).max]  # saturates, as the GPU's cvt does
+
+
+def test_bitcast():
+    x = data()
+    y = torch.empty(N, dtype=torch.int32)
+    evaluate(cast, (1,), x, y, N=N, BITCAST=True, ROUNDING=None)
+    assert torch.equal(y, x.view(torch.int32))
+    h, i = data(torch.bfloat16), torch.empty(N, dtype=torch.int16)
+    evaluate(cast, (1,), h, i, N=N, BITCAST=True, ROUNDING=None)
+    assert torch.equal(i, h.view(torch.int16))
+
+
+def test_floats_to_integers_saturate_and_nan_is_zero():
+    x = torch.tensor([1e20, -1e20, float("nan"), 2.9, -2.9, float("inf"), -0.5, 3e9])
+    y, z = torch.empty(8, dtype=torch.int32), torch.empty(8, dtype=torch.int64)
+    evaluate(cast, (1,), x, y, N=8, BITCAST=False, ROUNDING=None)
+    evaluate(cast, (1,), x, z, N=8, BITCAST=False, ROUNDING=None)
+    top, long = 2**31 - 1, 2**63 - 1
+    assert y.tolist() == [top, -top - 1, 0, 2, -2, top, 0, top]
+    assert z.tolist() == [long, -long - 1, 0, 2, -2, long, 0, 3_000_000_000]
+
+
+@triton.jit
+def booleans(X, Y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    a, b = tl.load(X + o) > 0, tl.load(X + o) < 1
+    tl.store(Y + o, a & b)
+    tl.store(Y + N + o, a | b)
+    tl.store(Y + 2 * N + o, a ^ b)
+    tl.store(Y + 3 * N + o, ~a)
+    tl.store(Y + 4 * N + o, a.to(tl.int32) + 1)
+
+
+def test_booleans():
+    x, y = data(), torch.empty(5, N, dtype=torch.int32)
+    evaluate(booleans, (1,), x, y, N=N)
+    a, b = x > 0, x < 1
+    assert torch.equal(y, torch.stack([a & b, a | b, a ^ b, ~a, a.int() + 1]).int())
+
+
+@triton.jit
+def boolean_tensors(X, Y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    x = tl.load(X + o)
+    tl.store(Y + o, x & (o < 10))
+
+
+def test_tensors_of_booleans():
+    x, y = data() > 0, torch.empty(N, dtype=torch.bool)
+    evaluate(boolean_tensors, (1,), x, y, N=N)
+    assert torch.equal(y, x & (torch.arange(N) < 10))
+
+
+# --- reductions and scans
+
+
+@triton.jit
+def logaddexp(a, b):
+    m = tl.maximum(a, b)
+    return m + tl.log(tl.exp(a - m) + tl.exp(b - m))
+
+
+@triton.jit
+def welford(mean1, m1, w1, mean2, m2, w2):
+    delta, w = mean2 - mean1, w1 + w2
+    return mean1 + delta * w2 / w, m1 + m2 + delta * delta * w1 * w2 / w, w
+
+
+@triton.jit
+def reductions(X, Y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, OP: tl.constexpr):
+    x = tl.load(X + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :])
+    if OP == "sum":
+        y = tl.sum(x, AXIS)
+    elif OP == "max":
+        y = tl.max(x, AXIS)
+    elif OP == "min":
+        y = tl.min(x, AXIS)
+    elif OP == "argmax":
+        y = tl.argmax(x, AXIS)
+    elif OP == "argmin":
+        y = tl.argmin(x, AXIS)
+    elif OP == "xor":
+        y = tl.xor_sum(x.to(tl.int32, bitcast=True), AXIS)
+    elif OP == "logsumexp":
+        y = tl.reduce(x, AXIS, logaddexp)
+    elif OP == "variance":
+        _, m, w = tl.reduce((x, tl.zeros_like(x), tl.full(x.shape, 1, x.dtype)), AXIS, welford)
+        y = m / w
+    tl.store(Y + tl.arange(0, M if AXIS == 1 else N), y)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("op", ["sum", "max", "min", "argmax", "argmin", "logsumexp", "variance"])
+def test_reductions(op, axis, dtype):
+    if dtype != torch.float32 and op in ("logsumexp", "variance"):
+        pytest.skip("tl.log takes float32")
+    m, n = 16, 32
+    x = data(dtype, n=m * n).view(m, n)
+    y = torch.empty(n if axis == 0 else m, dtype=torch.int32 if op.startswith("arg") else dtype)
+    evaluate(reductions, (1,), x, y, M=m, N=n, AXIS=axis, OP=op)
+    wide = x.double()
+    want = {"sum": wide.sum, "max": wide.amax, "min": wide.amin, "argmax": x.float().argmax, "argmin": x.float().argmin,
+            "logsumexp": wide.logsumexp, "variance": lambda a: wide.var(a, unbiased=False)}[op](axis)  # fmt: skip
+    if op in ("max", "min") or op.startswith("arg"):
+        assert torch.equal(y.double(), want.double())
+    else:
+        assert torch.allclose(y.double(), want, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_reduction_of_ties_and_nan():
+    x = torch.zeros(2, 16)
+    x[0, 5] = x[0, 9] = 1.0
+    x[1, 3] = float("nan")
+    y, i = torch.empty(2), torch.empty(2, dtype=torch.int32)
+    evaluate(reductions, (1,), x, i, M=2, N=16, AXIS=1, OP="argmax")
+    assert i[0] == 5
+    evaluate(reductions, (1,), x, y, M=2, N=16, AXIS=1, OP="max")
+    assert y.tolist() == [1.0, 0.0]  # maxnum: NaN loses
+    z = torch.empty(2, dtype=torch.int32)
+    evaluate(reductions, (1,), x, z, M=2, N=16, AXIS=1, OP="xor")
+    assert z[0] == 0
+
+
+@triton.jit
+def first_order(a1, b1, a2, b2):
+    return a1 * a2, a2 * b1 + b2
+
+
+@triton.jit
+def scans(X, Y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr, OP: tl.constexpr):
+    o = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    x = tl.load(X + o)
+    if OP == "sum":
+        y = tl.cumsum(x, AXIS, reverse=REVERSE)
+    elif OP == "prod":
+        y = tl.cumprod(x, AXIS, reverse=REVERSE)
+    else:
+        _, y = tl.associative_scan((x, x), AXIS, first_order, reverse=REVERSE)
+    tl.store(Y + o, y)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("op", ["sum", "prod", "linear"])
+def test_scans(op, axis, reverse):
+    x = data(n=8 * 16, low=0.5, high=1.2).view(8, 16)
+    y = torch.empty_like(x)
+    evaluate(scans, (1,), x, y, M=8, N=16, AXIS=axis, REVERSE=reverse, OP=op)
+    flip = (lambda t: t.flip(axis)) if reverse else (lambda t: t)
+    wide = flip(x.double())
+    if op == "linear":
+        want, state = torch.empty_like(wide), torch.zeros_like(wide.select(axis, 0))
+        for i in range(wide.shape[axis]):
+            state = wide.select(axis, i) * state + wide.select(axis, i)
+            want.select(axis, i).copy_(state)
+    else:
+        want = (wide.cumsum if op == "sum" else wide.cumprod)(axis)
+    assert torch.allclose(y.double(), flip(want), rtol=1e-5)
+
+
+# --- shapes
+
+
+@triton.jit
+def shapes(X, Y, OP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
+    o = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    flat = tl.arange(0, M * N)
+    x = tl.load(X + o)
+    if OP == "trans":
+        tl.store(Y + tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :], tl.trans(x))
+    elif OP == "reshape":
+        tl.store(Y + flat, tl.reshape(x, (M * N,)))
+    elif OP == "permute":
+        tl.store(Y + flat, tl.reshape(tl.permute(tl.reshape(x, (M, 2, N // 2)), (1, 2, 0)), (M * N,)))
+    elif OP == "join":
+        tl.store(Y + tl.arange(0, 2 * M * N), tl.reshape(tl.join(x, -x), (2 * M * N,)))
+    elif OP == "split":
+        a, b = tl.split(tl.reshape(x, (M, N // 2, 2)))
+        tl.store(Y + flat, tl.reshape(tl.join(b, a), (M * N,)))
+    elif OP == "cat":
+        y = tl.reshape(x, (M * N,))
+        tl.store(Y + tl.arange(0, 2 * M * N), tl.cat(y, -y, can_reorder=True))
+    elif OP == "flip":
+        tl.store(Y + o, tl.flip(x, 1))
+    elif OP == "sort":
+        tl.store(Y + o, tl.sort(x, 1))
+    elif OP == "broadcast":
+        row = tl.load(X + tl.arange(0, N))
+        tl.store(Y + o, tl.broadcast_to(row[None, :], (M, N)))
+    elif OP == "interleave":
+        tl.store(Y + tl.arange(0, 2 * M * N), tl.reshape(tl.interleave(x, x + 1), (2 * M * N,)))
+
+
+@pytest.mark.parametrize(
+    "op,want",
+    [
+        ("trans", lambda x: x.T), ("reshape", lambda x: x), ("permute", lambda x: x.view(8, 2, 8).permute(1, 2, 0)),
+        ("join", lambda x: torch.stack([x, -x], -1)), ("split", lambda x: x.view(8, 8, 2).flip(-1)),
+        ("cat", lambda x: torch.cat([x.view(-1), -x.view(-1)])), ("flip", lambda x: x.flip(1)), ("sort", lambda x: x.sort(1)[0]),
+        ("broadcast", lambda x: x[:1].expand(8, 16)), ("interleave", lambda x: torch.stack([x, x + 1], -1)),
+    ],
+)  # fmt: skip
+def test_shapes(op, want):
+    x = data(n=128).view(8, 16)
+    expected = want(x).contiguous()
+    y = torch.empty(expected.numel())
+    evaluate(shapes, (1,), x, y, OP=op, M=8, N=16)
+    assert torch.equal(y, expected.view(-1))
+
+
+@triton.jit
+def gathers(X, I, Y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
+    o = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(Y + o, tl.gather(tl.load(X + o), tl.load(I + o), AXIS))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gather(axis):
+    x, y = data(n=128).view(8, 16), torch.empty(8, 16)
+    i = torch.randint(0, (8, 16)[axis], (8, 16), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    evaluate(gathers, (1,), x, i, y, M=8, N=16, AXIS=axis)
+    assert torch.equal(y, x.gather(axis, i.long()))
+    i[0, 0] = 99
+    with pytest.raises(OutOfBounds, match="outside the"):
+        evaluate(gathers, (1,), x, i, y, M=8, N=16, AXIS=axis)
+
+
+@triton.jit
+def histograms(X, Y, Z, N: tl.constexpr, BINS: tl.constexpr):
+    p = tl.program_id(0)
+    x = tl.load(X + p * N + tl.arange(0, N))
+    tl.store(Y + p * BINS + tl.arange(0, BINS), tl.histogram(x, BINS))
+    tl.store(Z + p * BINS + tl.arange(0, BINS), tl.histogram(x, BINS, mask=x > 3))
+
+
+def test_histogram():
+    x = torch.randint(0, 16, (3, N), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    y, z = torch.empty(3, 16, dtype=torch.int32), torch.empty(3, 16, dtype=torch.int32)
+    evaluate(histograms, (3,), x, y, z, N=N, BINS=16)
+    want = torch.stack([torch.bincount(r, minlength=16) for r in x])
+    assert torch.equal(y.long(), want)
+    want[:, :4] = 0
+    assert torch.equal(z.long(), want)
+
+
+# --- tl.dot
+
+
+@triton.jit
+def dots(A, B, C, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr):
+    a = tl.load(A + tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :])
+    b = tl.load(B + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
+    c = tl.dot(a, b, input_precision=PRECISION, out_dtype=OUT)
+    tl.store(C + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], c)
+
+
+@pytest.mark.parametrize("precision,error", [("ieee", 2e-6), ("tf32x3", 2e-6), ("tf32", 3e-3)])
+def test_dot_of_float32(precision, error):
+    a, b, c = data(n=32 * 64).view(32, 64), data(n=64 * 16, seed=1).view(64, 16), torch.empty(32, 16)
+    evaluate(dots, (1,), a, b, c, M=32, N=16, K=64, PRECISION=precision, OUT=tl.float32)
+    want = a.double() @ b.double()
+    worst = ((c - want).abs() / want.square().mean().sqrt()).max().item()
+    assert worst < error and (worst > 1e-4 or precision != "tf32")  # tf32 must be seen to be tf32
+    if precision == "tf32":
+        cut = lambda t: (t.view(torch.int32) & ~0x1FFF).view(torch.float32).double()
+        assert torch.allclose(c.double(), cut(a) @ cut(b), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
+def test_dot_of_narrow_floats_accumulates_in_float32(dtype):
+    a, b, c = data(n=512).to(dtype).view(16, 32), data(n=1024, seed=1).to(dtype).view(32, 32), torch.empty(16, 32)
+    evaluate(dots, (1,), a, b, c, M=16, N=32, K=32, PRECISION=None, OUT=tl.float32)
+    assert torch.allclose(c.double(), a.double() @ b.double(), rtol=1e-6, atol=1e-5)
+
+
+def test_dot_of_int8_is_exact():
+    a, b = (torch.randint(-128, 128, s, generator=torch.Generator().manual_seed(1), dtype=torch.int8) for s in ((16, 64), (64, 16)))
+    c = torch.empty(16, 16, dtype=torch.int32)
+    evaluate(dots, (1,), a, b, c, M=16, N=16, K=64, PRECISION=None, OUT=tl.int32)
+    assert torch.equal(c, a.int() @ b.int())
+
+
+# --- random numbers
+
+
+@triton.jit
+def randoms(Y, Z, I, seed, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(Y + o, tl.rand(seed, o))
+    tl.store(Z + o, tl.randn(seed, o))
+    tl.store(I + o, tl.randint(seed, o))
+
+
+def philox(seed: int, counter: int) -> list[int]:
+    """Philox 4x32-10 (Salmon et al., SC11)."""
+    mask, c, k = 2**32 - 1, [counter, 0, 0, 0], [seed & (2**32 - 1), seed >> 32]
+    for _ in range(10):
+        p, q = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(q >> 32) ^ c[1] ^ k[0], q & mask, (p >> 32) ^ c[3] ^ k[1], p & mask]
+        k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
+    return c
+
+
+def test_random_numbers_are_philox():
+    y, z, i = torch.empty(N), torch.empty(N), torch.empty(N, dtype=torch.int32)
+    evaluate(randoms, (1,), y, z, i, 1234, N=N)
+    assert i.tolist() == [wrap(philox(1234, k)[0], torch.int32) for k in range(N)]
+    assert 0 <= y.min() and y.max() < 1 and 0.3 < y.mean() < 0.7
+    assert z.mean().abs() < 0.5 and 0.6 < z.std() < 1.4
+
+
+# --- assertions, prints, unknown things
+
+
+@triton.jit
+def asserting(X, N: tl.constexpr):
+    x = tl.load(X + tl.arange(0, N))
+    tl.device_print("x", x)
+    tl.store(X + tl.arange(0, N), x + 1)
+
+
+def test_prints_do_nothing():
+    x = data()
+    want = x + 1
+    evaluate(asserting, (1,), x, N=N)
+    assert torch.equal(x, want)
+
+
+def text(body: str, arguments: str = "%p: !tt.ptr<f32>") -> str:
+    return "module {\n  tt.func public @k(" + arguments + ") attributes {noinline = false} {\n" + body + "\n    tt.return\n  }\n}\n"
+
+
+def test_a_failed_assertion():
+    code = text('    %c = arith.cmpi eq, %n, %n : i32\n    %z = arith.cmpi ne, %n, %n : i32\n    tt.assert %c, "fine" : i1\n    tt.assert %z, "n differs" : i1', "%n: i32")
+    with pytest.raises(AssertionFailed, match="n differs"):
+        Kernel(code).run((1,), [3], Memory())
+
+
+@triton.jit
+def inline_asm(X, N: tl.constexpr):
+    o = tl.arange(0, N)
+    x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(X + o, x)
+
+
+def test_what_is_not_there_is_unsupported():
+    with pytest.raises(Unsupported, match="elementwise_inline_asm"):
+        Kernel(lower(inline_asm, [data()], N=N))
+    with pytest.raises(Unsupported, match="__nv_fadd_rd"):
+        evaluate(binary, (1,), data(), data(), data(), F=libdevice.add_rd, N=N)
+    with pytest.raises(Unsupported, match="i128"):
+        Kernel(text("    %x = arith.constant 1 : i128"))
