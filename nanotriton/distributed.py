@@ -19,6 +19,8 @@ So neither their number changes it, and one rank is the same code with nothing t
 
 import hashlib
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -102,10 +104,40 @@ def setup() -> World:
         # its core, a step took ten times as long.
         torch.set_num_threads(1)
     if size > 1:
-        # Ranks wait here for the one with the longest rollout, so the default of ten minutes is too short.
-        backend, timeout = ("nccl" if cuda else "gloo"), timedelta(hours=2)
-        dist.init_process_group(backend, timeout=timeout, device_id=device if cuda else None)
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            store=fresh_store(rank, size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(hours=2),  # ranks wait for the one with the longest rollout: ten minutes, the default, is short
+            device_id=device if cuda else None,
+        )
     return World(rank, size, local, device)
+
+
+def fresh_store(rank: int, size: int) -> dist.Store:
+    """A key space that all ranks of this attempt share and no earlier attempt has written to.
+
+    After --max-restarts torchrun gives the workers the store that the dead ones used, where gloo finds their addresses
+    and NCCL their ids (pytorch issue 135712); its restart count is each machine's own and can't tell attempts apart. So
+    every rank says hello under a name that was never used, rank 0 answers that name, and the answer is acknowledged.
+    """
+    store, *_ = next(dist.rendezvous("env://"))
+    me, deadline = uuid.uuid4().hex, time.monotonic() + 600
+    space = me
+    store.set(f"hello/{rank}", me)
+    if rank:
+        space = store.get(f"answer/{me}").decode()  # waits
+        store.set(f"{space}/{rank}", "here")
+    missing = set() if rank else set(range(1, size))
+    while missing:
+        for r in [r for r in missing if store.check([f"hello/{r}"])]:
+            store.set(f"answer/{store.get(f'hello/{r}').decode()}", me)  # to a dead one's hello: nobody reads it
+        missing = {r for r in missing if not store.check([f"{me}/{r}"])}
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"ranks {sorted(missing)} of {size} did not start within 10 minutes")
+        time.sleep(0.02)
+    return dist.PrefixStore(space, store)
 
 
 def launch(main: Callable[[Any, World], Any], cfg: Any) -> None:
