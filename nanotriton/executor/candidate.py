@@ -15,11 +15,11 @@ from nanotriton.executor.judge import TF32_HINT, Reference, Trial, judge_trial, 
 from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
-from nanotriton.executor.zygote import Ended
+from nanotriton.executor.zygote import LOG_BYTES, Ended
 from nanotriton.tasks.task import Task
 from reward import rules
 
-PLAN_BYTES = 512 << 20
+PLAN_BYTES = 320 << 20
 ABLATIONS = 16  # launches that are left out one by one; of more, the last ones
 # What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
 CHILD_STATUSES = frozenset(
@@ -64,12 +64,12 @@ def check_rules(job: Job) -> None:
         raise Fault(violation.status, str(violation))
 
 
-def check_ended(ended: Ended, limits: Limits) -> dict:
-    """A child's own answer, or Fault if it left none or says that the candidate failed."""
+def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()) -> dict:
+    """A child's own answer, or Fault if it left none or says that the candidate failed (with one of CHILD_STATUSES and `also`)."""
     if ended.killed == "timeout":
         raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
     if ended.killed == "output_limit" or ended.signal == 25:
-        raise Fault("output_limit", f"it wrote more than {limits.output >> 20} MiB")
+        raise Fault("output_limit", f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB")
     if ended.killed:
         raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
     if ended.signal == 24:
@@ -87,7 +87,7 @@ def check_ended(ended: Ended, limits: Limits) -> dict:
         message = f"line {line}: {message}"
     if ended.header.get("recordable") is False:
         raise Unrecordable("unsupported", message)
-    raise Fault(status if status in CHILD_STATUSES else "runtime_error", message)
+    raise Fault(status if status in CHILD_STATUSES | also else "runtime_error", message)
 
 
 def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
@@ -95,6 +95,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed}
     ended = yield Spawn("record", args, limits)
+    if ended.signal == 9 and not ended.killed:  # somebody else's kill -9, or the kernel's for want of memory: once more
+        ended = yield Spawn("record", args, limits)
     worker.add_cost("record", ended.seconds)
     check_ended(ended, limits)
     with worker.stage("validate", job.timeout):
@@ -104,6 +106,9 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
         facts = rules.facts(plan)
         job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
+        job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
+        if reference.facts.flops:
+            job.facts["torch_share"] = facts.flops / reference.facts.flops
         if violation := rules.check_plan(plan, job.policy, reference.facts):
             raise Fault(violation.status, str(violation))
     return Runner(worker, job, reference, plan, seed)
@@ -206,6 +211,3 @@ class Runner:
     def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
         twin, own = next((state[n] for n in weight.names if n in state), None), self.plan.tensors[weight.tensor]
         return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
-
-
-MODES = {"replay": replay_mode, "record": replay_mode}

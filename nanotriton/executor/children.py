@@ -1,51 +1,108 @@
 """What runs inside a sandboxed child: the candidate's Python. Nothing that comes out of here is trusted.
 
-A target is called as target(report, fds, folder, args): `report` takes the answer, `fds` are memory files of the worker, `folder`
-holds the candidate's file, `args` came from the worker. It may raise anything; a child without an answer has crashed.
+A target is called as target(report, fds, folder, args): `report` takes the answer, `fds` are memory files of the worker, `folder` holds the
+candidate's file, `args` came from the worker. It may raise anything: a child without an answer has crashed.
 """
+
+import importlib.util
+import mmap
+import sys
+import traceback
+from pathlib import Path
 
 import torch
 
-from nanotriton.executor import draws
-from nanotriton.executor.aten import decode, encode_tree
+from nanotriton.executor import draws, wire
 from nanotriton.executor.zygote import Report
-
-SIZES = ["shape", "stride", "dtype"]
-
-
-def describe_arguments(arguments: list) -> list:
-    """Arguments of forward as JSON that a child can make stand-ins from: tensors by shape, stride and dtype."""
-    tensors: list[list] = []
-
-    def number(t: torch.Tensor) -> int:
-        tensors.append([list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")])
-        return len(tensors) - 1
-
-    return [encode_tree(list(arguments), number), tensors]
-
-
-def stand_ins(description: list) -> list:
-    """The inverse: the same arguments with meta tensors."""
-    tree, tensors = description
-
-    def make(i: int) -> torch.Tensor:
-        shape, stride, dtype = tensors[i]
-        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="meta")
-
-    return decode(tree, make, torch.device("cpu"))
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Record the candidate; the answer's payload is a plan. args: inputs, init (both described), seed."""
+    """Replay mode: record the candidate. args: inputs and init (descriptions), seed. The answer's payload is a plan."""
     from nanotriton.executor import recorder
 
     report.stage("record")
-    source = open(f"{folder}/candidate.py", encoding="utf-8").read()
-    inputs, init = stand_ins(args["inputs"]), stand_ins(args["init"])
+    source = Path(folder, "candidate.py").read_text(encoding="utf-8")
+    inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     try:
         with draws.moved_constants(args["seed"]):
             plan = recorder.record(source, init, inputs, seed=args["seed"], folder=folder)
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
-        where = {"line": error.line, "recordable": error.recordable}
-        report.finish({"status": error.status, "message": error.message, **where})
+        report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})
+
+
+def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
+    """Process mode: run the candidate for real. args: init (description), device, trials (inputs and state described, seed).
+
+    fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, and their bytes.
+    """
+    path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
+    data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
+    described, tensors, stage = [], [], "import_error"
+    try:
+        report.stage("import")
+        module = load(path)
+        if not hasattr(module, "ModelNew"):
+            raise AttributeError("the candidate does not define ModelNew")
+        stage = "runtime_error"
+        for trial in args["trials"]:
+            inputs, used = wire.rebuild(trial["inputs"], data)
+            state, more = wire.rebuild(trial["state"], data[used:])
+            data = data[used + more :]
+            report.stage("build")
+            model = build(module.ModelNew, wire.stand_ins(args["init"]), trial["seed"], state, device)
+            inputs = draws.mapped(inputs, lambda t: t.to(device))
+            report.stage("run")
+            with torch.no_grad():
+                outputs = model(*inputs)
+            description, found = wire.describe([outputs, inputs])
+            described.append(description)
+            tensors += [t.cpu() for t in found]
+        report.finish({"trials": described}, wire.raw(tensors))
+    except (Exception, SystemExit) as error:
+        report.finish(explain(error, stage, path))
+
+
+def load(path: str):
+    spec = importlib.util.spec_from_file_location("candidate", path)
+    module = sys.modules["candidate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(cls, init: list, seed: int, state: dict, device: torch.device):
+    """Construct as the reference was; if names and shapes are its own but the values differ (another order of draws), load them."""
+    with draws.moved_constants(seed):
+        draws.seed_everything(seed)
+        model = cls(*init)
+    if isinstance(model, torch.nn.Module):
+        own = model.state_dict()
+        alike = own.keys() == state.keys() and all(own[n].shape == t.shape and own[n].dtype == t.dtype for n, t in state.items())
+        if alike and any(not torch.equal(own[n].cpu(), t) for n, t in state.items()):
+            model.load_state_dict(state)
+        model = model.to(device)
+    return model
+
+
+def explain(error: BaseException, status: str, path: str) -> dict:
+    """Status, message and line of what a candidate's code raised."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources
+
+    from nanotriton.executor import interpreter
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
+    cause = interpreter.cause(error)
+    statuses = {
+        interpreter.OutOfBounds: "out_of_bounds", interpreter.Race: "nondeterministic", interpreter.Unsupported: "unsupported",
+        MemoryError: "memory_limit", torch.OutOfMemoryError: "memory_limit", OutOfResources: "out_of_resources",
+        CompilationError: "compile_error", SyntaxError: "syntax_error",
+    }  # fmt: skip
+    status = next((s for kind, s in statuses.items() if isinstance(cause, kind)), status)
+    if "allocate memory" in str(cause):
+        status = "memory_limit"
+    elif "illegal memory access" in str(cause) or "misaligned address" in str(cause):
+        status = "illegal_memory"
+    text = " ".join(str(cause).split())[:600]
+    return {"status": status, "message": f"{type(cause).__name__}: {text}", "line": line}

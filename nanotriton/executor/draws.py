@@ -9,7 +9,7 @@ and candidate alike, or a candidate that skips them would pass.
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -133,3 +133,12 @@ def moved_constants(seed: int) -> Iterator[None]:
     fillers = [(nn.init, name, filling(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_")]
     with patched([*fillers, (nn.Module, "register_parameter", register_parameter)]):
         yield
+
+
+def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
+    """The same tree with every tensor replaced by `function` of it."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(v, function) for v in tree)
+    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree

@@ -290,7 +290,11 @@ class Executor:
         process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour)
         self._next_id += 1
         options = {"secret": self.secret, "folder": os.path.join(self.root, f"worker-{self._next_id}")}
-        send(base.sock, options | {"memory": self.memory, "device": self.device}, (theirs.fileno(), fd))
+        if base.flavour == "cuda":  # a CUDA context maps far more address space than it uses
+            options |= {"device": "cuda", "memory": None}
+        else:
+            options |= {"device": "cpu", "memory": self.memory}
+        send(base.sock, options, (theirs.fileno(), fd))
         theirs.close()
         os.close(fd)
         base.unnamed.append(process)

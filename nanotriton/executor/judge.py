@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from nanotriton.executor import draws
-from nanotriton.executor.children import describe_arguments
+from nanotriton.executor import draws, wire
 from nanotriton.executor.compare import Answer, Fault, all_finite, clone, compare, kernelbench_allclose, leaves, widen
 from nanotriton.executor.draws import seed_from
 from nanotriton.tasks.task import Task
-from reward.plan_rules import CREATE, MOVE, Facts
+from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
 TRIALS = (("plain",), ("scaled", "positive", "plain"), ("heavy", "positive", "plain"))  # the first kind that the task survives
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
@@ -63,8 +63,8 @@ class Reference:
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
             self.has_weights = bool(self.build(0).state_dict())
-            self.described_inputs = describe_arguments(self.inputs("plain", 0))  # what a recording needs to know
-            self.described_init = describe_arguments(self.init_arguments(0))
+            self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
+            self.described_init = wire.describe(self.init_arguments(0))[0]
         self.calibrate()
 
     # ---- what a trial is made of ----
@@ -112,7 +112,8 @@ class Reference:
             with torch.no_grad(), self.on_device(), seen:
                 draws.seed_everything(seed + 2)
                 again = model(*clone(inputs))
-            self.facts = Facts(computing=seen.names)
+            self.facts = seen.facts
+        self.bytes = sum(t.nbytes for _, t in leaves([inputs, again]) if isinstance(t, torch.Tensor))
         if not passes(again, known[-1][1]):
             raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
         for kinds in TRIALS[1:]:
@@ -149,18 +150,26 @@ class Reference:
 
 
 class Computing(TorchDispatchMode):
-    """Counts the ATen calls that compute, neither views nor copies: does a task do more than move data?"""
+    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as on plans."""
 
     def __init__(self):
         super().__init__()
-        self.names: dict[str, int] = {}
+        self.facts = Facts()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
+        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not view and name not in CREATE | MOVE:
-            self.names[name] = self.names.get(name, 0) + 1
-        return func(*args, **(kwargs or {}))
+            self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
+            reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+            writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            if name in MATMULS:
+                self.facts.flops += 2.0 * writes[0].numel() * reads[MATMULS[name]].shape[-1]
+            elif name == "convolution":
+                self.facts.flops += 2.0 * writes[0].numel() * reads[1][0].numel()
+            else:
+                self.facts.flops += max((t.numel() for t in reads + writes), default=0)
+        return out
 
 
 def in_float64(model: torch.nn.Module, inputs: list, seed: int) -> tuple[object, list | None]:
@@ -194,22 +203,14 @@ def passes(got, answer: Answer) -> bool:
     return True
 
 
-def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)(mapped(v, function) for v in tree)
-    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree
-
-
 def weakness(known: list[tuple[list, Answer]]) -> str | None:
     """What passes on every known draw without computing anything, in words; None if nothing does."""
     first = known[0][1].own
     mean = [t.double().mean() for _, t in leaves(first) if isinstance(t, torch.Tensor) and not t.is_complex()]
     fakes: list[tuple[str, Callable]] = [
-        ("an answer of zeros", lambda inputs, own: mapped(own, torch.zeros_like)),
-        ("an answer of ones", lambda inputs, own: mapped(own, torch.ones_like)),
-        ("one constant", lambda inputs, own: mapped(own, lambda t: torch.full_like(t, mean[0].item()))),
+        ("an answer of zeros", lambda inputs, own: draws.mapped(own, torch.zeros_like)),
+        ("an answer of ones", lambda inputs, own: draws.mapped(own, torch.ones_like)),
+        ("one constant", lambda inputs, own: draws.mapped(own, lambda t: torch.full_like(t, mean[0].item()))),
     ]
     for i in range(len(known[0][0])):
         fakes.append((f"input {i} returned as it is", lambda inputs, own, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)))

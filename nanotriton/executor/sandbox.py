@@ -183,8 +183,15 @@ def set_limits(limits: Limits) -> None:
     cap(resource.RLIMIT_NOFILE, limits.files)
     cap(resource.RLIMIT_CPU, int(limits.seconds) + 2)
     if limits.memory is not None:
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        cap(resource.RLIMIT_AS, mapped + limits.memory)
+        limit_memory(limits.memory)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process map `more` bytes beyond what it has mapped now."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    value = mapped + more if hard == resource.RLIM_INFINITY else min(mapped + more, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (value, value))
 
 
 def enter(folder: str, limits: Limits, read: list[str], *, write: bool = False, devices: list[str] = (), exec_ok: bool = False):

@@ -10,7 +10,6 @@ import contextlib
 import json
 import mmap
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -21,17 +20,19 @@ from select import POLLIN, poll
 
 import torch
 
-from nanotriton.executor import candidate, children, probe, sandbox
-from nanotriton.executor.candidate import Job, Spawn
+from nanotriton.executor import children, probe, sandbox
+from nanotriton.executor.candidate import Job, Spawn, Unrecordable, replay_mode
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.judge import Reference
+from nanotriton.executor.process import process_mode
 from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
 from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 REFERENCES = 64  # tasks kept loaded
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
-TARGETS = {"record": children.record_child}
+TARGETS = {"record": children.record_child, "process": children.process_child}
+MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode}
 
 
 class Overtime(BaseException):
@@ -47,6 +48,10 @@ def prepare(flavour: str) -> None:
         recorder.install()
         with tempfile.TemporaryDirectory() as folder:
             recorder.warm_up(folder)
+    elif flavour == "interpret":
+        from nanotriton.executor import interpreter
+
+        interpreter.install()
     Reference(Task(**probe.TASK))  # the judge's own imports
 
 
@@ -55,6 +60,7 @@ class Worker:
         self.sock, self.beacon, self.zygote = sock, beacon, zygote
         self.secret: bytes = bytes.fromhex(options["secret"])
         self.folder: str = options["folder"]
+        self.device: str = options["device"]
         self.patience = PATIENCE
         self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
         self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
@@ -110,7 +116,7 @@ class Worker:
         if found is None:
             try:
                 with self.stage("task", self.patience):
-                    found = Reference(task)
+                    found = Reference(task, self.device)
             except Fault as fault:
                 found = fault
             self.references[task.key] = found
@@ -147,7 +153,7 @@ class Worker:
         message["task"] = Task(**message["task"])
         job = Job(**message)
         self.costs[job.id] = {}
-        self.advance(job, candidate.MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
+        self.advance(job, MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
 
     def resume(self, ended: Ended) -> None:
         job, generator, folder = self.waiting.pop(ended.id)
@@ -160,7 +166,7 @@ class Worker:
             spawn: Spawn = generator.send(ended)
         except StopIteration:
             self.finish(job, folder, {"status": "correct"})
-        except candidate.Unrecordable as fault:
+        except Unrecordable as fault:
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
         except Fault as fault:
             fallback = fault.status == "unsupported" and self.last == "run"  # the evaluator lacks an operation of the kernel's
@@ -188,8 +194,7 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
     zygote = Zygote(TARGETS, sandbox.readable_paths())
     os.makedirs(options["folder"], mode=0o700, exist_ok=True)
     if options["memory"]:
-        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + options["memory"],) * 2)
+        sandbox.limit_memory(options["memory"])
     try:
         Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
     finally:

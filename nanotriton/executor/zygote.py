@@ -14,6 +14,7 @@ that the worker owns (`Report`), with a size limit and in a format that is parse
 Flavours: "record" (no GPU visible, Triton as it is), "interpret" (TRITON_INTERPRET=1) and "cuda" (no CUDA context yet).
 """
 
+import fcntl
 import gc
 import json
 import logging
@@ -32,6 +33,7 @@ from nanotriton.executor import sandbox
 
 BEACON = struct.Struct("qd16s")  # shared memory of worker and executor: the job that computes, when it is overdue (monotonic), its stage
 LOG = logging.getLogger(__name__)
+LOG_BYTES = 1 << 20  # what a child may print
 STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
 
 
@@ -226,7 +228,9 @@ class Zygote:
     def spawn(self, target: str, folder: str, args: dict, limits: sandbox.Limits, extra: tuple[int, ...] = (), **options) -> int:
         """Start one child; returns its id. Its end arrives through `event`."""
         self.next_id += 1
-        result, log = os.memfd_create("result"), os.memfd_create("log")
+        result, log = os.memfd_create("result"), os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(log, LOG_BYTES)
+        fcntl.fcntl(log, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)  # printing more fails
         request = {"id": self.next_id, "target": target, "folder": folder, "args": args, "limits": asdict(limits), "sandbox": options}
         send(self.sock, request, (result, log, *extra))
         self.running[self.next_id] = (result, log, limits.output)
@@ -243,10 +247,11 @@ class Zygote:
         self.pids.pop(message["id"], None)
         result, log, limit = self.running.pop(message["id"])
         ended = Ended(**message).read(result, limit)
-        if os.fstat(log).st_size >= limit:
+        printed = os.lseek(log, 0, os.SEEK_CUR)
+        if printed > LOG_BYTES - (64 << 10):
             ended.killed = ended.killed or "output_limit"
         if ended.header is None:
-            LOG.debug("child %d left no answer: %s", ended.id, os.pread(log, 4096, max(0, os.fstat(log).st_size - 4096)).decode("utf-8", "replace"))
+            LOG.debug("child %d left no answer: %s", ended.id, os.pread(log, 4096, max(0, printed - 4096)).decode("utf-8", "replace"))
         os.close(result)
         os.close(log)
         return ended

@@ -1,0 +1,99 @@
+"""Process mode, the trusted side: one single-use child runs the candidate for real, on every trial, and hands its answers over.
+
+On the CPU the child has Triton's interpreter, mended and guarded; on CUDA a context of its own. Inputs and answers pass through memory files
+that the worker owns, the answer's size capped by the reference's own. There is no trusted clock here: `speedup` stays None.
+"""
+
+import glob
+import os
+from collections.abc import Generator
+
+import torch
+
+from nanotriton.executor import draws, wire
+from nanotriton.executor.candidate import Job, Spawn, check_ended, check_rules
+from nanotriton.executor.compare import Fault, leaves
+from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
+from nanotriton.executor.sandbox import Limits
+from nanotriton.executor.zygote import Ended
+
+STARTUP = 20.0  # seconds for a CUDA context and first compilations, beside the candidate's own limit
+SLACK = 1 << 20
+
+
+def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
+    """Rules, one child for all trials, comparison. Raises Fault unless it is right."""
+    with worker.stage("rules", job.timeout):
+        check_rules(job)
+    reference: Reference = worker.reference(job.task)
+    trials = reference.trials(worker.secret, job.source)
+    fd = os.memfd_create("trials")
+    try:
+        with worker.stage("task", worker.patience):
+            args = write_trials(fd, reference, trials)
+        limits, options = confinement(job, worker.device, len(trials) * (4 * reference.bytes + SLACK))
+        ended = yield Spawn("process", args, limits, (fd,), options)
+        if ended.signal == 9 and not ended.killed:  # as in candidate.record
+            ended = yield Spawn("process", args, limits, (fd,), options)
+    finally:
+        os.close(fd)
+    worker.add_cost("process", ended.seconds)
+    header = check_ended(ended, limits, frozenset({"unsupported"} if worker.device == "cpu" else ()))
+    with worker.stage("validate", job.timeout):
+        answers = read_answers(header, ended.payload, len(trials))
+    for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):
+        with worker.stage("judge", worker.patience):
+            judged = judge_trial(reference, trial, lambda inputs, seed, o=outputs, a=after: on_device(reference, inputs, o, a))
+        if judged:
+            job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
+        if number == 0:
+            job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+
+
+def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
+    """Write the trials' inputs and weights to the memory file; return the child's arguments."""
+    described = []
+    for trial in trials:
+        inputs, tensors = wire.describe(reference.inputs(trial.kind, trial.inputs))
+        state, weights = wire.describe(dict(reference.build(trial.weights).state_dict()))
+        for t in (*tensors, *weights):
+            view = memoryview(wire.raw([t]))
+            while view:
+                view = view[os.write(fd, view) :]
+        described.append({"inputs": inputs, "state": state, "seed": trial.weights})
+    device = reference.device.type
+    return {"trials": described, "init": reference.described_init, "device": device, "bytes": os.fstat(fd).st_size}
+
+
+def confinement(job: Job, device: str, output: int) -> tuple[Limits, dict]:
+    """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a folder and exec."""
+    if device == "cpu":
+        return Limits(job.timeout, job.memory, output=output), {}
+    limits = Limits(job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096)
+    devices = [*glob.glob("/dev/nvidia*"), "/proc", "/sys"]
+    return limits, {"write": True, "devices": devices, "exec_ok": True}
+
+
+def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object, list]]:
+    """[(outputs, inputs afterwards)] of the trials. Raises Fault for anything that is not that."""
+    data, answers = memoryview(payload), []
+    try:
+        for description in header["trials"]:
+            (outputs, after), used = wire.rebuild(description, data)
+            data = data[used:]
+            answers.append((outputs, after))
+    except (wire.WireError, TypeError, ValueError, KeyError) as error:
+        raise Fault("crashed", f"the process left an answer that can't be read: {error}") from None
+    if len(answers) != count:
+        raise Fault("crashed", f"the process answered {len(answers)} of {count} trials")
+    return answers
+
+
+def on_device(reference: Reference, inputs: list, outputs, after: list) -> tuple[object, dict[int, torch.Tensor]]:
+    """What `judge_trial` wants of a run: the outputs, and the inputs that changed, by number."""
+    before = [t for _, t in leaves(inputs) if isinstance(t, torch.Tensor)]
+    now = [t.to(reference.device) for _, t in leaves(after) if isinstance(t, torch.Tensor)]
+    if len(before) != len(now) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)):
+        raise Fault("input_modified", "the inputs are not what they were: forward must not change their shapes")
+    return draws.mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
+
