@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -110,10 +111,12 @@ def same(a, b, tolerance=1e-6):
 
 def torchrun(*words, nodes=None, timeout=150):
     """Start this file under torchrun; with `nodes`, as that many agents on the loopback, one process each."""
-    base = [sys.executable, "-m", "torch.distributed.run"]
-    layout = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    base = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1"]
+    layout = ["--standalone", "--nproc-per-node", "2"]
     if nodes:
-        layout = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29477"]
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        layout = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     agents = [
         subprocess.Popen([*base, *layout, __file__, *map(str, words)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -137,16 +140,16 @@ def test_gradients_do_not_depend_on_the_microbatches(reference, max_tokens, chec
 
 
 @pytest.fixture(scope="module")
-def machines(reference, tmp_path_factory):
-    """Two torchrun agents on the loopback ran two_ranks() -> the folder where its run is."""
+def two(reference, tmp_path_factory):
+    """torchrun with two processes ran two_ranks() -> the folder where its run is."""
     folder = tmp_path_factory.mktemp("two_ranks")
     torch.save(reference, folder / "reference.pt")
-    torchrun("two_ranks", folder, nodes=2)
+    torchrun("two_ranks", folder)
     return folder
 
 
-def test_two_machines_have_the_gradients_of_one_process(machines):
-    assert (machines / "agreed").exists()
+def test_two_ranks_have_the_gradients_of_one(two):
+    assert (two / "agreed").exists()
 
 
 def two_ranks(folder):
@@ -208,12 +211,12 @@ def full_disk(folder, world):
     assert saver.load_latest(model, optimizer)[0] == 1
 
 
-def test_two_ranks_then_one_then_two_with_one_killed(machines):
-    """The same run on 2 ranks, 1 and 2 again, one of which is killed once (--max-restarts), has the losses of a straight one."""
-    run = machines / "run"
+def test_two_ranks_then_one_then_two_with_one_killed(two):
+    """The same run on 2 ranks, then 1, then 2 "machines", one of whose workers is killed once, has the losses of a straight one."""
+    run = two / "run"
     _, _, straight = train(World(), 6)
     _, _, one = train(World(), 4, run)
-    torchrun("resume", run, 6, 4)
+    torchrun("resume", run, 6, 4, nodes=2)
     assert (run / "died").exists()
     newest = Checkpointer(run, World()).steps()[-1]
     losses = json.loads((newest / "state.json").read_text())["state"]["losses"]
