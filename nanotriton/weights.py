@@ -13,6 +13,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ TOKENIZER_FILES = (
 )
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHARD_BYTES = 5 * 10**9
+READERS = 8  # a mapped file comes in by page faults, which wait for the disk one at a time in each thread
 
 
 # ------------------------------------------------------------------------------------------------------------- folders
@@ -147,7 +149,6 @@ def iter_tensors(name: str | Path, rank: int = 0, world: int = 1) -> Iterator[tu
         yield key, checkpoint.read(key, *(shard_rows(checkpoint.shapes[key][0], rank, world) if world > 1 else ()))
 
 
-@torch.no_grad()
 def fill(model: Transformer, name: str | Path) -> None:
     """Copy a folder's tensors into the model's parameters, converting dtype: every tensor used once, every parameter
     filled once, or ModelError. A DTensor parameter (FSDP2, sharded over rows) gets its own rows only."""
@@ -166,7 +167,10 @@ def fill(model: Transformer, name: str | Path) -> None:
     for key, param in params.items():
         if tuple(param.shape) != checkpoint.shapes[key]:
             raise ModelError(f"{folder}: {key} has shape {list(checkpoint.shapes[key])}, config.json says {list(param.shape)}")
-    for key, param in params.items():
+
+    @torch.no_grad()  # in every thread: the mode is per thread
+    def copy(key: str) -> None:
+        param = params[key]
         target, rows = param.data, ()
         if isinstance(param, DTensor):
             target = param.to_local()
@@ -174,6 +178,9 @@ def fill(model: Transformer, name: str | Path) -> None:
                 rows = shard_rows(param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size())
         # To the device first, in the file's dtype: half the bytes of fp32, and the conversion is the device's work.
         target.copy_(checkpoint.read(key, *rows).to(target.device))
+
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(copy, params))
 
 
 def load_model(
@@ -229,6 +236,7 @@ def save_model(
             del full
         if writer:
             save_file(tensors, folder / f"{file}.tmp", metadata={"format": "pt"})
+            (folder / f"{file}.tmp").chmod(0o644)  # safetensors makes files that only their owner reads
     if not writer:
         return
     for file, value in files.items():

@@ -39,12 +39,12 @@ def _rms_norm_forward_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_backward_kernel(
     x_ptr, weight_ptr, dy_ptr, dtotal_ptr, dx_ptr, dw_ptr, rows, eps,
-    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
+    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     col = tl.arange(0, BLOCK)
     w = tl.load(weight_ptr + col, col < N, 0.0).to(tl.float32)[None, :]
     dw = tl.zeros((ROWS, BLOCK), tl.float32)  # this program's share of the weight gradient stays in registers
-    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         at = row.to(tl.int64)[:, None] * N + col[None, :]
         mask = (row < rows)[:, None] & (col < N)[None, :]
@@ -98,8 +98,9 @@ def rms_norm_backward(
     parts = torch.zeros(max(programs, 1), n, dtype=torch.float32, device=x.device)
     if rows:
         _rms_norm_backward_kernel[(programs,)](
-            x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps, RESIDUAL=dtotal is not None, **tile
-        )
+            x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps,
+            RESIDUAL=dtotal is not None, STAGES=2, **tile,
+        )  # fmt: skip
     return dx, parts.sum(0)
 
 
