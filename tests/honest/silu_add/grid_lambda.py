@@ -1,0 +1,21 @@
+# grid as a function of the meta-parameters
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def silu_add(x, y, out, n, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    m = o < n
+    v = tl.load(x + o, mask=m)
+    tl.store(out + o, v * tl.sigmoid(v) + tl.load(y + o, mask=m), mask=m)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x, y):
+        out = torch.empty_like(x)
+        n = x.numel()
+        silu_add[lambda meta: (triton.cdiv(n, meta["B"]),)](x, y, out, n, B=512, num_warps=8, num_stages=2)
+        return out
