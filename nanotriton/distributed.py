@@ -165,7 +165,7 @@ def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
     cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
     """
     model.compute_dtype = world.dtype
-    if world.world_size == 1:
+    if not dist.is_initialized():
         return model
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
