@@ -57,5 +57,8 @@ def score(
     model: Transformer, batch: Batch, temperature: float = 1.0, valid_vocab: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy (nats, fp32, [N] each) of every completion token under softmax(logits / temperature)."""
-    hidden = model(batch.ids, batch.positions, packed(batch.cu_seqlens, batch.max_seqlen))
-    return token_logprobs(hidden[batch.where], model.head_weight, batch.targets, temperature, valid_vocab)
+
+    def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return token_logprobs(hidden[batch.where], weight, batch.targets, temperature, valid_vocab)
+
+    return model(batch.ids, batch.positions, packed(batch.cu_seqlens, batch.max_seqlen), head)
