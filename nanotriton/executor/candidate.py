@@ -38,7 +38,7 @@ class Job:
     policy: str
     timeout: float
     memory: int  # bytes for each of its processes
-    phase: str = "replay"  # replay; record: no further than the rules on the plan; process
+    phase: str = "replay"  # replay; record: the same, before process mode; process
     facts: dict = field(default_factory=dict)  # what an earlier phase found
 
 
@@ -127,8 +127,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         if job.policy == "strict":
             raise Fault("rule_violation", f"{error.message}: under strict, forward must be recordable without data") from None
         raise
-    if job.phase == "replay":
-        yield from judge_trials(job, worker, reference, trials, first)
+    # Before process mode too: there a candidate may do another thing than what it let us record, so the plan must be right as well.
+    yield from judge_trials(job, worker, reference, trials, first)
     with worker.stage("ablate", job.timeout):
         if job.policy in ("strict", "kernelbench"):
             job.facts["effective_launches"] = effective_launches(reference, trials[0], first)
