@@ -1,18 +1,21 @@
 """What a decode step reads, and its CUDA graphs: one captured step for each bucket of batch shapes, replayed for any content."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from nanotriton.scheduler import Scheduler
 
 
 @dataclass
 class Inputs:
     """One step's inputs by row [B], and its tiles [T] (see kernels/decode.py). top_k is None where nobody restricts."""
 
-    slot: torch.Tensor
-    temperature: torch.Tensor
-    u: torch.Tensor
+    slot: torch.Tensor  # int64
+    temperature: torch.Tensor  # fp32
+    u: torch.Tensor  # fp64
     top_k: torch.Tensor | None = None
     top_p: torch.Tensor | None = None
     position: torch.Tensor | None = None
@@ -24,8 +27,128 @@ class Inputs:
 
     @classmethod
     def of(cls, arrays: dict[str, np.ndarray], device: torch.device) -> "Inputs":
-        return cls(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+        return cls(**{name: upload(array, device) for name, array in arrays.items()})
+
+
+def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """To the device, without waiting for it (torch keeps the pinned copy until it has been read)."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[list[int], list[float]]]:
+    """Start the copy to the host now; the returned function waits for it, and not for what was launched since."""
+    if not tokens.is_cuda:
+        return lambda: (tokens.tolist(), logprobs.tolist())
+    host = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in (tokens, logprobs)]
+    done = torch.cuda.Event()
+    done.record()
+
+    def read() -> tuple[list[int], list[float]]:
+        done.synchronize()
+        return host[0].tolist(), host[1].tolist()
+
+    return read
+
+
+def bucket(rows: int, largest: int) -> int:
+    """The batch size that a step of so many rows is padded to: 1, 2, 4, 8, then steps of 16, of 32 above 128."""
+    if rows <= 8:
+        return min(1 << (rows - 1).bit_length(), largest)
+    step = 16 if rows <= 128 else 32
+    return min(-(-rows // step) * step, largest)
+
+
+class Layout:
+    """Where each input of a padded step is in one buffer of bytes. Padding rows write to the scratch page and read nothing."""
+
+    def __init__(self, rows: int, tiles: int, per_tile: int, restricted: bool, spare_slot: int, scratch_page: int):
+        fields = {  # name: (dtype, shape, padding)
+            "slot": (np.int64, (rows,), spare_slot), "position": (np.int64, (rows,), 0), "u": (np.float64, (rows,), 0.0),
+            "temperature": (np.float32, (rows,), 0.0), "tail_len": (np.int32, (rows,), 0), "page": (np.int32, (rows,), scratch_page),
+            "tile_group": (np.int32, (tiles,), 0), "tile_len": (np.int32, (tiles,), 0), "tile_rows": (np.int32, (tiles, per_tile), -1),
+        }  # fmt: skip
+        if restricted:
+            fields |= {"top_k": (np.int32, (rows,), 0), "top_p": (np.float32, (rows,), 1.0)}
+        self.fields, self.size = {}, 0
+        for name, (dtype, shape, padding) in fields.items():
+            self.fields[name] = (self.size, np.dtype(dtype), shape, padding)
+            self.size += -(-np.dtype(dtype).itemsize * int(np.prod(shape)) // 16) * 16
+
+    def views(self, buffer: torch.Tensor) -> Inputs:
+        out = {}
+        for name, (start, dtype, shape, _) in self.fields.items():
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+            out[name] = buffer[start : start + dtype.itemsize * int(np.prod(shape))].view(kind).view(shape)
+        return Inputs(**out)
+
+    def fill(self, buffer: torch.Tensor, arrays: dict[str, np.ndarray]) -> None:
+        host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+        memory = host.numpy()
+        for name, (start, dtype, shape, padding) in self.fields.items():
+            field = np.ndarray(shape, dtype, memory, start)
+            field[...] = padding
+            if name in arrays:
+                field[tuple(map(slice, arrays[name].shape))] = arrays[name]
+        buffer.copy_(host, non_blocking=True)
 
 
 class Graphs:
-    pass
+    """Captured decode steps. A step's whole input is one buffer, filled on the host and copied without waiting.
+
+    Page tables live on the device. Lines are written when a sequence is admitted; afterwards each step writes the page
+    it uses, which is the only entry that can be new. `step(inputs, tail_table, prefix_table)` is what is captured.
+    """
+
+    def __init__(self, step: Callable, max_batch: int, width: int, page_size: int, per_tile: int, device: torch.device):
+        self.step, self.max_batch, self.page_size, self.per_tile, self.device = step, max_batch, page_size, per_tile, device
+        self.tail_table, self.prefix_table = torch.zeros(2, max_batch + 1, width, dtype=torch.int32, device=device)
+        self.side = torch.cuda.Stream(device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the captured graphs: what they point to is about to go."""
+        self.captured: dict[tuple, tuple] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def write_tables(self, scheduler: Scheduler, slots: np.ndarray) -> None:
+        """Bring the lines of newly admitted slots and of their groups to the device."""
+        for mine, host, lines in (
+            (self.prefix_table, scheduler.prefix_table, np.unique(scheduler.line[slots])),
+            (self.tail_table, scheduler.tail_table, slots),
+        ):
+            mine[upload(lines, self.device)] = upload(host[lines], self.device)
+
+    def run(self, arrays: dict[str, np.ndarray], scratch_page: int) -> Callable[[], tuple[list[int], list[float]]]:
+        """Replay the step for these inputs, capturing it first if its bucket is new -> a reader of its rows."""
+        rows, (tiles, per_tile) = len(arrays["slot"]), arrays["tile_rows"].shape
+        padded = bucket(rows, self.max_batch)
+        if per_tile == 1:
+            key = padded, padded, 1, "top_k" in arrays
+        else:
+            key = padded, min(1 << (tiles - 1).bit_length(), padded), self.per_tile, "top_k" in arrays
+        if key not in self.captured:
+            self.captured[key] = self._capture(Layout(*key, self.max_batch, scratch_page))
+        layout, buffer, graph, tokens, logprobs = self.captured[key]
+        layout.fill(buffer, arrays)
+        graph.replay()
+        return reader(tokens[:rows], logprobs[:rows])
+
+    def _capture(self, layout: Layout) -> tuple:
+        buffer = torch.empty(layout.size, dtype=torch.uint8, device=self.device)
+        layout.fill(buffer, {})
+        x = layout.views(buffer)
+
+        def run() -> tuple[torch.Tensor, torch.Tensor]:
+            self.tail_table[x.slot, (x.tail_len.long() - 1) // self.page_size] = x.page
+            return self.step(x, self.tail_table, self.prefix_table)
+
+        graph = torch.cuda.CUDAGraph()
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            run()  # compiles kernels and makes cuBLAS's handles, which a capture must not do
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            tokens, logprobs = run()
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self.side)
+        return layout, buffer, graph, tokens, logprobs

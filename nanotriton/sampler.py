@@ -22,7 +22,7 @@ import torch
 
 from nanotriton.attention import packed
 from nanotriton.config import die
-from nanotriton.graphs import Graphs, Inputs
+from nanotriton.graphs import Graphs, Inputs, reader, upload
 from nanotriton.kernels.decode import DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
@@ -57,13 +57,14 @@ class Sampler:
         self.kv_fraction = 0.7 if kv_fraction is None else kv_fraction
         self.max_batch, self.page_size = max_batch or (512 if cuda else 256), page_size or (64 if cuda else 32)
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
+        self.per_tile = max(64 * self.config.num_key_value_heads // self.config.num_attention_heads, 1)  # samples that read a prompt at once
         self.width = pages_for(self.config.max_position_embeddings, self.page_size)
         self.kv = KVCache(
             self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim, self.page_size,
             model.compute_dtype, self.device,
         )  # fmt: skip
         self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)  # the newest token of each slot
-        self.graphs = Graphs(self) if cuda else None
+        self.graphs = Graphs(self.step, self.max_batch, self.width, self.page_size, self.per_tile, self.device) if cuda else None
         self.unseeded = 0  # samples that have been given a seed of ours
         self.busy = False
         self.stats: dict[str, int] = {}  # of the last generate call
@@ -225,9 +226,9 @@ class Sampler:
                 lengths.append((len(prompt), len(done)))
             row_of.append(rows[key])
         ends = np.cumsum([a + b for a, b in lengths])
-        put = lambda x, dtype=torch.int64: torch.as_tensor(x, dtype=dtype).to(self.device, non_blocking=True)
+        put = lambda x, dtype=np.int64: upload(np.asarray(x, dtype), self.device)
         page, offset = put(np.concatenate(pages)), put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair]))
-        attend_packed = packed(put(np.append(0, ends), torch.int32), max(a + b for a, b in lengths))
+        attend_packed = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             write_kv(*self.kv.layer(layer), k, v, page, offset)
@@ -241,7 +242,7 @@ class Sampler:
             self.graphs.write_tables(scheduler, slots)
         drawn = self._draw(hidden, Inputs.of(self._sampling(scheduler, slots), self.device))
         scheduler.drawn(slots)
-        return _reader(*drawn)
+        return reader(*drawn)
 
     def _sampling(self, s: Scheduler, slots: np.ndarray) -> dict[str, np.ndarray]:
         """What drawing a token needs, by row."""
@@ -253,8 +254,7 @@ class Sampler:
     def _decode(self, s: Scheduler, slots: np.ndarray) -> Callable:
         """One token for each of these slots: feed the newest, whose key and value go to its tail."""
         if s.changed:
-            share = self.config.num_attention_heads // self.config.num_key_value_heads
-            s.tile_line, s.tile_rows = s.tiles(slots, max(64 // share, 1))
+            s.tile_line, s.tile_rows = s.tiles(slots, self.per_tile)
             s.changed = False
         tail = s.count[slots]  # the token being fed is the last of the tail
         arrays = self._sampling(s, slots) | {
@@ -269,9 +269,9 @@ class Sampler:
         self.stats["decode_rows"] += len(slots)
         s.drawn(slots)
         if self.graphs:
-            return self.graphs.run(arrays)
+            return self.graphs.run(arrays, self.pages)
         tables = torch.from_numpy(s.tail_table), torch.from_numpy(s.prefix_table)
-        return _reader(*self.step(Inputs.of(arrays, self.device), *tables))
+        return reader(*self.step(Inputs.of(arrays, self.device), *tables))
 
     def step(self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The device's part of a decode step: tokens [B] int64 and logprobs [B] fp32. No synchronisation on CUDA."""
@@ -295,21 +295,6 @@ class Sampler:
         tokens, logprobs = sample_tokens(logits, x.temperature, x.u, self.valid_vocab, x.top_k, x.top_p)
         self.last[x.slot] = tokens
         return tokens, logprobs
-
-
-def _reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[list[int], list[float]]]:
-    """Start the copy to the host now; the returned function waits for it, and not for what was launched since."""
-    if not tokens.is_cuda:
-        return lambda: (tokens.tolist(), logprobs.tolist())
-    host = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in (tokens, logprobs)]
-    done = torch.cuda.Event()
-    done.record()
-
-    def read() -> tuple[list[int], list[float]]:
-        done.synchronize()
-        return host[0].tolist(), host[1].tolist()
-
-    return read
 
 
 # ------------------------------------------------------------------------------------------------------ to look with

@@ -78,27 +78,27 @@ class _Pages:
 
 
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
-    units, longest = len(line), max(int(length.max()), 1)
-    first = torch.arange(0, longest, page_size)  # the token each page of a unit starts with
+    units, longest, device = len(line), max(int(length.max()), 1), table.device
+    first = torch.arange(0, longest, page_size, device=device)  # the token each page of a unit starts with
     used = first < length[:, None]  # [U, J]
     owner, j = used.nonzero(as_tuple=True)
     ids = table[line.long()[owner], j].long()
     filled = (length[owner] - first[j]).clamp(max=page_size)
-    where = torch.full(used.shape, len(ids))
-    where[used] = torch.arange(len(ids))
+    where = torch.full(used.shape, len(ids), device=device)
+    where[used] = torch.arange(len(ids), device=device)
     low, high = (int(ids.min()), int(ids.max()) + 1) if len(ids) else (0, 0)
     # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that again.
     if len(ids) * 2 > high - low and len(ids) == len(ids.unique()):
-        where = torch.full(used.shape, high - low)
+        where = torch.full(used.shape, high - low, device=device)
         where[used] = ids - low
         owner, filled = _spread(owner, ids - low, high - low, units), _spread(filled, ids - low, high - low, 0)
         ids = slice(low, high)
-    mask = torch.where(torch.arange(page_size) < filled[:, None], 0.0, MASKED)[:, None, None]
+    mask = torch.where(torch.arange(page_size, device=device) < filled[:, None], 0.0, MASKED)[:, None, None]
     return _Pages(ids, owner, mask, where.flatten(), len(first))
 
 
 def _spread(x: torch.Tensor, index: torch.Tensor, size: int, fill: int) -> torch.Tensor:
-    return torch.full((size,), fill, dtype=x.dtype).index_copy_(0, index, x)
+    return torch.full((size,), fill, dtype=x.dtype, device=x.device).index_copy_(0, index, x)
 
 
 def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
@@ -127,8 +127,8 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     share = heads // kv_heads
     if "twin" not in batch.cache:
         tile_rows = batch.tile_rows.long()
-        place = torch.zeros(rows + 1, dtype=torch.long)  # where in the flattened tiles a row is
-        place[tile_rows.flatten()] = torch.arange(tile_rows.numel())  # -1 lands in the spare last entry
+        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)  # where in the flattened tiles a row is
+        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)  # -1 lands in the spare last entry
         batch.cache["twin"] = (
             _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
             _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
@@ -146,3 +146,173 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
     out = (out * lse.softmax(1)[..., None]).sum(1)
     return out.view(rows, heads, dim).masked_fill_((batch.tail_len == 0)[:, None, None], 0.0).to(q.dtype)
+
+
+# -------------------------------------------------------------------------------------------------- Triton kernels
+
+PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
+MAX_SPLITS = 32
+PREFIX_OPTIONS = dict(num_warps=4, num_stages=3)
+TAIL_OPTIONS = dict(num_warps=4, num_stages=3)
+
+
+def _splits(units: int, kv_heads: int) -> int:
+    """Into how many parts the pages of a unit are split. A power of two, fixed by the shapes alone (for CUDA graphs)."""
+    want = max(1, min(PROGRAMS // (units * kv_heads), MAX_SPLITS))
+    return 1 << (want.bit_length() - 1)
+
+
+@triton.jit
+def _write_kernel(
+    k, v, k_cache, v_cache, page, offset, k_row, k_head, v_row, v_head,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    head, d, inside = i // DIM, i % DIM, i < HEADS * DIM
+    at = (tl.load(page + token).to(tl.int64) * HEADS + head) * PAGE * DIM + tl.load(offset + token) * DIM + d
+    tl.store(k_cache + at, tl.load(k + token * k_row + head * k_head + d, mask=inside), mask=inside)
+    tl.store(v_cache + at, tl.load(v + token * v_row + head * v_head + d, mask=inside), mask=inside)
+
+
+@triton.jit
+def _attend_pages_kernel(
+    q, top, total, acc, k_head, v_head, table, first, last, length, page_stride, scale,
+    PAGE: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes out."""
+    n, d = tl.arange(0, PAGE), tl.arange(0, DIM)
+    inside = n[:, None] * DIM + d[None, :]
+    for j in range(first, last):
+        start = tl.load(table + j).to(tl.int64) * page_stride
+        k = tl.load(k_head + start + inside)  # whole pages: what is past the length is finite and gets weight 0
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.where((j * PAGE + n < length)[None, :], score, -1e30)
+        best = tl.maximum(top, tl.max(score, 1))
+        weight = tl.exp2(score - best[:, None])
+        shrink = tl.exp2(top - best)
+        v = tl.load(v_head + start + inside)
+        acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        total = total * shrink + tl.sum(weight, 1)
+        top = best
+    return top, total, acc
+
+
+@triton.jit
+def _prefix_kernel(
+    q, k_cache, v_cache, table, tile_group, tile_len, tile_rows, out, lse, q_row, table_stride, page_stride, rows, scale,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(tile, KV head, split): R rows x SHARE heads against a part of the prompt -> out [SPLITS, B, heads, D], lse (base 2)."""
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(tile_len + tile)
+    if length == 0:
+        return
+    pages = tl.cdiv(length, PAGE)
+    part = tl.cdiv(pages, SPLITS)
+    first, last = split * part, tl.minimum(split * part + part, pages)
+    i, d = tl.arange(0, BLOCK), tl.arange(0, DIM)
+    row = tl.load(tile_rows + tile * R + i // SHARE, mask=i < R * SHARE, other=-1)
+    live = row >= 0
+    head = kv_head * SHARE + i % SHARE
+    tile_q = tl.load(q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0)
+    top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
+    acc = tl.zeros([BLOCK, DIM], tl.float32)
+    top, total, acc = _attend_pages_kernel(
+        tile_q, top, total, acc, k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM,
+        table + tl.load(tile_group + tile) * table_stride, first, last, length, page_stride, scale, PAGE, DIM, PRECISION,
+    )  # fmt: skip
+    at = (split * rows + row) * HEADS + head
+    empty = first >= last
+    tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
+    tl.store(out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=live[:, None])
+
+
+@triton.jit
+def _tail_kernel(
+    q, k_cache, v_cache, table, slot, tail_len, prefix_out, prefix_lse, out, lse, q_row, table_stride, page_stride, rows, scale,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(row, KV head, split): SHARE heads against a part of the tail. The first split starts from the prefix's result.
+
+    With one split `out` is the answer [B, heads, D] and lse isn't used; else both are partial, as the prefix's are.
+    """
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(tail_len + row)
+    pages = tl.cdiv(length, PAGE)
+    part = tl.cdiv(pages, SPLITS)
+    first, last = split * part, tl.minimum(split * part + part, pages)
+    i, d = tl.arange(0, BLOCK), tl.arange(0, DIM)
+    live = i < SHARE
+    head = kv_head * SHARE + i
+    tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0)
+    top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
+    acc = tl.zeros([BLOCK, DIM], tl.float32)
+    reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
+    for s in tl.static_range(PREFIX_SPLITS):
+        at = (s * rows + row) * HEADS + head
+        part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
+        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=reads[:, None], other=0.0)
+        best = tl.maximum(top, part_lse)
+        shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
+        acc = acc * shrink[:, None] + part_out * weight[:, None]
+        total = total * shrink + tl.where(reads, weight, 0.0)
+        top = best
+    top, total, acc = _attend_pages_kernel(
+        tile_q, top, total, acc, k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM,
+        table + tl.load(slot + row) * table_stride, first, last, length, page_stride, scale, PAGE, DIM, PRECISION,
+    )  # fmt: skip
+    at = (split * rows + row) * HEADS + head
+    empty = total == 0.0  # a split without pages, or padding
+    answer = tl.where(empty[:, None], 0.0, acc / total[:, None])
+    tl.store(out + at[:, None] * DIM + d[None, :], answer.to(out.dtype.element_ty), mask=live[:, None])
+    if SPLITS > 1:
+        tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
+
+
+@triton.jit
+def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr):
+    """parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D], one (row, head) a program."""
+    at = tl.program_id(0)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    part_lse = tl.load(lse + s * count + at)
+    weight = tl.exp2(part_lse - tl.max(part_lse, 0))
+    part = tl.load(parts + (s * count + at)[:, None] * DIM + d[None, :])
+    answer = tl.sum(part * (weight / tl.sum(weight, 0))[:, None], 0)
+    tl.store(out + at * DIM + d, answer.to(out.dtype.element_ty))
+
+
+def _decode_cuda(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+    rows, heads, dim = q.shape
+    kv_heads, page_size = k_cache.shape[1:3]
+    if dim not in (64, 128):
+        raise ValueError(f"decode attention on CUDA has head sizes 64 and 128, not {dim}")
+    if q.stride(1) != dim or q.stride(2) != 1:
+        q = q.contiguous()
+    share, (tiles, per_tile) = heads // kv_heads, batch.tile_rows.shape
+    prefix_splits, splits = _splits(tiles, kv_heads), _splits(rows, kv_heads)
+    if not batch.cache:
+        new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=q.device)
+        batch.cache["prefix"] = new(prefix_splits, rows, heads, dim), new(prefix_splits, rows, heads)
+        batch.cache["tail"] = (new(splits, rows, heads, dim), new(splits, rows, heads)) if splits > 1 else (None, None)
+    prefix_out, prefix_lse = batch.cache["prefix"]
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    tail_out, tail_lse = batch.cache["tail"] if splits > 1 else (out, prefix_lse)
+    shape = dict(HEADS=heads, SHARE=share, PAGE=page_size, DIM=dim, PRECISION="ieee" if q.dtype == torch.float32 else "tf32")
+    scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
+    block = max(16, triton.next_power_of_2(per_tile * share))
+    _prefix_kernel[(tiles, kv_heads, prefix_splits)](
+        q, k_cache, v_cache, batch.prefix_table, batch.tile_group, batch.tile_len, batch.tile_rows, prefix_out, prefix_lse,
+        q.stride(0), batch.prefix_table.stride(0), k_cache.stride(0), rows, scale, R=per_tile, BLOCK=block, SPLITS=prefix_splits,
+        **shape, **PREFIX_OPTIONS,
+    )  # fmt: skip
+    _tail_kernel[(rows, kv_heads, splits)](
+        q, k_cache, v_cache, batch.tail_table, batch.slot, batch.tail_len, prefix_out, prefix_lse, tail_out, tail_lse,
+        q.stride(0), batch.tail_table.stride(0), k_cache.stride(0), rows, scale, BLOCK=max(16, triton.next_power_of_2(share)),
+        PREFIX_SPLITS=prefix_splits, SPLITS=splits, **shape, **TAIL_OPTIONS,
+    )  # fmt: skip
+    if splits > 1:
+        _merge_kernel[(rows * heads,)](tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, num_warps=1)
+    return out

@@ -7,6 +7,8 @@ a vocabulary of 150,000 needs one random number and not one for each entry.
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -52,16 +54,21 @@ def sample_tokens(
     valid_vocab on (rows that pad an embedding) are never drawn and carry no mass. top_k and top_p are given together or
     not at all: see `restrict`.
     """
+    valid = logits.shape[-1] if valid_vocab is None else min(valid_vocab, logits.shape[-1])
+    if top_k is None and logits.is_cuda:
+        return _sample_cuda(logits, temperature, u, valid)
     greedy = temperature == 0
     scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    if valid_vocab is not None and valid_vocab < logits.shape[-1]:
-        scaled[:, valid_vocab:] = -torch.inf
+    scaled[:, valid:] = -torch.inf
     if top_k is not None:
         scaled = restrict(scaled, torch.where(greedy, 0, top_k), torch.where(greedy, 1.0, top_p))
-    return _draw(scaled, greedy, u)
+        if logits.is_cuda:
+            return _sample_cuda(scaled, torch.where(greedy, 0.0, 1.0), u, valid)
+    return sample_tokens_torch(scaled, greedy, u)
 
 
-def _draw(scaled: torch.Tensor, greedy: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens_torch(scaled: torch.Tensor, greedy: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The twin of the kernels, from scaled and masked logits."""
     p = scaled.softmax(-1)
     cdf = p.to(torch.float64).cumsum_(-1)
     # The first id whose cdf is above u * total; such an id has mass of its own.
@@ -69,3 +76,66 @@ def _draw(scaled: torch.Tensor, greedy: torch.Tensor, u: torch.Tensor) -> tuple[
     if greedy.any():
         tokens = torch.where(greedy, scaled.argmax(-1), tokens)
     return tokens, p.gather(-1, tokens[:, None])[:, 0].log()
+
+
+BLOCK = 4096
+
+
+@triton.jit
+def _block_kernel(logits, temperature, top, total, best, vocab, valid, blocks, BLOCK: tl.constexpr):
+    """(row, block): max, sum of exp(z - max) and the id of the max, of z = logits / temperature in one block of ids."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    t = tl.load(temperature + row)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(logits + row.to(tl.int64) * vocab + i, mask=i < valid, other=-float("inf")) / tl.where(t == 0, 1.0, t)
+    high = tl.maximum(tl.max(z, 0), -1e30)  # finite where every id is masked
+    at = row * blocks + block
+    tl.store(top + at, high)
+    tl.store(total + at, tl.sum(tl.exp(z - high), 0))
+    tl.store(best + at, block * BLOCK + tl.argmax(z, 0))
+
+
+@triton.jit
+def _pick_kernel(
+    logits, temperature, u, top, total, best, tokens, logprobs, vocab, valid, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    """One row: the block in which the cumulative mass passes u, then the id in it. Cumulative sums are in fp64."""
+    row = tl.program_id(0)
+    t = tl.load(temperature + row)
+    b = tl.arange(0, BLOCKS)
+    tops = tl.load(top + row * blocks + b, mask=b < blocks, other=-1e30)
+    sums = tl.load(total + row * blocks + b, mask=b < blocks, other=0.0)
+    high = tl.max(tops, 0)
+    mass = (sums * tl.exp(tops - high)).to(tl.float64)
+    cdf = tl.cumsum(mass, 0)
+    whole = tl.sum(mass, 0)
+    target = tl.load(u + row) * whole
+    last = tl.max(tl.where(mass > 0, b, 0), 0)  # rounding must not lead past the mass
+    block = tl.minimum(tl.sum((cdf <= target).to(tl.int32), 0), last)
+    target -= tl.sum(tl.where(b < block, mass, 0.0), 0)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    z = tl.load(logits + row.to(tl.int64) * vocab + i, mask=i < valid, other=-float("inf")) / tl.where(t == 0, 1.0, t)
+    p = tl.exp(z - high).to(tl.float64)
+    last = tl.max(tl.where(p > 0, i, 0), 0)
+    drawn = tl.minimum(block * BLOCK + tl.sum((tl.cumsum(p, 0) <= target).to(tl.int32), 0), last)
+    likeliest = tl.load(best + row * blocks + tl.argmax(tops, 0))
+    token = tl.where(t == 0, likeliest, drawn)
+    chosen = tl.where(t == 0, high, tl.max(tl.where(i == drawn, z, -float("inf")), 0))
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(logprobs + row, (chosen - high - tl.log(whole)).to(tl.float32))
+
+
+def _sample_cuda(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, vocab = logits.shape
+    blocks = triton.cdiv(vocab, BLOCK)
+    top, total = torch.empty((2, rows, blocks), dtype=torch.float32, device=logits.device)
+    best = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    logits = logits.contiguous()
+    _block_kernel[(rows, blocks)](logits, temperature, top, total, best, vocab, valid, blocks, BLOCK=BLOCK, num_warps=8)
+    _pick_kernel[(rows,)](
+        logits, temperature, u, top, total, best, tokens, logprobs, vocab, valid, blocks,
+        BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=8,
+    )  # fmt: skip
+    return tokens, logprobs

@@ -1,0 +1,155 @@
+"""The sampler on a GPU: kernels against float64, CUDA graphs against the CPU, memory, and what bf16 does to logprobs."""
+
+import random
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs CUDA", allow_module_level=True)
+
+from nanotriton.attention import packed
+from nanotriton.kernels import decode, sample
+from nanotriton.kernels.decode import decode_attention, write_kv
+from nanotriton.kernels.logprob import token_logprobs
+from nanotriton.sampler import Request, Sampler
+from tests.test_decode import CASES, groups_of, make_case, reference, relative_error
+from tests.test_sampler import chi_square_z, make_model, prompts
+
+LONG = {"long": ([16, 3], [700, 1200], [1 + 37 * i for i in range(19)]), "one long": ([1], [4000], [2000])}
+
+
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 3e-3)])
+@pytest.mark.parametrize("heads, kv_heads, dim", [(4, 2, 64), (9, 3, 64), (16, 8, 128), (28, 4, 128), (8, 8, 64)])
+@pytest.mark.parametrize("case", CASES | LONG)
+def test_decode_attention(case, heads, kv_heads, dim, dtype, limit):
+    sizes, lengths, tails = (CASES | LONG)[case]
+    per_tile = max(64 * kv_heads // heads, 1)
+    made = make_case(
+        sizes, lengths, tails, heads=heads, kv_heads=kv_heads, dim=dim, page=64, per_tile=per_tile, dtype=dtype, device="cuda", spread=True
+    )
+    out = decode_attention(*made)
+    assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < limit
+    assert not out[torch.tensor(tails, device="cuda") == 0].any()
+
+
+@pytest.mark.parametrize("programs", [1, 10_000])
+def test_splitting_changes_nothing(programs, monkeypatch):
+    sizes, lengths, tails = LONG["long"]
+    monkeypatch.setattr(decode, "PROGRAMS", programs)
+    made = make_case(sizes, lengths, tails, heads=8, kv_heads=2, dim=64, page=64, per_tile=16, device="cuda")
+    assert relative_error(decode_attention(*made), reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+
+
+def test_write_kv():
+    k_cache, v_cache = torch.zeros(2, 5, 3, 64, 64, device="cuda")
+    k, v = torch.randn(2, 3, 3, 64, device="cuda")
+    fused = torch.cat([k, v], 1)  # heads that are not next to each other's rows
+    page, offset = torch.tensor([4, 0, 4], device="cuda"), torch.tensor([0, 63, 3], device="cuda")
+    write_kv(k_cache, v_cache, fused[:, :3], fused[:, 3:], page, offset)
+    for i, (p, o) in enumerate(zip(page.tolist(), offset.tolist())):
+        assert torch.equal(k_cache[p, :, o], k[i]) and torch.equal(v_cache[p, :, o], v[i])
+    assert int((k_cache != 0).any(-1).sum()) == 9
+
+
+@pytest.mark.parametrize("vocab, valid", [(151_936, 151_669), (512, 512), (32_000, 32_000)])
+def test_the_sampling_kernels_equal_the_twin(vocab, valid):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(200, vocab, generator=generator)
+    temperature = torch.tensor([0.0, 1.0, 0.5, 2.0]).repeat(50)
+    u = torch.rand(200, generator=generator, dtype=torch.float64)
+    tokens, logprobs = (x.cpu() for x in sample.sample_tokens(logits.cuda(), temperature.cuda(), u.cuda(), valid))
+    expected, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid)
+    same = tokens == expected
+    assert same[temperature == 0].all() and same.float().mean() > 0.99  # sums in another order: u may fall next door
+    assert torch.allclose(logprobs[same], expected_logprobs[same], atol=2e-5)
+    assert int(tokens.max()) < valid
+    k, p = torch.full((200,), 50), torch.full((200,), 0.9)
+    tokens, logprobs = (x.cpu() for x in sample.sample_tokens(logits.cuda(), temperature.cuda(), u.cuda(), valid, k.cuda(), p.cuda()))
+    expected, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid, k, p)
+    same = tokens == expected
+    assert same.float().mean() > 0.99
+    assert torch.allclose(logprobs[same], expected_logprobs[same], atol=2e-5)
+
+
+def test_the_sampling_kernels_follow_the_distribution():
+    logits = torch.randn(1, 9000, generator=torch.Generator().manual_seed(1)) * 3
+    u = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    counts = torch.zeros(9000)
+    for part in u.split(20_000):
+        n = len(part)
+        tokens, _ = sample.sample_tokens(logits.cuda().expand(n, -1).contiguous(), torch.ones(n, device="cuda"), part.cuda())
+        counts += torch.bincount(tokens.cpu(), minlength=9000)
+    assert abs(chi_square_z(counts, 200_000 * logits[0].double().softmax(-1))) < 4
+
+
+def gpu_model(family: str, **changes) -> torch.nn.Module:
+    return make_model(family, hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=1024, **changes)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_fp32_equals_the_cpu(family):
+    """Greedy and sampled, through graphs, groups, stops and preemption: the tokens of the CPU, and its logprobs."""
+    rng = random.Random(0)
+    model = gpu_model(family)
+    ids = prompts([1, 63, 64, 65, 130, 200, 7, 31])
+    requests = [
+        Request(p, n=1 + 3 * (i % 3), max_tokens=rng.randint(1, 150), temperature=t, stop_ids=frozenset([5]), seeds=list(range(1 + 3 * (i % 3))))
+        for i, p in enumerate(ids) for t in (0, 1)
+    ]  # fmt: skip
+    expected = Sampler(model, kv_gib=1).generate(requests)
+    model = model.cuda()
+    roomy = Sampler(model, kv_gib=0.5)
+    tight = Sampler(model, kv_gib=24 * roomy.kv.page_bytes / 2**30, max_batch=20)
+    for sampler in (roomy, tight):
+        got = sampler.generate(requests)
+        pairs = [(a, b) for x, y in zip(expected, got) for a, b in zip(x, y)]
+        assert sum(a.ids == b.ids for a, b in pairs) >= len(pairs) - 1  # one may meet a near-tie
+        for a, b in pairs:
+            if a.ids == b.ids:
+                assert a.finish_reason == b.finish_reason
+                assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+    assert tight.stats["preemptions"] > 0
+
+
+def test_top_p_has_a_graph_of_its_own():
+    model = gpu_model("llama").cuda()
+    out = Sampler(model, kv_gib=0.5).generate([Request([1, 2, 3], n=8, max_tokens=20, top_k=1), Request([1, 2, 3], max_tokens=20, temperature=0)])
+    assert all(s.ids == out[1][0].ids for s in out[0])
+    assert all(abs(x) < 1e-6 for s in out[0] for x in s.logprobs)
+
+
+def test_bf16_logprobs_are_near_the_trainers():
+    model = gpu_model("qwen3").cuda().bfloat16()
+    model.compute_dtype = torch.bfloat16
+    requests = [Request(p, n=8, max_tokens=100) for p in prompts([100, 200, 300])]
+    gaps = []
+    for request, group in zip(requests, Sampler(model, kv_gib=0.5).generate(requests)):
+        for s in group:
+            ids = torch.tensor(request.prompt_ids + s.ids, device="cuda")
+            attend = packed(torch.tensor([0, len(ids)], dtype=torch.int32, device="cuda"), len(ids))
+            hidden = model(ids, torch.arange(len(ids), device="cuda"), attend)[len(request.prompt_ids) - 1 : -1]
+            logp, _ = token_logprobs(hidden, model.head_weight, ids[len(request.prompt_ids) :])
+            gaps.append((logp.cpu() - torch.tensor(s.logprobs)).abs())
+    gaps = torch.cat(gaps)
+    assert gaps.mean() < 0.02 and gaps.max() < 0.3
+
+
+def test_nothing_grows_and_free_gives_memory_back():
+    model = gpu_model("llama").cuda()
+    before = torch.cuda.memory_allocated()
+    sampler = Sampler(model, kv_fraction=0.2)
+    assert sampler.kv.data.nbytes <= 0.2 * torch.cuda.get_device_properties(0).total_memory
+    requests = [Request([1, 2, 3], n=4, max_tokens=5), Request([4, 5], max_tokens=9)]
+    used = []
+    for turn in range(50):
+        sampler.generate(requests)
+        sampler.update_weights(model)
+        if turn in (1, 49):
+            torch.cuda.synchronize()
+            used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), len(sampler.graphs.captured)))
+    assert used[0] == used[1]
+    first = sampler.generate([Request([1, 2, 3], max_tokens=9, temperature=0)])[0][0].ids
+    sampler.free()
+    assert torch.cuda.memory_allocated() - before < 2**26
+    assert sampler.generate([Request([1, 2, 3], max_tokens=9, temperature=0)])[0][0].ids == first

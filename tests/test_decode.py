@@ -1,0 +1,169 @@
+"""Decode attention: the torch twin against plain softmax attention in float64, and the Triton kernels in the interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nanotriton.kernels import decode, sample
+from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch, write_kv
+
+# (samples of each group), prompt lengths, tail lengths by row; 0 is a padding row, in no group
+CASES = {
+    "one row": ([1], [1], [1]),
+    "ungrouped": ([1, 1, 1, 1], [7, 16, 17, 33], [1, 16, 17, 40]),
+    "a group": ([5], [16], [1, 15, 16, 17, 3]),
+    "ragged groups": ([3, 1, 4], [40, 3, 16], [1, 2, 30, 16, 9, 9, 33, 1]),
+    "padding": ([2, 1], [5, 20], [4, 18, 7, 0, 0]),
+}
+
+
+def make_case(sizes, prompts, tails, *, heads, kv_heads, dim, page, per_tile, dtype=torch.float32, device="cpu", spread=False, seed=0):
+    """q, k_cache, v_cache, batch: caches full of other people's values; pages dense, or `spread` over a larger cache."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, count = len(tails), sum(-(-n // page) for n in prompts + tails) + 1
+    total = 4 * count if spread else count
+    ids = torch.randperm(total, generator=generator)[:count].tolist() if spread else list(range(count))
+    width = max(-(-n // page) for n in prompts + tails) + 1
+    tables = torch.zeros(2, max(rows, len(prompts)) + 1, width, dtype=torch.int32)
+    slots = torch.randperm(rows, generator=generator).int()
+    for table, lines, lengths in ((tables[0], slots.tolist(), tails), (tables[1], range(len(prompts)), prompts)):
+        for line, length in zip(lines, lengths):
+            for j in range(-(-length // page)):
+                table[line, j] = ids.pop()
+    tiles, row = [], 0
+    for group, size in enumerate(sizes):
+        members = list(range(row, row + size))
+        tiles += [(group, members[i : i + per_tile]) for i in range(0, size, per_tile)]
+        row += size
+    tile_rows = torch.tensor([m + [-1] * (per_tile - len(m)) for _, m in tiles], dtype=torch.int32)
+    groups = torch.tensor([g for g, _ in tiles], dtype=torch.int32)
+    lengths = torch.tensor(prompts, dtype=torch.int32)[groups.long()]
+    normal = lambda *shape: torch.randn(shape, generator=generator).to(dtype)
+    q, k, v = normal(rows, heads, dim), normal(total, kv_heads, page, dim), normal(total, kv_heads, page, dim)
+    batch = DecodeBatch(slots, torch.tensor(tails, dtype=torch.int32), tables[0], groups, lengths, tile_rows, tables[1])
+    if device != "cpu":
+        q, k, v = q.to(device), k.to(device), v.to(device)
+        batch = DecodeBatch(*(x.to(device) for x in list(vars(batch).values())[:7]))
+    return q, k, v, batch
+
+
+def reference(q, k_cache, v_cache, batch, group_of_row) -> torch.Tensor:
+    """Each row by itself, in float64: its prompt's keys, then its tail's, one softmax."""
+    heads, dim, (kv_heads, page) = *q.shape[1:], k_cache.shape[1:3]
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    prompt_len = dict(zip(batch.tile_group.tolist(), batch.tile_len.tolist()))
+    for row, (slot, tail) in enumerate(zip(batch.slot.tolist(), batch.tail_len.tolist())):
+        if tail == 0:
+            continue
+        parts = []
+        for cache in (k_cache, v_cache):
+            runs = []
+            for line, length in ((batch.prefix_table[group_of_row[row]], prompt_len[group_of_row[row]]), (batch.tail_table[slot], tail)):
+                runs += [cache[int(line[i // page]), :, i % page] for i in range(length)]
+            parts.append(torch.stack(runs, 1).double().cpu())  # [kv_heads, length, dim]
+        k, v = (x.repeat_interleave(heads // kv_heads, 0) for x in parts)
+        score = (k @ q[row].double().cpu()[..., None])[..., 0] * dim**-0.5
+        out[row] = (score.softmax(-1)[:, None] @ v)[:, 0]
+    return out
+
+
+def groups_of(sizes, rows):
+    return [g for g, size in enumerate(sizes) for _ in range(size)] + [None] * (rows - sum(sizes))
+
+
+def relative_error(out, expected) -> float:
+    return float((out.double().cpu() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("heads, kv_heads, dim", [(4, 4, 32), (4, 2, 64), (6, 2, 64), (8, 1, 128)])
+@pytest.mark.parametrize("case", CASES)
+def test_the_twin_is_softmax_attention(case, heads, kv_heads, dim, spread):
+    sizes, prompts, tails = CASES[case]
+    made = make_case(sizes, prompts, tails, heads=heads, kv_heads=kv_heads, dim=dim, page=16, per_tile=4, spread=spread)
+    out = decode_attention_torch(*made)
+    expected = reference(*made, groups_of(sizes, len(tails)))
+    assert relative_error(out, expected) < 1e-6
+    assert not out[torch.tensor(tails) == 0].any()
+
+
+def test_the_twin_reads_the_cache_in_place_when_it_is_dense():
+    sizes, prompts, tails = CASES["ragged groups"]
+    shape = dict(heads=4, kv_heads=2, dim=32, page=16, per_tile=4)
+    for spread in (False, True):
+        made = make_case(sizes, prompts, tails, **shape, spread=spread)
+        decode_attention_torch(*made)
+        assert isinstance(made[3].cache["twin"][1].ids, slice) != spread
+
+
+def test_a_far_score_underflows_to_nothing():
+    q, k, v, batch = make_case([2], [20], [3, 18], heads=2, kv_heads=1, dim=32, page=16, per_tile=4)
+    q *= 300  # one key takes all the weight, most others underflow
+    out = decode_attention_torch(q, k, v, batch)
+    assert relative_error(out, reference(q, k, v, batch, [0, 0])) < 1e-5
+
+
+def test_write_kv_puts_each_token_where_it_belongs():
+    k_cache, v_cache = torch.zeros(2, 5, 2, 16, 32)
+    k, v = torch.randn(2, 3, 2, 32)
+    write_kv(k_cache, v_cache, k, v, torch.tensor([4, 0, 4]), torch.tensor([0, 15, 3]))
+    assert torch.equal(k_cache[4, :, 0], k[0]) and torch.equal(v_cache[0, :, 15], v[1]) and torch.equal(v_cache[4, :, 3], v[2])
+    assert int((k_cache != 0).any(-1).sum()) == 6
+
+
+INTERPRETED = "NANOTRITON_TEST_IN_INTERPRETER"
+
+
+@pytest.mark.skipif(INTERPRETED in os.environ, reason="the child itself")
+def test_the_kernels_in_the_interpreter():
+    """The same kernels that a GPU compiles, run by Triton's interpreter, which must be chosen before they are imported."""
+    env = os.environ | {"TRITON_INTERPRET": "1", INTERPRETED: "1"}
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", __file__, "-k", "interpreted"]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert " passed" in run.stdout
+
+
+interpreted = pytest.mark.skipif(INTERPRETED not in os.environ, reason="run by test_the_kernels_in_the_interpreter")
+
+
+@interpreted
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("case", ["ragged groups", "padding"])
+def test_interpreted_decode(case, splits, monkeypatch):
+    sizes, prompts, tails = CASES[case]
+    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=64, page=16, per_tile=4)
+    out = decode._decode_cuda(*made)
+    assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+    assert not out[torch.tensor(tails) == 0].any()
+
+
+@interpreted
+def test_interpreted_write():
+    cache, k, v = torch.zeros(2, 5, 3, 16, 64), torch.randn(4, 3, 64), torch.randn(4, 3, 64)
+    page, offset = torch.tensor([4, 0, 4, 2], dtype=torch.int32), torch.tensor([0, 15, 3, 7], dtype=torch.int32)
+    decode._write_kernel[(4,)](
+        k, v, cache[0], cache[1], page, offset, k.stride(0), k.stride(1), v.stride(0), v.stride(1), 3, 64, 16, BLOCK=256
+    )
+    for i, (p, o) in enumerate(zip(page.tolist(), offset.tolist())):
+        assert torch.equal(cache[0, p, :, o], k[i]) and torch.equal(cache[1, p, :, o], v[i])
+    assert int((cache != 0).any(-1).sum()) == 24
+
+
+@interpreted
+@pytest.mark.parametrize("valid", [5000, 4800, 70])
+def test_interpreted_sampling_equals_the_twin(valid, monkeypatch):
+    monkeypatch.setattr(sample, "BLOCK", 1024)
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(6, 5000, generator=generator)
+    logits[1, :4000] = -torch.inf if valid > 4000 else 0.0  # whole blocks without mass
+    temperature = torch.tensor([1.0, 1.0, 0.0, 0.3, 2.0, 1.0])
+    u = torch.tensor([0.3, 0.9, 0.5, 0.0, 1 - 2**-53, 0.7], dtype=torch.float64)
+    tokens, logprobs = sample._sample_cuda(logits.clone(), temperature, u, valid)
+    expected_tokens, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid)
+    assert torch.equal(tokens, expected_tokens)
+    assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
