@@ -1,15 +1,18 @@
 """The sampler against the plain forward: the same greedy tokens, the same logprobs, exact probabilities, exact seeds."""
 
 import gc
+import json
 import random
 
 import pytest
+import tokenizers
 import torch
 
 from nanotriton.attention import packed
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.sampler import Request, Sampler
+from nanotriton.sampler import Request, Sampler, main
+from nanotriton.weights import save_model
 
 FAMILIES = {
     "llama": dict(model_type="llama", num_key_value_heads=2),
@@ -292,3 +295,64 @@ def test_a_thousand_requests_that_need_ten_times_the_cache():
     sampler = Sampler(model, kv_gib=(tokens // 80 + 1) * page / 2**30, page_size=8)
     out = sampler.generate(requests)
     assert [len(g[0].ids) for g in out] == [r.max_tokens for r in requests]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of 67 ids in a folder, with a tokenizer of 60: letters, then an end token."""
+    path = tmp_path_factory.mktemp("model")
+    save_model(make_model(), path)
+    letters = {c: i for i, c in enumerate("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456")}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.add_special_tokens(["<end>"])
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    return path
+
+
+def test_the_command_continues_text_and_ids(folder, capsys):
+    main([str(folder), "--prompt", "hello", "--max-tokens", "12", "--json"])
+    out = json.loads(capsys.readouterr().out)
+    ids = [7, 4, 11, 11, 14]
+    expected = Sampler(make_model(), valid_vocab=60).generate([Request(ids, max_tokens=12, temperature=0, stop_ids=frozenset([59]))])[0][0]
+    assert out["ids"] == expected.ids and out["finish_reason"] == expected.finish_reason
+    assert out["logprobs"] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert len(out["text"]) == len([i for i in expected.ids if i != 59])
+    main([str(folder), "--prompt-ids", "7,4,11,11,14", "--max-tokens", "12"])
+    assert capsys.readouterr().out == out["text"] + "\n"
+    seeds = []
+    for seed in ("1", "1", "2"):
+        main([str(folder), "--prompt", "hello", "--max-tokens", "12", "--temperature", "1", "--seed", seed, "--dtype", "bf16", "--json"])
+        seeds.append(json.loads(capsys.readouterr().out)["ids"])
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "--prompt"),
+        (["--prompt", "a", "--prompt-ids", "1"], "not allowed with"),
+        (["--prompt-ids", "1,x"], "ids separated by commas"),
+        (["--prompt-ids", "1,67"], "not in 0 to 66"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be at least 1"),
+        (["--prompt", "a", "--max-tokens", "some"], "invalid int value"),
+        (["--prompt", "a", "--max-tokens", "256"], "more than the model's 256"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature must be"),
+        (["--prompt", "a", "--dtype", "int8"], "invalid choice"),
+        (["--prompt", "a", "--tempo", "1"], "unrecognized arguments"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(arguments, message, folder, capsys):
+    with pytest.raises(SystemExit) as error:
+        main([str(folder), *arguments])
+    captured = capsys.readouterr()
+    assert error.value.code == 2 and captured.out == ""
+    assert message in captured.err and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+
+
+def test_a_missing_folder_is_one_line_and_exit_2(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["no-such-folder", "--prompt", "a"])
+    assert error.value.code == 2 and capsys.readouterr().err == "error: no-such-folder: no such folder\n"
