@@ -1,12 +1,14 @@
-"""The synthetic grammar: deterministic, disjoint by composition, fair, and its solutions are complete files."""
+"""The synthetic grammar: deterministic, disjoint by composition, fair; its solutions pass the judge, and near misses don't."""
 
 import ast
+import random
 import re
 from itertools import pairwise
 
 import pytest
 import torch
 
+from nanotriton.executor.executor import Executor
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.grammar import OPERANDS, OPS
 from nanotriton.tasks.synthetic import INDEX, SPLITS, generate, is_fair, split_of
@@ -166,3 +168,56 @@ def test_table_is_sound():
         assert ("{c}" in op.torch) == bool(op.constants) == any("{c}" in line for line in op.triton)
         alone = [(op, op.constants[0] if op.constants else "")]
         assert synthetic._run(alone, torch.float32).isfinite().all()
+
+
+# ---- with the executor ----
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(device="cpu", workers=1, policy="strict") as executor:
+        yield executor
+
+
+def test_every_solution_is_correct_and_the_judge_can_tell(executor):
+    """Also: no task is weak (zeros, a constant or an input would pass)."""
+    futures = [(task, executor.submit(task, task.solution)) for s in SPLITS for task in generate(s, 8, 2)]
+    for task, future in futures:
+        assert future.result().status == "correct", (task.meta, future.result())
+
+
+def lines_of(steps):
+    return "\n    ".join(line.format(c=c) for op, c in steps for line in op.triton)
+
+
+def near_misses(task, rng):
+    """(what was done, solution) where a constant is another, an operation is dropped or another, or two are swapped, and it matters."""
+    right = [(BY_NAME[name], c) for name, c in zip(task.meta["ops"], task.meta["constants"])]
+    wrong = []
+    for i, (op, c) in enumerate(right):
+        before, after = right[:i], right[i + 1 :]
+        wrong += [("constant", [*before, (op, other), *after]) for other in op.constants if other != c]
+        if op.kind in ("map", "row"):
+            other = rng.choice([o for o in OPS if o.kind == "map" and not o.operand and not o.constants and o is not op])
+            wrong += [("dropped", before + after), ("other", [*before, (other, ""), *after])]
+        if after and {op.kind, after[0][0].kind} <= {"map", "row"}:
+            wrong.append(("swapped", [*before, after[0], (op, c), *after[1:]]))
+    exact = synthetic._run(right, torch.float64)[0]
+    for what, steps in wrong:
+        answer = synthetic._run(steps, torch.float64)[0]
+        if answer.shape == exact.shape and (answer - exact).square().mean() > 4e-4 * exact.square().mean():
+            assert task.solution.count(lines_of(right)) == 1
+            yield what, task.solution.replace(lines_of(right), lines_of(steps))
+
+
+def test_near_misses_are_wrong(executor):
+    rng = random.Random(0)
+    futures = {"constant": [], "dropped": [], "other": [], "swapped": []}
+    for task in generate("dev", 12, 2) + generate("rl", 12, 2):
+        for what, source in near_misses(task, rng):
+            if len(futures[what]) < 6:
+                futures[what].append((task, executor.submit(task, source)))
+    for what, found in futures.items():
+        assert len(found) == 6
+        for task, future in found:
+            assert future.result().status == "wrong_value", (what, task.meta, future.result())
