@@ -6,14 +6,14 @@ only. `mask` [T] is 1 on the tokens that were sampled and are to be learned from
 
     d_t = logp_t - old_t      r_t = exp(d_t)      A_t = advantage of t's sequence      m_t = mask
 
-One optimizer step, whatever the number of microbatches and ranks, is
+One optimizer step, whatever the number of microbatches and ranks:
 
     normalizer = all_sum(sum(count(mask, seq_ids, kind) over this rank's microbatches))   # before the first backward
-    for each microbatch: loss, stats = policy_loss(logp, old, A, mask, seq_ids, normalizer, kind=kind); loss.backward()
+    for each microbatch: loss, stats = policy_loss(logp, old, A, mask, seq_ids, normalizer, kind); loss.backward()
     gradients are *summed* over ranks; summarize(all stats, all_sum, all_max) goes to the log
 
-Nothing here averages over a microbatch: a mean of microbatch means is another loss, and can have the other sign.
-On policy r = 1, the loss *value* is near 0 whatever is learned (its gradient is not), and nothing is clipped.
+Nothing averages over a microbatch: the mean of such means is another loss, and can have the other sign. On policy r = 1
+and the loss *value* is near 0 whatever is learned; its gradient is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,8 +39,7 @@ MAX_LOG_RATIO = 20.0  # exp(20) = 5e8. Past it the ratio is constant: an infinit
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 def advantages(
-    rewards: Sequence[float | None] | Tensor, group_ids: Sequence[int] | Tensor, kind: str = "mean_std", eps: float = 1e-6,
-    std_floor: float = 0.0,
+    rewards: Sequence[float | None], group_ids: Sequence[int], kind: str = "mean_std", eps: float = 1e-6, std_floor: float = 0.0
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """How much better a sample is than its group -> (advantage [B] float64, spread [B] bool).
 
@@ -58,20 +57,16 @@ def advantages(
     >>> [x.tolist() for x in advantages([1.0, 0.0, 0.5, 0.5, None], [7, 7, 3, 3, 3], kind="mean")]
     [[0.5, -0.5, 0.0, 0.0, 0.0], [True, True, False, False, False]]
     """
-    if not isinstance(rewards, Tensor):
-        rewards = torch.tensor([float("nan") if r is None else float(r) for r in rewards], dtype=torch.float64)
-    rewards = rewards.double()
-    valid = ~rewards.isnan()
-    _, group = torch.unique(torch.as_tensor(group_ids, device=rewards.device), return_inverse=True)
-    n_groups = int(group.max()) + 1 if len(group) else 0
+    r = torch.tensor([float("nan") if x is None else float(x) for x in rewards], dtype=torch.float64)
+    valid = ~r.isnan()
+    _, group = torch.unique(torch.as_tensor(group_ids), return_inverse=True)
 
     def per_group(x: Tensor, reduce: str = "sum") -> Tensor:  # [B] -> [B]: what x's valid members of the group make
-        out = x.new_zeros(n_groups).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)
-        return out[group]
+        return x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)[group]
 
-    n = per_group(torch.ones_like(rewards))
-    spread = valid & (per_group(rewards, "amax") > per_group(rewards, "amin"))
-    centred = torch.where(spread, rewards - per_group(rewards) / n.clamp(min=1), 0.0)
+    n = per_group(torch.ones_like(r))
+    spread = valid & (per_group(r, "amax") > per_group(r, "amin"))
+    centred = torch.where(spread, r - per_group(r) / n.clamp(min=1), 0.0)
     if kind == "mean":
         return centred, spread
     if kind == "rloo":
@@ -97,18 +92,15 @@ def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | N
     _check(kind)
     if kind in ("dapo", "cispo"):
         return mask.bool().sum().double()
-    sequences = (_lengths(mask, seq_ids) > 0).sum().double()
-    if kind != "dr_grpo":
-        return sequences
-    if not max_length:
+    if kind == "dr_grpo" and not max_length:
         raise ValueError("dr_grpo divides by max_length, the longest response that may be sampled")
-    return sequences * max_length
+    return (_lengths(mask, seq_ids) > 0).sum().double() * (max_length if kind == "dr_grpo" else 1)
 
 
 def aggregate(values: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor | float, kind: str = "dapo") -> Tensor:
-    """This microbatch's share of a loss term: per-token values [T] -> scalar, already divided by the normaliser.
+    """This microbatch's share of a loss term: per-token values [T] -> scalar, divided by the normaliser. All masked: 0.
 
-    sum_t m_t v_t / normalizer; for grpo and gspo sum_i (sum_{t in i} m_t v_t / n_i) / normalizer. All masked gives 0.
+    sum_t m_t v_t / normalizer; for grpo and gspo sum_i (sum_{t in i} m_t v_t / n_i) / normalizer.
     """
     _check(kind)
     mask = mask.bool()
@@ -142,16 +134,14 @@ def policy_loss(
                               gradient reaches every token of the sequence (GSPO-token: the same for one A a sequence)
         cispo                 -sg(clip(r, 1 - low, 1 + high)) A logp         arXiv 2506.13585: clipped tokens still learn
 
-    logp, old, advantage, mask, seq_ids: [T]. logp carries the gradient; old does not. normalizer: see count().
+    logp, old, advantage, mask, seq_ids: [T]. Only logp has a gradient. normalizer: see count().
     clip_low, clip_high: None takes the paper's, CLIP[kind].
     dual_clip c > 1: for A < 0 the loss is at most -c A (arXiv 1912.09729), so that a huge ratio cannot explode.
     weight [T]: a factor on this term, see mismatch().
 
-    >>> logp, old = torch.log(torch.tensor([0.3, 0.3])), torch.log(torch.tensor([0.2, 0.2]))
-    >>> one = torch.tensor([1, 1])
-    >>> loss, stats = policy_loss(logp, old, torch.tensor([1.0, -1.0]), one, torch.tensor([0, 1]), normalizer=2)
-    >>> round(loss.item(), 4)                                                    # (-min(1.5, 1.28) + 1.5) / 2
-    0.11
+    >>> logp, old = torch.tensor([0.3, 0.3]).log(), torch.tensor([0.2, 0.2]).log()
+    >>> policy_loss(logp, old, torch.tensor([1.0, -1.0]), torch.ones(2), torch.tensor([0, 1]), normalizer=2)[0]
+    tensor(0.1100)
     """
     _check(kind)
     low, high = (default if given is None else given for given, default in zip((clip_low, clip_high), CLIP[kind]))
@@ -197,12 +187,9 @@ def kl(logp: Tensor, ref: Tensor, mask: Tensor, kind: str = "k3", old: Tensor | 
     """
     mask = mask.bool()
     d = torch.where(mask, logp - ref.to(logp.dtype), 0.0)
-    if kind == "k2":
-        out = 0.5 * d**2
-    elif kind == "k3":
-        out = (-d).clamp(max=MAX_LOG_RATIO).exp() + d - 1
-    else:
+    if kind not in ("k2", "k3"):
         raise ValueError(f"unknown KL estimator {kind!r}: k2 or k3 (k1's gradient is zero in expectation)")
+    out = 0.5 * d**2 if kind == "k2" else (-d).clamp(max=MAX_LOG_RATIO).exp() + d - 1
     if old is None:
         return out
     live = torch.where(mask, logp - old.to(logp.dtype), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -223,8 +210,7 @@ def mismatch(
 
     rollout [T]: the logprobs that the sampler recorded. w has no gradient.
 
-    >>> old, rollout, one = torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), torch.tensor([1, 1])
-    >>> mismatch(old, rollout, one, torch.tensor([0, 0]), "token_truncate")[1]
+    >>> mismatch(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), torch.ones(2), torch.tensor([0, 0]), "token_truncate")[1]
     tensor([1., 2.])
     """
     if mode == "bypass":
@@ -315,15 +301,12 @@ def dynamic_sampling(
 ) -> tuple[list[Group], int]:
     """Replace groups without spread, up to a budget -> (at most `want` groups that have spread, number of groups drawn).
 
-    DAPO, arXiv 2503.14476, section 3.2. draw(k) samples and scores k new groups and returns each with its rewards. Fewer
-    than `want` come back when `budget` groups did not hold enough; then the step is smaller, never padded.
+    DAPO, arXiv 2503.14476, section 3.2. draw(k) samples and scores k new groups and returns each with its rewards (none:
+    the prompts ran out). Where `budget` groups did not hold enough the step is smaller, never padded.
     """
     kept: list[Group] = []
     drawn = 0
-    while len(kept) < want and drawn < budget:
-        groups = draw(min(want - len(kept), budget - drawn))
-        if not groups:
-            break  # the prompts ran out
+    while len(kept) < want and drawn < budget and (groups := draw(min(want - len(kept), budget - drawn))):
         drawn += len(groups)
         kept += [g for g, rewards in groups if len({r for r in rewards if r is not None and not isnan(r)}) > 1]
     return kept[:want], drawn

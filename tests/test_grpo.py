@@ -57,7 +57,7 @@ def ours(kind, x, pieces=((0, 1, 2, 3),), **options):
 
 def test_the_examples_in_the_docstrings():
     result = doctest.testmod(grpo, extraglobs={"torch": torch})
-    assert result.failed == 0 and result.attempted >= 12
+    assert result.failed == 0 and result.attempted >= 9
 
 
 @pytest.mark.parametrize("kind,mode", [("mean", "none"), ("mean_std", "std1"), ("rloo", "rloo")])
