@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from nanotriton.executor.compiler import Binary, BinaryCache, CompileError, compile_kernel
 from nanotriton.executor.plan import DTYPES, OPTIONS, Kernel, PlanError
-from nanotriton.executor.replayer import Replay, ReplayError, poison
+from nanotriton.executor.replayer import Replay, ReplayError, poison, writes_into
 from tests.recording import record
 from tests.test_recorder import X, line_with, module
 
@@ -213,3 +213,31 @@ def test_too_much_shared_memory_is_out_of_resources():
     with pytest.raises(CompileError, match="shared memory") as e:
         compile_kernel(plan.kernels[0])
     assert e.value.status == "out_of_resources"
+
+
+def test_tuning_chooses_the_fastest_and_changes_nothing():
+    top = MATMUL.replace("tl.store(c_ptr", "acc += tl.load(c_ptr + rows[:, None] * N + cols[None, :], mask=(rows[:, None] < M) & (cols[None, :] < N))\n    tl.store(c_ptr")
+    forward = "y = torch.zeros(20, 30, device=x.device)\nfor _ in range(2):\n    matmul_kernel[lambda m: (triton.cdiv(20, m['B']), triton.cdiv(30, m['B']))](x, w, y, 20, 30, 50)\nreturn y"
+    x, w = torch.randn(20, 50), torch.randn(50, 30)
+    replay = Replay(record(module(forward, top=top, args="x, w"), [x, w]))
+    seconds = iter((2.0, 1.0))
+
+    def time(work):
+        work(), work()
+        return next(seconds)
+
+    replay.tune([x, w], None, time)
+    assert list(replay.chosen.values()) == [1]
+    torch.testing.assert_close(replay.outputs(), 2 * (x @ w), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(replay.run([x, w]), 2 * (x @ w), rtol=1e-4, atol=1e-4)
+
+
+def test_operators_write_into_their_buffers():
+    for name in ("add.Tensor", "mm.default", "sum.dim_IntList", "cat.default", "_softmax.default", "zeros.default", "clone.default", "native_layer_norm.default"):
+        assert writes_into(name), name
+    a, b, out = torch.randn(3, 4), torch.randn(4, 5), torch.empty(3, 5)
+    writes_into("mm.default")([a, b], {}, [out])
+    assert torch.equal(out, a @ b)
+    out = torch.empty(4)
+    writes_into("sum.dim_IntList")([a, [0]], {"dtype": None}, [out])
+    assert torch.equal(out, a.sum(0))

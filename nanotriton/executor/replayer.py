@@ -9,21 +9,25 @@ TTIR evaluator (ttir.py), where any access outside a buffer is an error; on CUDA
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from nanotriton.executor import ttir
-from nanotriton.executor.aten import decode
+from nanotriton.executor.aten import decode, tensor_ids
 from nanotriton.executor.plan import DTYPES, Aten, Choice, Kernel, Launch, Plan, Storage
 
 
 class ReplayError(Exception):
-    """The candidate failed while it ran. `status` is a Verdict status, `line` the candidate's line (0: unknown)."""
+    """The candidate failed while it ran. `status` is a Verdict status, `line` the candidate's line (0: unknown).
 
-    def __init__(self, status: str, message: str, line: int = 0):
+    fatal: the process has lost its CUDA context and must end.
+    """
+
+    def __init__(self, status: str, message: str, line: int = 0, fatal: bool = False):
         super().__init__(message)
-        self.status, self.message, self.line = status, message, line
+        self.status, self.message, self.line, self.fatal = status, message, line, fatal
 
 
 class Backend(Protocol):
@@ -32,15 +36,16 @@ class Backend(Protocol):
     device: torch.device
 
     def reset(self, storages: list[Storage]) -> None:
-        """Forget all memory of the last run."""
+        """Forget what the last run left: all memory is poison."""
 
-    def allocate(self, index: int, storage: Storage) -> torch.UntypedStorage:
-        """Poisoned memory for one storage."""
+    def allocate(self, index: int, storage: Storage) -> tuple[torch.UntypedStorage, int]:
+        """Memory for one storage, at that byte of a storage of torch's."""
 
-    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list[tuple[str, Any]]) -> None:
-        """args: (Triton's type, number | (address) | descriptor), addresses as `address` gives them."""
+    def address(self, index: int) -> int:
+        """Where a kernel finds an allocated storage."""
 
-    def address(self, index: int) -> int: ...
+    def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
+        """args: (Triton's type, a number, an address, or for a descriptor [address, shape, strides, padding])."""
 
     def finish(self) -> None:
         """All work done; raises ReplayError if memory outside a buffer was written."""
@@ -65,16 +70,16 @@ class CpuBackend:
         self.memory = ttir.Memory()
         self.addresses: dict[int, int] = {}
 
-    def allocate(self, index: int, storage: Storage) -> torch.UntypedStorage:
+    def allocate(self, index: int, storage: Storage) -> tuple[torch.UntypedStorage, int]:
         data = torch.empty(storage.nbytes, dtype=torch.uint8)
         poison(data, storage.dtype)
         self.addresses[index] = self.memory.add(data)
-        return data.untyped_storage()
+        return data.untyped_storage(), 0
 
     def address(self, index: int) -> int:
         return self.addresses[index]
 
-    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list[tuple[str, Any]]) -> None:
+    def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         flat: list = []
         for ty, value in args:
             if ty.startswith("tensordesc"):
@@ -84,7 +89,7 @@ class CpuBackend:
                 flat += [(address, shape, strides), *shape, *strides]
             else:
                 flat.append(value)
-        _evaluator(kernel.ttir, kernel.name).run(grid, flat, self.memory)
+        _evaluator(kernel.ttir, kernel.name).run(call.grid, flat, self.memory)
 
     def finish(self) -> None:
         pass
@@ -108,6 +113,32 @@ def operator(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(torch.ops.aten, packet), overload)
 
 
+COPIES = {"clone", "_to_copy"}
+FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+
+
+@functools.lru_cache(maxsize=1024)
+def writes_into(name: str) -> Callable[[list, dict, list[torch.Tensor]], Any] | None:
+    """The same operator with its results written into given tensors: no second buffer, no second copy in what is timed."""
+    packet = name.split(".")[0]
+    if packet in COPIES:
+        return lambda args, kwargs, outs: outs[0].copy_(args[0])
+    if packet in FILLS:
+        return lambda args, kwargs, outs: outs[0].fill_(FILLS[packet])
+    plain = {a.name: str(a.type) for a in operator(name)._schema.arguments}
+    factory = {"dtype", "layout", "device", "pin_memory"}  # the result has them already
+    for overload in getattr(torch.ops.aten, packet).overloads():
+        found = getattr(getattr(torch.ops.aten, packet), overload)
+        arguments = found._schema.arguments
+        outs = [a.name for a in arguments if a.is_out]
+        others = {a.name: str(a.type) for a in arguments if not a.is_out}
+        if outs and others | {k: v for k, v in plain.items() if k in factory} == plain:
+            return lambda args, kwargs, given, f=found, names=outs, others=others: f(
+                *args, **{k: v for k, v in kwargs.items() if k in others}, **dict(zip(names, given, strict=True))
+            )
+    return None
+
+
 class Replay:
     """One validated plan, ready to run on a device again and again.
 
@@ -129,14 +160,23 @@ class Replay:
         weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0).
         Raises ReplayError for the candidate's failures, ValueError if inputs or weights do not fit the plan.
         """
+        self.load(inputs, weights)
+        self.execute(skip_launch)
+        return self.outputs()
+
+    def load(self, inputs: list, weights: dict[str, torch.Tensor] | None = None) -> None:
+        """First third of `run`: poisoned memory, then inputs, weights and constants in their places."""
         self.backend.reset(self.plan.storages)
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._tensors: dict[int, torch.Tensor] = {}
-        pairs: list[tuple[int, torch.Tensor]] = []
-        _match(self.plan.inputs, list(inputs), pairs)
-        for index, given in pairs:
+        self._given: list[tuple[int, torch.Tensor]] = []
+        _match(self.plan.inputs, list(inputs), self._given)
+        for index, given in self._given:
             self._fill(index, given, "input")
         self._fill_weights(weights or {})
+
+    def execute(self, skip_launch: int | None = None) -> None:
+        """Second third: every step. This is what is timed."""
         launches = 0
         for step in self.plan.steps:
             for call in step.alternatives[self.chosen.get(step.key, 0)] if isinstance(step, Choice) else [step]:
@@ -146,10 +186,46 @@ class Replay:
                 if launches != skip_launch:
                     self._launch(call)
                 launches += 1
+
+    def outputs(self) -> Any:
+        """Last third: wait, check, and copy the answer out."""
         self.backend.finish()
         outputs = decode(self.plan.outputs, lambda i: self.tensor(i).clone(), self.backend.device)
-        self.modified_inputs = [k for k, (i, given) in enumerate(pairs) if not _same_bytes(self.tensor(i), given)]
+        self.modified_inputs = [k for k, (i, given) in enumerate(self._given) if not _same_bytes(self.tensor(i), given)]
         return outputs
+
+    def tune(self, inputs: list, weights: dict[str, torch.Tensor] | None, time: Callable[[Callable[[], None]], float]) -> None:
+        """Choose the fastest alternative of every choice. Each is tried on the memory as it is at that point, which is then put back.
+
+        time(work): how long one call of work() takes. An alternative that cannot be launched is passed over.
+        """
+        self.load(inputs, weights)
+        for step in self.plan.steps:
+            if isinstance(step, Choice) and step.key not in self.chosen:
+                self._try_alternatives(step, time)
+            for call in step.alternatives[self.chosen[step.key]] if isinstance(step, Choice) else [step]:
+                self._aten(call) if isinstance(call, Aten) else self._launch(call)
+        self.backend.finish()
+
+    def _try_alternatives(self, step: Choice, time: Callable[[Callable[[], None]], float]) -> None:
+        touched = {self.plan.tensors[i].storage for calls in step.alternatives for c in calls for i in _tensors_of(c)}
+        for index in touched:
+            self._allocate(index)
+        saved = {i: self._bytes(i).clone() for i in touched}
+        times, refusal = {}, None
+        for number, calls in enumerate(step.alternatives):
+            work = lambda calls=calls: [self._aten(c) if isinstance(c, Aten) else self._launch(c) for c in calls]
+            try:
+                times[number] = time(work)
+            except ReplayError as error:
+                if error.fatal:
+                    raise
+                refusal = error
+            for i, data in saved.items():
+                self._bytes(i).copy_(data)
+        if not times:
+            raise refusal
+        self.chosen[step.key] = min(times, key=times.get)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -157,11 +233,21 @@ class Replay:
         """A tensor of the plan as a view of its storage, which is allocated at first use."""
         if index not in self._tensors:
             t = self.plan.tensors[index]
-            if t.storage not in self._storages:
-                self._storages[t.storage] = self.backend.allocate(t.storage, self.plan.storages[t.storage])
+            storage, start = self._allocate(t.storage)
             empty = torch.empty(0, dtype=DTYPES[t.dtype], device=self.backend.device)
-            self._tensors[index] = empty.set_(self._storages[t.storage], t.offset, t.shape, t.stride)
+            self._tensors[index] = empty.set_(storage, start // empty.element_size() + t.offset, t.shape, t.stride)
         return self._tensors[index]
+
+    def _allocate(self, index: int) -> tuple[torch.UntypedStorage, int]:
+        if index not in self._storages:
+            self._storages[index] = self.backend.allocate(index, self.plan.storages[index])
+        return self._storages[index]
+
+    def _bytes(self, index: int) -> torch.Tensor:
+        """A storage as a flat uint8 tensor."""
+        storage, start = self._allocate(index)
+        empty = torch.empty(0, dtype=torch.uint8, device=self.backend.device)
+        return empty.set_(storage, start, (self.plan.storages[index].nbytes,), (1,))
 
     def _fill(self, index: int, given: torch.Tensor, what: str) -> None:
         t = self.tensor(index)
@@ -179,10 +265,8 @@ class Replay:
                 filled.add(plan.tensors[w.tensor].storage)
         for index, s in enumerate(plan.storages):
             if s.blob in plan.blobs:
-                self._storages[index] = self.backend.allocate(index, s)
                 if s.nbytes:
-                    whole = torch.empty(0, dtype=torch.uint8, device=self.backend.device).set_(self._storages[index])
-                    whole.copy_(torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8))
+                    self._bytes(index).copy_(torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8))
             elif s.blob is not None and index not in filled:
                 raise ValueError("a weight's bytes are neither in the plan nor given by name")
         for w in plan.weights:
@@ -194,14 +278,20 @@ class Replay:
     def _aten(self, call: Aten) -> None:
         args = decode(call.args, self.tensor, self.backend.device)
         kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
+        outs = [self.tensor(i) for i in call.outs if i is not None]
         try:
+            if outs and (into := writes_into(call.op)):
+                into(args, kwargs, outs)
+                return
             result = operator(call.op)(*args, **kwargs)
             results = result if isinstance(result, tuple | list) else [result]
             for index, value in zip(call.outs, results):
                 if index is not None:
                     self._fill(index, value, f"aten.{call.op}")
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise ReplayError("runtime_error", f"aten.{call.op}: {' '.join(str(error).split())[:300]}", call.line) from None
+            fatal = "CUDA error" in str(error)
+            text = f"aten.{call.op}: {' '.join(str(error).split())[:300]}"
+            raise ReplayError("illegal_memory" if fatal else "runtime_error", text, call.line, fatal) from None
 
     def _launch(self, call: Launch) -> None:
         kernel = self.plan.kernels[call.kernel]
@@ -209,7 +299,7 @@ class Replay:
             return  # as Triton's launcher
         args = [(ty, self._argument(ty, value)) for ty, value in call.args]
         try:
-            self.backend.launch(kernel, call.grid, args)
+            self.backend.launch(kernel, call, args)
         except ttir.TTIRError as error:
             status = next(s for cls, s in STATUS.items() if isinstance(error, cls))
             raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line) from None
@@ -225,6 +315,12 @@ class Replay:
         t = self.plan.tensors[index]
         self.tensor(index)  # allocated
         return self.backend.address(t.storage) + t.offset * DTYPES[t.dtype].itemsize
+
+
+def _tensors_of(call: Aten | Launch) -> list[int]:
+    if isinstance(call, Aten):
+        return tensor_ids([call.args, call.kwargs]) + [i for i in call.outs if i is not None]
+    return [v[0] if isinstance(v, list) else v for ty, v in call.args if ty[0] == "*" or ty.startswith("tensordesc")]
 
 
 def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> None:
