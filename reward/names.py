@@ -24,11 +24,11 @@ DUNDER_ATTRIBUTES = words(
 MODULES = words(
     """torch.nn torch.autograd torch.amp torch.types torch.library torch.testing torch.profiler torch.Tensor torch.cuda torch.backends
     torch.utils._triton torch.utils._pytree torch.utils.checkpoint torch.utils.benchmark torch.version torch.special torch.linalg torch.fft
-    torch.optim torch.random torch.overrides torch.functional torch.distributions torch.nested torch.sparse torch.ao torch.fx
-    torch._inductor.runtime torch._C._cuda_getCurrentRawStream torch._C._dynamo.guards
+    torch.optim torch.random torch.overrides torch.functional torch.distributions torch.nested torch.sparse torch.ao
+    torch._inductor.runtime.triton_helpers torch._inductor.runtime.hints torch._C._cuda_getCurrentRawStream torch._C._dynamo.guards
     triton
     __future__ abc bisect collections contextlib copy cmath dataclasses decimal enum fractions functools heapq itertools json logging math
-    numbers numpy packaging random re string textwrap time typing typing_extensions warnings"""
+    numbers numpy packaging random re textwrap time typing typing_extensions warnings"""
 )
 STAR_MODULES = words("math typing")
 # Of these modules, only these attributes.
@@ -44,10 +44,11 @@ REFUSED = words(
     """torch.compile torch.jit torch.load torch.save torch.hub torch.package torch.classes torch.serialization torch.multiprocessing
     torch.export torch.func.functional_call torch.from_file torch._dynamo torch._export torch.ops.load_library
     torch.cuda.CUDAGraph torch.cuda.Stream torch.cuda.stream torch.cuda.ExternalStream torch.cuda.Event torch.Stream torch.cuda.graph torch.cuda.graphs torch.cuda.make_graphed_callables torch.cuda.jiterator torch.cuda.nvrtc
-    torch.cuda.cudart torch.utils.cpp_extension torch.utils.data torch.utils.dlpack torch.utils.model_zoo torch.fx.experimental
+    torch.cuda.cudart torch.utils.cpp_extension torch.utils.data torch.utils.dlpack torch.utils.model_zoo
     triton.compile triton.compiler triton.backends triton.tools.compile triton.tools.link triton.tools.disasm triton._C triton._internal_testing triton.runtime.interpreter
     triton.runtime.build triton.runtime.cache triton.knobs triton.experimental
-    numpy.ctypeslib numpy.load numpy.save numpy.fromfile numpy.memmap numpy.f2py numpy.distutils numpy.lib"""
+    numpy.ctypeslib numpy.load numpy.save numpy.fromfile numpy.memmap numpy.f2py numpy.distutils numpy.lib
+    typing.get_type_hints typing.ForwardRef logging.currentframe torch.fx torch.utils._python_dispatch torch.utils._config_module"""
 )
 
 

@@ -1,7 +1,7 @@
 """The rules on a plan: which of a candidate's recorded calls compute, and how much of the work torch did.
 
-Data is what comes from the inputs, from the weights or out of a kernel. Constants (torch.arange, a table computed from nothing, a
-host tensor) are not data: they could as well be computed in `__init__`, where torch may do as it likes.
+Data is everything but constants (torch.arange, a table computed from nothing, a host tensor): what comes from the inputs, from the weights
+or out of a kernel. Constants could as well be computed in `__init__`, where torch may do as it likes.
 """
 
 import math
@@ -65,27 +65,24 @@ def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
 
 
 def _steps_on_data(plan: Plan, first_alternative: bool) -> Iterator[Aten]:
-    """The ATen calls that read or overwrite data, in order.
+    """The ATen calls that read data, in order. Walks the plan once with the storages that are known to hold none.
 
-    Walks the plan once with the set of storages that hold data. A launch makes data of everything that it is handed.
+    Those are constants, and what is written whole by a call that reads nothing else. After a launch nothing is known any more:
+    a kernel can reach memory that it was not given.
     """
-    data = {i for i, s in enumerate(plan.storages) if s.kind in ("input", "weight")}
-    storage = lambda t: plan.tensors[t].storage
+    clean = {i for i, s in enumerate(plan.storages) if s.kind == "const"}
+    storages = lambda ids: {plan.tensors[t].storage for t in ids}
     for step in plan.steps:
         alternatives = step.alternatives if isinstance(step, Choice) else [[step]]
         for call in (c for alternative in alternatives[: 1 if first_alternative else None] for c in alternative):
             if isinstance(call, Launch):
-                data |= {storage(t) for t in _pointers(call)}
-                continue
-            reads = _data_reads(call)
-            if any(storage(t) in data for t in reads):
-                data |= {storage(t) for t in _writes(call)}
+                clean.clear()
+            elif storages(_data_reads(call)) <= clean:
+                whole = (t for t in _writes(call) if t in call.outs or plan.nbytes(t) == plan.storages[plan.tensors[t].storage].nbytes)
+                clean |= storages(whole)
+            else:
+                clean -= storages(_writes(call))
                 yield call
-
-
-def _pointers(launch: Launch) -> list[int]:
-    """Tensor ids among a launch's arguments: pointers, and the bases of descriptors."""
-    return [v[0] if ty.startswith("tensordesc") else v for ty, v in launch.args if ty[:1] == "*" or ty.startswith("tensordesc")]
 
 
 def _reads(step: Aten) -> list[int]:

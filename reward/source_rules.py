@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from string import Formatter
 
 from reward import names
 from reward.policy import Violation
@@ -97,9 +98,13 @@ class Source:
                 return Violation(node.lineno, f"{node.id} is not allowed: the code must say what it runs")
             if _is_dunder(node.id) and node.id not in names.DUNDER_NAMES:
                 return Violation(node.lineno, f"{node.id} is not allowed")
-        for node in self.nodes[ast.Attribute]:
-            if node.attr in names.BANNED_ATTRIBUTES or (_is_dunder(node.attr) and node.attr not in names.DUNDER_ATTRIBUTES):
-                return Violation(node.lineno, f".{node.attr} is not allowed: it reaches into the interpreter")
+        attributes = [(n, n.attr) for n in self.nodes[ast.Attribute]]
+        attributes += [(n, name) for n in self.nodes[ast.MatchClass] for name in n.kwd_attrs]  # case Frame(f_back=x)
+        for node, name in attributes:
+            if name in names.BANNED_ATTRIBUTES or (_is_dunder(name) and name not in names.DUNDER_ATTRIBUTES):
+                return Violation(node.lineno, f".{name} is not allowed: it reaches into the interpreter")
+            if name in ("format", "format_map") and not _plain_template(node):
+                return Violation(node.lineno, f".{name} of this text is not allowed: its fields can reach attributes; use an f-string")
         spelled = set()  # getattr(x, "name") is as good as x.name; any other use of getattr hides a name
         for node in self.nodes[ast.Call]:
             if isinstance(node.func, ast.Name) and node.func.id in names.REFLECTION and len(node.args) > 1:
@@ -233,6 +238,15 @@ class Source:
         if paths and all(p and p.startswith("torch.nn.") and p.rsplit(".", 1)[1] in names.COMPUTING_LAYERS for p in paths):
             return f"self.{attribute}, a {paths[0]},"
         return None
+
+
+def _plain_template(node: ast.AST) -> bool:
+    """`"...".format` of a literal whose fields name no attribute and no index, and are not nested."""
+    text = node.value.value if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Constant) else None
+    try:
+        return isinstance(text, str) and all(not set(".[") & set(f or "") and "{" not in (spec or "") for _, f, spec, _ in Formatter().parse(text))
+    except ValueError:  # no template at all
+        return False
 
 
 def _is_dunder(name: str) -> bool:

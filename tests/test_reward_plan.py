@@ -7,7 +7,7 @@ from nanotriton.executor.plan import Aten, Choice, Launch, Plan, Storage, Tensor
 from reward.plan_rules import facts, keeps_value
 from reward.rules import check_effective, check_plan
 
-X, W, OUT, TABLE, INTS, HALF = range(6)  # tensors of every plan below
+X, W, OUT, TABLE, INTS, HALF, PART = range(7)  # tensors of every plan below
 T = lambda i: {"t": i}
 KERNEL = Launch(0, (1, 1, 1), [("*fp32", X), ("*fp32", OUT), ("i32", 16)], line=9)
 
@@ -18,8 +18,8 @@ def plan(*steps, outputs=T(OUT)):
     dtypes = ["float32"] * 4 + ["int64", "float16"]
     shapes = [(8, 4), (4, 8), (8, 8), (8, 8), (8, 4), (8, 4)]
     return Plan(
-        storages=[Storage(kind, 512, dtype) for kind, dtype in zip(kinds, dtypes)],
-        tensors=[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))],
+        storages=[Storage(k, torch.Size(s).numel() * getattr(torch, d).itemsize, d) for k, d, s in zip(kinds, dtypes, shapes)],
+        tensors=[*[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))], Tensor(OUT, "float32", (2, 8), (8, 1), 8)],
         steps=list(steps),
         outputs=outputs,
     )
@@ -38,6 +38,8 @@ ALLOWED = {
     "a cast between floats": [aten("_to_copy.default", T(X), out=HALF, dtype={"dtype": "float16"}), KERNEL],
     "integers to floats": [aten("_to_copy.default", T(INTS), out=HALF), KERNEL],
     "arithmetic on constants": [aten("arange.default", 8, out=TABLE), aten("mul.Tensor", T(TABLE), 2.0, out=TABLE), KERNEL],
+    "arithmetic on a zeroed block": [Aten("zero_.default", [T(OUT)], {}, [None]), Aten("add_.Scalar", [T(OUT), 1], {}, [None]), KERNEL],
+    "arithmetic on a constant after a launch": [KERNEL, aten("arange.default", 8, out=TABLE), aten("mul.Tensor", T(TABLE), 2.0, out=TABLE)],
     "a number stored": [Aten("fill_.Scalar", [T(OUT), 1.5], {}, [None]), KERNEL],
 }
 
@@ -56,6 +58,9 @@ REFUSED = {
     "a triangle": [aten("tril.default", T(X)), KERNEL],
     "on what a kernel made": [KERNEL, aten("sum.default", T(OUT), out=HALF)],
     "on a constant that a kernel overwrote": [Launch(0, (1, 1, 1), [("*fp32", TABLE)]), aten("mul.Tensor", T(TABLE), 2.0)],
+    "on what a kernel may have reached": [aten("arange.default", 8, out=TABLE), KERNEL, aten("mul.Tensor", T(TABLE), 2.0, out=HALF)],
+    "on memory that nothing wrote": [aten("mul.Tensor", T(HALF), 2.0), KERNEL],
+    "on memory that was zeroed in part": [Aten("zero_.default", [T(PART)], {}, [None]), aten("mul.Tensor", T(OUT), 2.0), KERNEL],
     "on a constant that data was copied to": [Aten("copy_.default", [T(TABLE), T(X)], {}, [None]), aten("exp.default", T(TABLE)), KERNEL],
     "with out=": [Aten("add.out", [T(X), T(X)], {"out": T(OUT)}, [None], 7), KERNEL],
     "a cast that truncates": [aten("_to_copy.default", T(X), out=INTS), KERNEL],
