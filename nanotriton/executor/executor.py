@@ -72,6 +72,7 @@ class Process:
     sock: socket.socket
     beacon: mmap.mmap
     flavour: str
+    folder: str
     pid: int | None = None  # None: not forked yet
     entries: dict[int, Entry] = field(default_factory=dict)
     alone: bool = False  # it has a suspect: give it nothing else
@@ -287,9 +288,9 @@ class Executor:
         ours, theirs = pair()
         fd = os.memfd_create("beacon")
         os.ftruncate(fd, BEACON.size)
-        process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour)
         self._next_id += 1
-        options = {"secret": self.secret, "folder": os.path.join(self.root, f"worker-{self._next_id}")}
+        process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(self.root, f"worker-{self._next_id}"))
+        options = {"folder": process.folder}
         if base.flavour == "cuda":  # a CUDA context maps far more address space than it uses
             options |= {"device": "cuda", "memory": None}
         else:
@@ -321,6 +322,7 @@ class Executor:
         process.sock.close()
         job, due, _ = process.computing()
         process.beacon.close()
+        shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
             entry.restarts += 1
             if number == job and due:
@@ -367,7 +369,7 @@ class Executor:
 
     def _give(self, process: Process, entry: Entry) -> bool:
         self._next_id += 1
-        job = {"id": self._next_id, **entry.job, "facts": entry.facts}
+        job = {"id": self._next_id, **entry.job, "facts": entry.facts, "secret": self.secret}
         fd = os.memfd_create("job")
         try:
             os.write(fd, json.dumps(job).encode())

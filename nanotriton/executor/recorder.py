@@ -133,7 +133,7 @@ def _load(path: str):
 
 
 def _build(cls: Callable, init_args: list, seed: int):
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues a seed for every kind of GPU, slowly
     np.random.seed(seed % 2**32)
     random.seed(seed)
     return cls(*init_args)

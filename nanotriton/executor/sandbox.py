@@ -93,6 +93,18 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def make_forks_cheap() -> None:
+    """Move this process's memory to 2 MiB pages: a fork then copies 200 page table entries instead of 80,000 (4 ms instead of 20)."""
+    huge, collapse = 2 << 20, 25  # MADV_COLLAPSE, Linux 6.1; older kernels refuse, and forks stay slow
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions, *rest = line.split()
+        if permissions == "rw-p" and not rest[-1].startswith(("/", "[stack")):
+            start, end = (int(x, 16) for x in span.split("-"))
+            start, end = -(-start // huge) * huge, end // huge * huge
+            if start < end:
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), collapse)
+
+
 def readable_paths() -> list[str]:
     """What every candidate may read: the Python environment, system libraries, this package and the reward's rules."""
     import numpy

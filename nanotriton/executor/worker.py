@@ -58,7 +58,7 @@ def prepare(flavour: str) -> None:
 class Worker:
     def __init__(self, sock: socket.socket, beacon: mmap.mmap, zygote: Zygote, options: dict):
         self.sock, self.beacon, self.zygote = sock, beacon, zygote
-        self.secret: bytes = bytes.fromhex(options["secret"])
+        self.secret = b""  # comes with each job: the zygote, which candidates can read, was forked before
         self.folder: str = options["folder"]
         self.device: str = options["device"]
         self.patience = PATIENCE
@@ -150,7 +150,7 @@ class Worker:
         raise Overtime
 
     def start(self, message: dict) -> None:
-        message["task"] = Task(**message["task"])
+        self.secret, message["task"] = bytes.fromhex(message.pop("secret")), Task(**message["task"])
         job = Job(**message)
         self.costs[job.id] = {}
         self.advance(job, MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
@@ -196,6 +196,7 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
     if options["memory"]:
         sandbox.limit_memory(options["memory"])
     try:
-        Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
+        with contextlib.suppress(EOFError, ConnectionError):  # the zygote died: the executor starts another pair
+            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
     finally:
         remove_folder(options["folder"])

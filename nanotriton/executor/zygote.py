@@ -272,6 +272,7 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str) -> None:
         worker.prepare(flavour)
         gc.collect()
         gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
+        sandbox.make_forks_cheap()
         send(control, {"ready": True})
         while True:
             request, fds = receive(control)
