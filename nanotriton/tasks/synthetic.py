@@ -290,7 +290,7 @@ def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
     while len(tasks) < n:
         length = rng.choices(LENGTHS, LENGTH_SHARE[split])[0]
         ops = _draw_chain(rng, length)
-        while split_of([op.name for op in ops]) != split:
+        while split_of([op.name for op in ops]) != split:  # of the same length: rejection must not favour short chains
             ops = _draw_chain(rng, length)
         chain = [(op, rng.choice(op.constants) if op.constants else "") for op in ops]
         if not is_fair(chain):
