@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,39 +39,89 @@ class CheckpointError(RuntimeError):
     """A checkpoint that could not be written or read. The message is one line, fit for a user."""
 
 
+def attempt(work: Callable[[], None]) -> str | None:
+    """Do it -> what the system said if it couldn't."""
+    try:
+        work()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+class Writer(threading.Thread):
+    """`work` in a thread (start) or here (run); `trouble` says if it failed."""
+
+    trouble: str | None = None
+
+    def __init__(self, work: Callable[[], None]):
+        super().__init__()
+        self.work = work
+
+    def run(self) -> None:
+        self.trouble = attempt(self.work)
+
+
 class Checkpointer:
-    """Saves to and loads from `folder`, which every rank of `world` sees. Keeps the last `keep` and the best."""
+    """Saves to and loads from `folder`, which every rank of `world` sees. Keeps the last `keep` and the best.
+
+    All methods are collective: every rank calls them, in the same order.
+    """
 
     def __init__(self, folder: str | Path, world: "World", keep: int = 2):
         self.folder, self.world, self.keep = Path(folder), world, keep
         self.files = f"rank-{world.rank:03d}-of-{world.world_size:03d}"
+        self.pending: tuple[Writer, Path, Path, bool] | None = None
 
     def save(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], best: bool = False
-    ) -> None:
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], best: bool = False,
+        background: bool = False,
+    ) -> None:  # fmt: skip
         """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same on every rank.
 
-        Raises CheckpointError on every rank if any can't write (a full disk); the previous checkpoints are untouched.
+        With background=True this returns when all is copied to host memory; a thread writes it, and finish() makes it
+        the newest. Raises CheckpointError on every rank if any can't write (a full disk); the previous checkpoints are
+        untouched.
         """
+        self.finish()
         final = self.folder / f"step-{step:08d}"
         temporary = final.with_suffix(".tmp")
-        self._together(lambda: self._clear(temporary))
-        self._together(lambda: self._write(temporary, step, model, optimizer, state), cleanup=temporary)
-        self._together(lambda: self._commit(temporary, final, best))
+        self._agree(attempt(lambda: self._clear(temporary)))
+        named = {n: x.to("cpu", copy=True) if background else x for n, x in tensors(model, optimizer)}
+        texts = {f"{self.files}.json": json.dumps(random_states())}
+        if self.world.is_main:
+            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            row = {"step": step, "ranks": self.world.world_size, "optimizer": groups, "state": state}
+            texts["state.json"] = json.dumps(row, indent=1)
+        writer = Writer(lambda: self._write(temporary, named, texts))
+        self.pending = writer, temporary, final, best
+        if background:
+            writer.start()
+        else:
+            writer.run()
+            self.finish()
+
+    def finish(self, wait: bool = True) -> None:
+        """Make the checkpoint that is being written the newest; with wait=False only if every rank has written it."""
+        if self.pending is None:
+            return
+        writer, temporary, final, best = self.pending
+        if not wait and any(self.world.gather(writer.is_alive())):
+            return
+        if writer.is_alive():
+            writer.join()
+        self.pending = None
+        self._agree(writer.trouble, cleanup=temporary)
+        self._agree(attempt(lambda: self._commit(temporary, final, best)))
 
     def _clear(self, temporary: Path) -> None:
         if self.world.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
 
-    def _write(self, folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> None:
-        write_tensors(folder / f"{self.files}.safetensors", dict(tensors(model, optimizer)))
-        write_bytes(folder / f"{self.files}.json", json.dumps(random_states()).encode())
-        if self.world.is_main:
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
-            ranks = self.world.world_size
-            row = {"step": step, "ranks": ranks, "optimizer": groups, "state": state}
-            write_bytes(folder / "state.json", json.dumps(row, indent=1).encode())
+    def _write(self, folder: Path, named: dict[str, Tensor], texts: dict[str, str]) -> None:
+        write_tensors(folder / f"{self.files}.safetensors", named)
+        for name, text in texts.items():
+            write_bytes(folder / name, text.encode())
 
     def _commit(self, temporary: Path, final: Path, best: bool) -> None:
         if not self.world.is_main:
@@ -90,18 +141,13 @@ class Checkpointer:
         for left in self.folder.glob("step-*.tmp"):
             shutil.rmtree(left)
 
-    def _together(self, work: Callable[[], None], cleanup: Path | None = None) -> None:
-        """Do `work` on all ranks; if it failed on one, fail on all with its line."""
-        trouble = None
-        try:
-            work()
-        except OSError as error:
-            trouble = f"checkpoint not written, the previous one is whole: {self.folder}: {error.strerror or error}"
+    def _agree(self, trouble: str | None, cleanup: Path | None = None) -> None:
+        """If something failed on one rank, fail on all with its line."""
         troubles = [t for t in self.world.gather(trouble) if t]
         if troubles:
             if cleanup and self.world.is_main:
                 shutil.rmtree(cleanup, ignore_errors=True)
-            raise CheckpointError(troubles[0])
+            raise CheckpointError(f"checkpoint not written, the previous one is whole: {self.folder}: {troubles[0]}")
 
     def steps(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
@@ -109,6 +155,7 @@ class Checkpointer:
 
     def load_latest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]] | None:
         """Restore the newest checkpoint -> (step, the caller's state), or None where there is none."""
+        self.finish()
         self.world.barrier()
         found = self.steps()
         return self.load(found[-1], model, optimizer) if found else None

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -280,6 +281,34 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "step-00000002", "step-00000004", "step-00000005"]
     saver.save(5, model, optimizer, {"again": True})
     assert saver.load_latest(model, optimizer) == (5, {"again": True})
+
+
+def test_a_checkpoint_in_the_background_is_of_the_moment_it_was_asked_for(tmp_path, monkeypatch):
+    model, optimizer = make(World())
+    noisy_train(model, optimizer, 1)
+    saver, may_write, write = Checkpointer(tmp_path, World()), threading.Event(), checkpoint.write_tensors
+    monkeypatch.setattr(checkpoint, "write_tensors", lambda *args: (may_write.wait(), write(*args)))
+    saver.save(1, model, optimizer, {"cursor": 1}, background=True)
+    then = {n: p.detach().clone() for n, p in model.named_parameters()}
+    noisy_train(model, optimizer, 1)  # goes on while it is written
+    saver.finish(wait=False)
+    assert not saver.steps()
+    may_write.set()
+    saver.save(2, model, optimizer, {}, background=True)  # waits for the first
+    assert [p.name for p in saver.steps()] == ["step-00000001"]
+    other, fresh = make(World())
+    assert saver.load(saver.steps()[0], other, fresh) == (1, {"cursor": 1})
+    assert all(torch.equal(p, then[n]) for n, p in other.named_parameters())
+    assert saver.load_latest(other, fresh)[0] == 2 and torch.equal(other.head_weight, model.head_weight)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_tensors", fail)
+    saver.save(3, model, optimizer, {}, background=True)
+    with pytest.raises(CheckpointError, match="the previous one is whole"):
+        saver.finish()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
 def in_a_fork(work):
