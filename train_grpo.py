@@ -51,6 +51,7 @@ class Config:
     updates: Annotated[int, ">= 1"] = 4  # optimizer steps on the samples of one rollout
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
     advantage: Literal["mean_std", "mean", "rloo"] = "mean_std"  # the baseline, and whether it is divided by the group's std
+    negative: Annotated[float, ">= 0"] = 1.0  # weight of negative advantages; below 1 trusts successes more than failures
     clip_low: Annotated[float, "> 0"] = 0.2  # the ratio is clipped to [1 - low, 1 + high]
     clip_high: Annotated[float, "> 0"] = 0.28  # DAPO's clip-higher; equal to clip_low: PPO's
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
@@ -120,6 +121,7 @@ def main(cfg: Config, world: distributed.World) -> None:
 
             # 3. Advantages: how much better than the other samples of the task. A group of equal rewards teaches nothing.
             advantages, spread = grpo.advantages(rewards, [i for i, _ in batch for _ in range(cfg.group)], cfg.advantage)
+            advantages = torch.where(advantages < 0, cfg.negative * advantages, advantages)
             for e, r, a in zip(episodes, rewards, advantages.tolist()):
                 e.reward, e.advantage = r, a
 
