@@ -101,6 +101,30 @@ def record(
         Tape.active = None
 
 
+def record_script(source: str, *, seed: int, folder: str | Path) -> Plan:
+    """The plan of a whole file that calls its own kernels, as TritonBench's do: random tensors are constants of the plan.
+
+    Its outputs are what the file leaves in its last variable named result... or test_results. Raises RecordError.
+    """
+    path = str(Path(folder) / "candidate.py")
+    Path(path).write_text(source, encoding="utf-8")
+    tape = Tape.active = Tape(path, max_configs=1, max_bytes=1 << 31)
+    tape.building, tape.draws = False, True
+    try:
+        with recorder_torch.Functions(tape), recorder_torch.Calls(tape):
+            torch.manual_seed(seed)
+            module = _stage(tape, "runtime_error", lambda: _load(path))
+        names = [name for name in vars(module) if name.startswith(("result", "test_results"))]
+        if not names:
+            raise RecordError("runtime_error", "the script leaves its answers in no variable named result... or test_results")
+        found = getattr(module, names[-1])
+        tape.plan.inputs = []
+        tape.plan.outputs = _outputs(tape, tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, found))
+        return tape.plan
+    finally:
+        Tape.active = None
+
+
 def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
     """Run some of the candidate's code; whatever it raises becomes a RecordError that names its line."""
     try:

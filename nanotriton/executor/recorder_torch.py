@@ -14,7 +14,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from nanotriton.executor.aten import encode
+from nanotriton.executor.aten import ALLOWED, encode
 from nanotriton.executor.tape import CUDA, META, Tape
 
 CPU = torch.device("cpu")
@@ -30,6 +30,8 @@ UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
 READ_OPS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "is_set_to"}
 ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 MAY_MIX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "copy_", "_to_copy"}  # host tensors are welcome
+RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal", "bernoulli", "multinomial"}
+RANDOM_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 STORAGE_OPS = {"resize_", "set_", "resize_as_", "_resize_output_"}
 
 
@@ -155,6 +157,8 @@ class Calls(TorchDispatchMode):
             tape.unrecordable(f"{name} changes a tensor's storage")
         if name == "record_stream":
             return None
+        if tape.draws and name in RANDOM | RANDOM_IN_PLACE:
+            return self._draw(func, name, args, kwargs)
         device = kwargs.get("device")
         if (device is not None and device != META) or (name == "copy_" and not tape.on_cuda(args[0])):
             tape.unrecordable("a GPU tensor is copied to the host")
@@ -182,6 +186,16 @@ class Calls(TorchDispatchMode):
         self._write_down(func, name, args, kwargs, out, bool(mutable))
         return out
 
+    def _draw(self, func, name: str, args, kwargs):
+        """A script's random tensor: drawn on the host, so that it is the same wherever the plan is replayed."""
+        target = args[0]
+        args = [torch.empty(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args]
+        drawn = self.tape.constant(func(*args, **{**kwargs, "device": CPU} if "device" in kwargs else kwargs))
+        if name in RANDOM:
+            return drawn
+        self.tape.aten("copy_.default", [{"t": self.tape.tensor_id(target)}, {"t": self.tape.tensor_id(drawn)}], {}, [None])
+        return target
+
     def _write_down(self, func, name: str, args, kwargs, out, mutates: bool) -> None:
         tape, outs = self.tape, []
         for t in out if isinstance(out, tuple | list) else [out]:
@@ -192,8 +206,8 @@ class Calls(TorchDispatchMode):
                 outs.append(tape.tensor_id(t))
         if name in ALLOCATIONS or (not mutates and all(o is None for o in outs)):
             return  # memory appears when it is first used; a view is just another tensor of the plan
-        if func.namespace != "aten":
-            tape.unrecordable(f"{func.namespace}::{name} is not an ATen operator")
+        if func.namespace != "aten" or name not in ALLOWED:
+            tape.unrecordable(f"{func.namespace}::{name} is not an operator that a plan may name")
         drop = {"pin_memory", "non_blocking"}
         try:
             encoded = encode(list(args), tape.tensor_id, lambda d: d == META)
@@ -277,6 +291,7 @@ def install() -> None:
         setattr(cuda.nvtx, name, lambda *args, **kwargs: None)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
         setattr(cuda, name, _refuse("a CUDA graph"))
+    torch._C._cuda_getCurrentRawStream = lambda device: 0
     torch.compile = _refuse("torch.compile")
     torch.set_default_device = _set_default_device
     torch.backends.cuda.is_built = lambda: True

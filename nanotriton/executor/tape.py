@@ -50,6 +50,7 @@ class Tape:
         self.plan = Plan()
         self.steps = self.plan.steps  # where the next step goes: an autotuned launch points it elsewhere
         self.building = True  # importing and constructing, not yet forward
+        self.draws = False  # random tensors are drawn while recording, and are constants of the plan
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
         self.trouble: RecordError | None = None

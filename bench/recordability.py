@@ -1,0 +1,180 @@
+"""How much real code can be recorded, and does it replay to what a plain run gives?
+
+    python -m bench.recordability --data FOLDER [--replay cpu|cuda] [--out FILE.json] [--limit SECONDS]
+
+FOLDER holds Python files that run their own tests and leave the answers in a variable named result... or test_results (TritonBench's format).
+Each file is recorded with its whole script in a process of its own, and, with --replay, replayed. On CUDA the answers are
+compared with a plain run of the same file with the same random tensors; on the CPU they have to be finite where poison was.
+"""
+
+import argparse
+import collections
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from nanotriton.executor.plan import Plan, PlanError
+
+SEED = 0
+PLAIN = """
+import sys, torch
+def on_host(name):
+    real = getattr(torch, name)
+    def draw(*args, **kwargs):
+        device = kwargs.pop("device", None)
+        kwargs.pop("generator", None)
+        like = name.endswith("_like")
+        args = [torch.empty(a.shape, dtype=a.dtype) if like and isinstance(a, torch.Tensor) else a for a in args]
+        t = real(*args, **{k: v for k, v in kwargs.items() if k != "requires_grad"}, device="cpu").to(device or ("cuda" if like else "cpu"))
+        return t.requires_grad_(kwargs.get("requires_grad", False))
+    return draw
+for name in ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm"):
+    setattr(torch, name, on_host(name))
+for name in ("normal_", "uniform_", "random_"):
+    real = getattr(torch.Tensor, name)
+    setattr(torch.Tensor, name, lambda self, *a, real=real, **k: self.copy_(real(torch.empty(self.shape, dtype=self.dtype), *a, **k)))
+torch.manual_seed(SEED)
+import importlib.util
+spec = importlib.util.spec_from_file_location("candidate", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules["candidate"] = module
+spec.loader.exec_module(module)
+found = [v for name, v in vars(module).items() if name.startswith(("result", "test_results"))][-1]
+torch.save([t.detach().cpu() for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, torch.Tensor)], sys.argv[2])
+"""
+
+
+def record_all(files: list[Path], limit: float) -> dict[str, tuple[dict, bytes]]:
+    """Name -> (what happened, the plan's bytes). Forks a child per file from one that has warmed up; it may die."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from nanotriton.executor import recorder
+
+    recorder.install()
+    with tempfile.TemporaryDirectory() as folder:
+        recorder.warm_up(folder)
+    found = {}
+    for path in files:
+        start, (read, write) = time.monotonic(), os.pipe()
+        with tempfile.TemporaryDirectory() as folder:
+            pid = os.fork()
+            if not pid:
+                os.close(read)
+                _child(path, folder, write, limit)
+            os.close(write)
+            with os.fdopen(read, "rb") as file:
+                data = file.read()
+            _, status = os.waitpid(pid, 0)
+        head, _, plan = data.partition(b"\n")
+        fact = json.loads(head) if head else {"status": "crashed", "message": f"died of signal {os.WTERMSIG(status)}"}
+        found[path.stem] = (fact | {"seconds": round(time.monotonic() - start, 3)}, plan)
+        print(f"{path.stem:40} {fact['status']:15} {fact.get('message', '')[:150]}", flush=True)
+    return found
+
+
+def _child(path: Path, folder: str, fd: int, limit: float) -> None:
+    import resource
+
+    from nanotriton.executor import recorder
+
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    try:
+        plan = recorder.record_script(path.read_text(), seed=SEED, folder=folder)
+        head, body = {"status": "recorded", "launches": len(plan.launches())}, plan.to_bytes()
+    except recorder.RecordError as error:
+        head, body = {"status": error.status if error.recordable else "unrecordable", "message": error.message, "line": error.line}, b""
+    with os.fdopen(fd, "wb") as file:
+        file.write(json.dumps(head).encode() + b"\n" + body)
+    os._exit(0)
+
+
+def replay(name: str, path: Path, data: bytes, device: str, plain: bool) -> dict:
+    """Replay one plan; on CUDA compare with a plain run."""
+    from nanotriton.executor.replayer import Replay, ReplayError
+
+    try:
+        plan = Plan.from_bytes(data, max_memory=40 << 30)
+        if device == "cpu":
+            outputs = Replay(plan).run([])
+        else:
+            from nanotriton.executor.compiler import CompileError, compile_kernel
+            from nanotriton.executor.cuda import CudaBackend
+
+            try:
+                backend = CudaBackend({k.key: compile_kernel(k) for k in plan.kernels})
+            except CompileError as error:
+                return {"replay": error.status, "message": error.message}
+            outputs = Replay(plan, backend=backend).run([])
+            backend.close()
+    except PlanError as error:
+        return {"replay": "plan", "message": str(error)}
+    except ReplayError as error:
+        return {"replay": error.status, "message": error.message, "line": error.line, "fatal": error.fatal}
+    tensors = [t.cpu() for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+    return {"replay": "ran"} if not plain else compare(path, tensors)
+
+
+def compare(path: Path, tensors: list[torch.Tensor]) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        script, saved = Path(folder) / "plain.py", Path(folder) / "out.pt"
+        script.write_text(PLAIN.replace("SEED", str(SEED)))
+        run = subprocess.run([sys.executable, script, path, saved], capture_output=True, text=True, timeout=120)
+        if run.returncode:
+            return {"replay": "ran", "plain": (run.stderr.strip().splitlines() or ["?"])[-1][:200]}
+        want = torch.load(saved)
+    if len(want) != len(tensors) or any(a.shape != b.shape for a, b in zip(want, tensors)):
+        return {"replay": "other shapes", "plain": "ran"}
+    worst = 0.0
+    for got, expected in zip(tensors, want):
+        got, expected = got.double(), expected.double()
+        both = got.isfinite() & expected.isfinite()
+        if (got.isfinite() != expected.isfinite()).any():
+            worst = float("inf")
+        elif both.any():
+            scale = expected[both].pow(2).mean().sqrt().item() or 1.0
+            worst = max(worst, (got[both] - expected[both]).abs().max().item() / scale)
+    return {"replay": "same" if worst < 1e-2 else "differs", "plain": "ran", "error": worst if worst < float("inf") else "inf"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--replay", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=float, default=60.0, help="CPU seconds a file")
+    args = parser.parse_args()
+    files = sorted(args.data.rglob("*.py"))
+    if not files:
+        parser.error(f"{args.data}: no .py file")
+    with tempfile.TemporaryDirectory() as folder:
+        # Recording needs a process that sees no GPU, replaying on CUDA one that does.
+        pid = os.fork()
+        if not pid:
+            found = record_all(files, args.limit)
+            Path(folder, "facts.json").write_text(json.dumps({name: fact for name, (fact, _) in found.items()}))
+            for name, (_, plan) in found.items():
+                Path(folder, name).write_bytes(plan)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        facts = json.loads(Path(folder, "facts.json").read_text())
+        if args.replay:
+            for path in files:
+                if facts[path.stem]["status"] == "recorded":
+                    facts[path.stem] |= replay(path.stem, path, Path(folder, path.stem).read_bytes(), args.replay, args.replay == "cuda")
+                    print(f"{path.stem:40} {facts[path.stem]}", flush=True)
+    for key in ("status", "replay"):
+        print(key, dict(collections.Counter(f[key] for f in facts.values() if key in f)))
+    if args.out:
+        args.out.write_text(json.dumps({"torch": torch.__version__, "files": facts}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
