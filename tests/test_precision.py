@@ -1,0 +1,84 @@
+"""fp32 work done in less is a wrong value on signed inputs at every size, and another honest order of summation is right."""
+
+import pytest
+import torch
+
+from nanotriton.executor.compare import Fault, ValueFault
+from nanotriton.executor.judge import Reference, judge_trial
+from nanotriton.tasks.task import Task
+
+SIZES = [64, 256, 1024, 4096, 16384]
+DRAWS = {"signed": "randn", "positive": "rand"}
+
+
+def matmul_task(k: int, draw: str) -> Task:
+    source = (
+        "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, a, b):\n        return a @ b\n\n\n"
+        f"def get_inputs():\n    return [torch.{draw}(24, {k}), torch.{draw}({k}, 20)]\n\n\ndef get_init_inputs():\n    return []\n"
+    )
+    return Task(f"matmul {k}", source)
+
+
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """fp32 rounded to TF32's 10 bits of mantissa, as tensor cores read their operands."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def in_blocks(a: torch.Tensor, b: torch.Tensor, size: int = 32) -> torch.Tensor:
+    """Blocks of K one after another into one fp32 accumulator, as a tiled kernel does."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(0, a.shape[1], size):
+        total += a[:, k : k + size] @ b[k : k + size]
+    return total
+
+
+LESS = {
+    "tf32": lambda a, b: in_blocks(tf32(a), tf32(b)),
+    "bf16": lambda a, b: in_blocks(a.bfloat16().float(), b.bfloat16().float()),
+    "fp16": lambda a, b: in_blocks(a.half().float(), b.half().float()),
+    "fp16 result": lambda a, b: (a @ b).half().float(),
+}
+HONEST = {
+    "tiled": in_blocks,
+    "split in four": lambda a, b: sum(in_blocks(x, y) for x, y in zip(a.chunk(4, 1), b.chunk(4, 0))),
+    "backwards": lambda a, b: in_blocks(a.flip(1), b.flip(0), 16),
+    "three tf32 products": lambda a, b: in_blocks(tf32(a), tf32(b)) + in_blocks(tf32(a), tf32(b - tf32(b))) + in_blocks(tf32(a - tf32(a)), tf32(b)),
+}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    known = {}
+    return lambda k, draw: known.setdefault((k, draw), Reference(matmul_task(k, DRAWS[draw])))
+
+
+def judge(reference: Reference, run):
+    """The worst of a candidate's trials; raises Fault where it fails one."""
+    return [judge_trial(reference, trial, lambda inputs, _: (run(*inputs), {})) for trial in reference.trials(b"secret", "candidate")]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("k", SIZES)
+def test_honest_orders_of_summation_pass(reference, k, draw):
+    for name, run in HONEST.items():
+        assert all(judged.kernelbench_allclose is not None for judged in judge(reference(k, draw), run)), name
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("k", SIZES)
+def test_less_than_fp32_is_a_wrong_value(reference, k, draw):
+    for name, run in LESS.items():
+        with pytest.raises(Fault) as caught:
+            judge(reference(k, draw), run)
+        fault = caught.value
+        assert isinstance(fault, ValueFault) and fault.status == "wrong_value", name
+        assert fault.reduced, f"{name}: the message should be able to say that it looks like reduced precision"
+
+
+@pytest.mark.parametrize("k", [1024, 4096, 16384])
+def test_kernelbenchs_own_tolerance_takes_tf32_for_fp32_on_its_inputs(reference, k):
+    """KernelBench draws with torch.rand: there TF32 is within its 1e-4, which the verdict reports beside ours."""
+    trial = reference(k, "positive").trials(b"secret", "candidate")[0]
+    a, b = reference(k, "positive").inputs("plain", trial.inputs)
+    assert torch.allclose(LESS["tf32"](a, b), a @ b, atol=1e-4, rtol=1e-4)
