@@ -44,13 +44,26 @@ class ModelNew(torch.nn.Module):
         kernel[(1,)](x, y, x.numel(), BLOCK=32)
         return y * self.linear.weight[0]
 """
-__all__ = ["RecordError", "install", "record", "warm_up"]
+__all__ = ["RecordError", "install", "record", "record_script", "uninstall", "warm_up"]
+
+
+_replaced: list[tuple[object, str, Any]] = []
+_MISSING = object()
 
 
 def install() -> None:
-    """Make torch and Triton record in this process, for good: once, before forking. CUDA must not be visible."""
-    recorder_torch.install()
-    recorder_triton.install()
+    """Make torch and Triton record in this process: once, before forking. CUDA must not have been initialised."""
+    if not _replaced:
+        for owner, name, value in [*recorder_torch.answers(), *recorder_triton.answers()]:
+            _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
+            setattr(owner, name, value)
+
+
+def uninstall() -> None:
+    """Give torch and Triton back: a process that forked its recording children may use the GPU from here on."""
+    while _replaced:
+        owner, name, value = _replaced.pop()
+        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
 
 
 def warm_up(folder: str | Path) -> None:

@@ -7,6 +7,7 @@ of it: what touches a "GPU" tensor is recorded, everything else runs for real on
 
 import re
 import sys
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -267,32 +268,30 @@ def _set_default_device(device) -> None:
         Tape.active.default_cuda = _is_cuda(device) or type(device) is int
 
 
-def install() -> None:
-    """Make torch.cuda answer as on one H100 in this process, for good. Never initialises CUDA."""
+def answers() -> list[tuple[object, str, Any]]:
+    """(owner, name, value): what makes torch.cuda answer as on one H100. Nothing in it initialises CUDA."""
     cuda = torch.cuda
-    answers = {
+    constants = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "is_bf16_supported": True,
         "get_device_name": _Properties.name, "get_device_capability": (9, 0), "get_device_properties": _Properties(),
         "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
         "mem_get_info": (_Properties.total_memory, _Properties.total_memory), "is_current_stream_capturing": False,
         "get_arch_list": ["sm_90"],
     }  # fmt: skip
-    for name, value in answers.items():
-        setattr(cuda, name, lambda *args, _value=value, **kwargs: _value)
-    for name in (
+    nothing = (
         "synchronize", "set_device", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all", "init", "_lazy_init",
         "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_stream", "set_per_process_memory_fraction",
-    ):  # fmt: skip
-        setattr(cuda, name, lambda *args, **kwargs: None)  # one function each: torch keys tables by them
-    cuda.Stream = cuda.Event = cuda.ExternalStream = _Stream
-    cuda.current_stream = cuda.default_stream = cuda.stream = cuda.StreamContext = _Stream
-    cuda.device = cuda.device_of = cuda._DeviceGuard = _Stream
-    for name in ("range_push", "range_pop", "mark"):
-        setattr(cuda.nvtx, name, lambda *args, **kwargs: None)
-    for name in ("CUDAGraph", "graph", "make_graphed_callables"):
-        setattr(cuda, name, _refuse("a CUDA graph"))
-    torch._C._cuda_getCurrentRawStream = lambda device: 0
-    torch.compile = _refuse("torch.compile")
-    torch.set_default_device = _set_default_device
-    torch.backends.cuda.is_built = lambda: True
-
+    )  # fmt: skip
+    streams = ("Stream", "Event", "ExternalStream", "current_stream", "default_stream", "stream", "StreamContext", "device", "device_of", "_DeviceGuard")
+    # one function each: torch keys tables by them
+    return [
+        *((cuda, name, lambda *args, _value=value, **kwargs: _value) for name, value in constants.items()),
+        *((cuda, name, lambda *args, **kwargs: None) for name in nothing),
+        *((cuda.nvtx, name, lambda *args, **kwargs: None) for name in ("range_push", "range_pop", "mark")),
+        *((cuda, name, _Stream) for name in streams),
+        *((cuda, name, _refuse("a CUDA graph")) for name in ("CUDAGraph", "graph", "make_graphed_callables")),
+        (torch, "compile", _refuse("torch.compile")),
+        (torch, "set_default_device", _set_default_device),
+        (torch.backends.cuda, "is_built", lambda: True),
+        (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
+    ]

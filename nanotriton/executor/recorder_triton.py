@@ -1,12 +1,13 @@
 """Triton without a GPU: launches are lowered to TTIR by Triton's own front end and recorded, never run.
 
-`install()` makes three things ours, once a process: the active driver (what a candidate asks about its GPU), `compile`
+`answers()` makes three things ours: the active driver (what a candidate asks about its GPU), `compile`
 (stops after the `ttir` stage), and `Autotuner.run` (records every configuration instead of timing it).
 """
 
 import functools
 from operator import index
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -190,9 +191,12 @@ def _best_config(self: Autotuner):
     return self.configs[0]
 
 
-def install() -> None:
-    """Make Triton record in this process, for good."""
-    driver.set_active(RecordingDriver())
-    triton.compiler.compile = triton.compile = compile_to_ttir
-    Autotuner.run = autotune
-    Autotuner.best_config = property(_best_config)
+def answers() -> list[tuple[object, str, Any]]:
+    """(owner, name, value): what makes Triton record in this process."""
+    return [
+        (driver, "_active", RecordingDriver()),
+        (triton.compiler, "compile", compile_to_ttir),
+        (triton, "compile", compile_to_ttir),
+        (Autotuner, "run", autotune),
+        (Autotuner, "best_config", property(_best_config)),
+    ]
