@@ -120,7 +120,7 @@ class ModelConfig:
         if scaling.pop("partial_rotary_factor", None) not in (None, 1) or raw.get("partial_rotary_factor") not in (None, 1):
             raise ModelError("partial_rotary_factor other than 1 is not supported")
         generation = generation_config or {}
-        eos = {i for source in (raw, generation) for i in as_ids(source.get("eos_token_id"))}
+        eos = dict.fromkeys(as_ids(raw.get("eos_token_id")) + as_ids(generation.get("eos_token_id")))
         return cls(
             **{key: raw[key] for key in REQUIRED},
             num_key_value_heads=raw.get("num_key_value_heads"),
@@ -132,7 +132,7 @@ class ModelConfig:
             qk_norm=kind == "qwen3",
             bos_token_id=raw.get("bos_token_id"),
             pad_token_id=raw.get("pad_token_id"),
-            eos_token_ids=tuple(sorted(eos)),
+            eos_token_ids=tuple(eos),
             generation_config=generation,
         )
 

@@ -8,6 +8,7 @@ Under FSDP, build the model on the meta device, shard it, `to_empty`, then `fill
 """
 
 import json
+import mmap
 import os
 import re
 import shutil
@@ -39,7 +40,7 @@ TOKENIZER_FILES = (
 )
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SHARD_BYTES = 5 * 10**9
-READERS = 8  # a mapped file comes in by page faults, which wait for the disk one at a time in each thread
+READERS = 8  # threads: a mapped file comes in by page faults, and each waits for the disk
 
 
 # ------------------------------------------------------------------------------------------------------------- folders
@@ -176,8 +177,13 @@ def fill(model: Transformer, name: str | Path) -> None:
             target = param.to_local()
             if param.placements[0].is_shard():
                 rows = shard_rows(param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size())
-        # To the device first, in the file's dtype: half the bytes of fp32, and the conversion is the device's work.
-        target.copy_(checkpoint.read(key, *rows).to(target.device))
+        source = checkpoint.read(key, *rows)
+        if target.is_cuda:
+            # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for each page
+            # with the driver locked. Then over in the file's dtype: fewer bytes, and converting is the device's work.
+            source.flatten().view(torch.uint8)[:: mmap.PAGESIZE].sum()
+            source = source.to(target.device)
+        target.copy_(source)
 
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(copy, params))

@@ -159,8 +159,8 @@ def test_config_reads_both_generations_of_rope_fields():
 
 
 def test_config_eos_is_a_union():
-    config = ModelConfig.from_hf(HF_JSON | {"eos_token_id": [5, 3]}, {"eos_token_id": 7})
-    assert config.eos_token_ids == (3, 5, 7)
+    config = ModelConfig.from_hf(HF_JSON | {"eos_token_id": [5, 3]}, {"eos_token_id": [7, 5]})
+    assert config.eos_token_ids == (5, 3, 7)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-TILE = 4096  # elements a program holds at a time; short rows (the QK norm's) share a program
+TILE = 4096  # elements a program of the norm's forward holds; short rows (the QK norm's) share a program
+BACKWARD_TILE = 8192  # and of its backward, for rows that are short
+FLAT = 2048  # elements of an elementwise program
 
 
 # ------------------------------------------------------------------------------------------------------------ RMSNorm
@@ -61,22 +63,18 @@ def _rms_norm_backward_kernel(
     tl.store(dw_ptr + tl.program_id(0) * N + col, tl.sum(dw, 0), col < N)
 
 
-def _tile(n: int) -> dict:
-    """Block of columns for rows of n, rows a program and warps."""
-    block = triton.next_power_of_2(n)
-    return {"N": n, "BLOCK": block, "ROWS": max(1, TILE // block), "num_warps": min(16, max(4, block // 512))}
-
-
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) * weight."""
     x = x.contiguous()
     n, y, total = x.shape[-1], torch.empty_like(x), x if residual is None else torch.empty_like(x)
     residual = x if residual is None else residual.contiguous()
-    rows, tile = x.numel() // n, _tile(n)
+    rows, block = x.numel() // n, triton.next_power_of_2(n)
+    per_program = max(1, TILE // block)
     if rows:
-        _rms_norm_forward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
-            x, residual, weight, y, total, rows, eps, RESIDUAL=total is not x, **tile
-        )
+        _rms_norm_forward_kernel[(triton.cdiv(rows, per_program),)](
+            x, residual, weight, y, total, rows, eps,
+            N=n, BLOCK=block, ROWS=per_program, RESIDUAL=total is not x, num_warps=min(16, max(4, block // 512)),
+        )  # fmt: skip
     return y, total
 
 
@@ -93,14 +91,19 @@ def rms_norm_backward(
     """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in fp32."""
     dx, n = torch.empty_like(x), x.shape[-1]
     dy, dtotal = dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
-    rows, tile = x.numel() // n, _tile(n)
-    programs = min(triton.cdiv(rows, tile["ROWS"]), _programs(x))
-    parts = torch.zeros(max(programs, 1), n, dtype=torch.float32, device=x.device)
-    if rows:
-        _rms_norm_backward_kernel[(programs,)](
-            x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps,
-            RESIDUAL=dtotal is not None, STAGES=2, **tile,
-        )  # fmt: skip
+    rows, block = x.numel() // n, triton.next_power_of_2(n)
+    per_program = BACKWARD_TILE // block if block <= 1024 else 1
+    if not rows:
+        return dx, torch.zeros(n, dtype=torch.float32, device=x.device)
+    tile = block * per_program
+    processors, shared = _device(x)
+    programs = min(triton.cdiv(rows, per_program), processors)
+    parts = torch.empty(programs, n, dtype=torch.float32, device=x.device)
+    _rms_norm_backward_kernel[(programs,)](
+        x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps,
+        N=n, BLOCK=block, ROWS=per_program, RESIDUAL=dtotal is not None, num_warps=min(16, max(4, tile // 1024)),
+        STAGES=min(3, max(1, shared // (3 * tile * x.element_size()))),  # three inputs wait in shared memory
+    )  # fmt: skip
     return dx, parts.sum(0)
 
 
@@ -118,9 +121,12 @@ def rms_norm_backward_torch(
     return dx.to(x.dtype), per_row.sum(0)
 
 
-def _programs(x: Tensor) -> int:
-    """How many programs fill the device that x is on, four a multiprocessor."""
-    return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+def _device(x: Tensor) -> tuple[int, int]:
+    """Multiprocessors of the device that x is on, and the shared memory in bytes that a program may fill."""
+    if not x.is_cuda:  # the interpreter
+        return 4, 2**16
+    properties = torch.cuda.get_device_properties(x.device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin - 2**13
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -233,7 +239,7 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
     out, size = torch.empty_like(gate), gate.numel()
     if size:
-        _swiglu_forward_kernel[(triton.cdiv(size, TILE),)](gate, up, out, size, BLOCK=TILE, num_warps=8)
+        _swiglu_forward_kernel[(triton.cdiv(size, FLAT),)](gate, up, out, size, BLOCK=FLAT, num_warps=8)
     return out
 
 
@@ -245,7 +251,7 @@ def swiglu_backward(gate: Tensor, up: Tensor, dout: Tensor) -> tuple[Tensor, Ten
     gate, up, dout = gate.contiguous(), up.contiguous(), dout.contiguous()
     dgate, dup, size = torch.empty_like(gate), torch.empty_like(up), gate.numel()
     if size:
-        _swiglu_backward_kernel[(triton.cdiv(size, TILE),)](gate, up, dout, dgate, dup, size, BLOCK=TILE, num_warps=8)
+        _swiglu_backward_kernel[(triton.cdiv(size, FLAT),)](gate, up, dout, dgate, dup, size, BLOCK=FLAT, num_warps=8)
     return dgate, dup
 
 
