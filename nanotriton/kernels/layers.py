@@ -126,7 +126,7 @@ def _device(x: Tensor) -> tuple[int, int]:
     if not x.is_cuda:  # the interpreter
         return 4, 2**16
     properties = torch.cuda.get_device_properties(x.device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin - 2**13
+    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor - 2**13
 
 
 class _RMSNorm(torch.autograd.Function):
