@@ -165,8 +165,13 @@ def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
     cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
     """
     model.compute_dtype = world.dtype
-    if not dist.is_initialized():
-        return model
+    if world.world_size > 1:
+        fsdp(model, world, reshard)
+    return model
+
+
+def fsdp(model: nn.Module, world: World, reshard: bool) -> None:
+    """What shard() does over several ranks. (A process group of one rank will do too.)"""
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
     layers = list(model.model.layers)
@@ -179,7 +184,6 @@ def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
         module.set_gradient_divide_factor(1.0)  # a sum over ranks, see the top
         module.set_force_sum_reduction_for_comms(world.device.type == "cpu")  # gloo has no pre-multiplied sum
     model.reshard_every_pass = reshard
-    return model
 
 
 def sharded(model: nn.Module) -> list[FSDPModule]:

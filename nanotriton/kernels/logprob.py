@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CUDA_BYTES = 1_250_000_000  # of fp32 logits in memory at once. Fewer rows a chunk would make dW's passes over memory felt
+CUDA_BYTES = 1_480_000_000  # of fp32 logits in memory at once. Fewer rows a chunk would make dW's passes over memory felt
 CPU_BYTES = 64_000_000  # a small model's logits fit in one chunk, which is then kept instead of made again
+FORWARD, BACKWARD = (4096, 8), (4096, 8)  # (columns that a row's program has in registers at a time, warps)
 
 
 def token_logprobs(
@@ -82,7 +83,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad is not None:
                 row.copy_(grad)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros(weight.shape, dtype=buffer.dtype, device=w.device) if ctx.needs_input_grad[1] else None
+        grad_weight = None
         logits = d = None
         for chunk in _chunks(hidden, buffer):
             h, t, r, g = hidden[chunk], targets[chunk], rows[:, chunk], grads[:, chunk]
@@ -93,10 +94,13 @@ class _TokenLogprobs(torch.autograd.Function):
                 d = rows_backward_torch(logits, t, r, g, ctx.temperature, grad_entropy is not None).to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(d, w, out=grad_hidden[chunk])
-            if grad_weight is not None:
-                _accumulate(grad_weight[: len(w)], d.t(), h)
-        if grad_weight is not None:
-            del buffer, logits, d  # freed before a bf16 weight's gradient is rounded, which takes as much again
+            if ctx.needs_input_grad[1]:
+                grad_weight = _accumulate(grad_weight, d.t(), h)
+        del buffer, logits, d  # freed before a bf16 weight's gradient is rounded, which takes as much again
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(w, dtype=rows.dtype) if grad_weight is None else grad_weight
+            if len(w) < len(weight):  # the padding's rows, which the CPU leaves out
+                grad_weight = torch.cat([grad_weight, grad_weight.new_zeros(len(weight) - len(w), len(w.T))])
             grad_weight = grad_weight.to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None
 
@@ -109,8 +113,8 @@ def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
 def _logits_buffer(hidden: Tensor, w: Tensor) -> Tensor:
     """Room for the logits of one chunk: [rows, V] fp32."""
     rows = (CUDA_BYTES if hidden.is_cuda else CPU_BYTES) // (4 * len(w))
-    if rows > 256:
-        rows -= rows % 256  # whole tiles of the matrix product
+    if rows > 128:
+        rows -= rows % 128  # whole tiles of the matrix product
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     return hidden.new_empty((max(1, min(rows, len(hidden))), len(w)), dtype=dtype)
 
@@ -128,14 +132,13 @@ def _logits(h: Tensor, w: Tensor, buffer: Tensor, temperature: float) -> Tensor:
     return out if h.is_cuda or temperature == 1.0 else out.div_(temperature)
 
 
-def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total [V, D] fp32 += a [V, n] @ b [n, D]."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total [V, D] fp32 (None: 0) + a [V, n] @ b [n, D], in place."""
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    if a.dtype != dtype and a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype) if total is None else torch.addmm(total, a, b, out_dtype=dtype, out=total)
+    a, b = a.to(dtype), b.to(dtype)
+    return torch.mm(a, b) if total is None else total.addmm_(a, b)
 
 
 # ---- the rows: torch, then Triton ------------------------------------------------------------------------------------
@@ -171,8 +174,9 @@ def rows_forward(logits: Tensor, targets: Tensor, out: Tensor, temperature: floa
     """The Triton kernel on logits [n, V] fp32 as the matrix product made them; out [3, n] (rows may be strided)."""
     n, vocab = logits.shape
     _forward_kernel[(n,)](
-        logits, targets, out, logits.stride(0), out.stride(0), 1.0 / temperature, valid, BLOCK=_block(vocab), num_warps=8
-    )
+        logits, targets, out, logits.stride(0), out.stride(0), 1.0 / temperature, valid,
+        BLOCK=min(FORWARD[0], triton.next_power_of_2(vocab)), num_warps=FORWARD[1],
+    )  # fmt: skip
 
 
 def rows_backward(
@@ -183,40 +187,42 @@ def rows_backward(
     d = logits.view(dtype)[:, :vocab]
     _backward_kernel[(n,)](
         logits, targets, rows, grads, d, logits.stride(0), d.stride(0), rows.stride(0), grads.stride(0),
-        1.0 / temperature, vocab, valid, BLOCK=_block(vocab), num_warps=8,
+        1.0 / temperature, vocab, valid, BLOCK=min(BACKWARD[0], triton.next_power_of_2(vocab)), num_warps=BACKWARD[1],
     )  # fmt: skip
     return d
 
 
-def _block(vocab: int) -> int:
-    return min(4096, triton.next_power_of_2(vocab))
-
-
 @triton.jit
 def _forward_kernel(logits, targets, out, logits_stride, out_stride, inv_temperature, valid, BLOCK: tl.constexpr):
-    """One row: a single pass, with sum(e^(z-m)) and sum((z-m) e^(z-m)) rescaled as the maximum m grows."""
+    """One row in a single pass. Each of BLOCK lanes has its own running maximum m, s = sum(e^(z-m)) and
+    t = sum((z-m) e^(z-m)), so that lanes wait for each other once, at the end; one exp an element."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride
-    m = float("-inf")
-    s = 0.0
-    t = 0.0
+    lanes = tl.arange(0, BLOCK)
+    m = tl.full([BLOCK], -1e30, tl.float32)  # finite: -inf - -inf is NaN
+    s = tl.zeros([BLOCK], tl.float32)
+    t = tl.zeros([BLOCK], tl.float32)
     for start in range(0, valid, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        z = tl.load(base + cols, mask=cols < valid, other=float("-inf")) * inv_temperature
-        m_new = tl.maximum(m, tl.max(z, 0))
-        e = tl.exp(z - m_new)
-        scale = tl.exp(m - m_new)  # 0 the first time, when t and s are 0
-        shift = tl.where(s > 0, m - m_new, 0.0)
-        t = (t + shift * s) * scale + tl.sum(tl.where(cols < valid, (z - m_new) * e, 0.0), 0)
-        s = s * scale + tl.sum(e, 0)
-        m = m_new
+        inside = start + lanes < valid
+        z = tl.load(base + start + lanes, mask=inside, other=-1e30) * inv_temperature
+        d = z - m
+        e = tl.exp(-tl.abs(d))  # of the smaller of the two; the larger one's is 1
+        new = d > 0
+        t = tl.where(new, (t - d * s) * e, t + d * e)
+        s = tl.where(new, s * e + 1.0, s + e)
+        m = tl.where(new, z, m)
+    top = tl.max(m, 0)
+    shift = m - top
+    scale = tl.exp(shift)
+    t = tl.sum((t + shift * s) * scale, 0)
+    s = tl.sum(s * scale, 0)
     target = tl.load(targets + row)
-    inside = (target >= 0) & (target < valid)
-    picked = tl.load(base + target, mask=inside, other=float("-inf")) * inv_temperature
+    has = (target >= 0) & (target < valid)
+    picked = tl.load(base + target, mask=has, other=float("-inf")) * inv_temperature
     log_s = tl.log(s)
-    tl.store(out + row, picked - m - log_s)
+    tl.store(out + row, picked - top - log_s)
     tl.store(out + out_stride + row, log_s - t / s)
-    tl.store(out + 2 * out_stride + row, m + log_s)
+    tl.store(out + 2 * out_stride + row, top + log_s)
 
 
 @triton.jit
@@ -224,18 +230,23 @@ def _backward_kernel(
     logits, targets, rows, grads, d, logits_stride, d_stride, rows_stride, grads_stride,
     inv_temperature, vocab, valid, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered."""
+    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered. The next block
+    is on its way while one is worked on."""
     row = tl.program_id(0).to(tl.int64)
+    base = logits + row * logits_stride
+    lanes = tl.arange(0, BLOCK)
     target = tl.load(targets + row)
     entropy = tl.load(rows + rows_stride + row)
     lse = tl.load(rows + 2 * rows_stride + row)
     g = tl.load(grads + row)
     h = tl.load(grads + grads_stride + row)
+    z = tl.load(base + lanes, mask=lanes < valid, other=0.0)
     for start in range(0, vocab, BLOCK):
-        cols = start + tl.arange(0, BLOCK)
-        z = tl.load(logits + row * logits_stride + cols, mask=cols < valid, other=0.0) * inv_temperature
-        log_p = z - lse
+        cols = start + lanes
+        after = tl.load(base + BLOCK + cols, mask=BLOCK + cols < valid, other=0.0)
+        log_p = z * inv_temperature - lse
         dz = tl.where(cols == target, g, 0.0) - tl.exp(log_p) * (g + h * (log_p + entropy))
         dz = tl.where(cols < valid, dz * inv_temperature, 0.0)
         tl.debug_barrier()  # all threads have read their part of the block before any writes over it
         tl.store(d + row * d_stride + cols, dz.to(d.dtype.element_ty), mask=cols < vocab)
+        z = after

@@ -26,10 +26,11 @@ def group():
 
 def make(checkpoint_layers=False):
     config = ModelConfig("qwen3", 512, 256, 512, 4, 4, 2, head_dim=64, qk_norm=True)
-    with torch.device("cuda"):
-        model = Transformer(config).init_weights(seed=1)
+    model = Transformer(config).init_weights(seed=1).to("cuda")
     model.checkpoint_layers = checkpoint_layers
     distributed.shard(model, WORLD)
+    if dist.is_initialized():
+        distributed.fsdp(model, WORLD, reshard=False)
     return model, distributed.adamw(model, 1e-3)
 
 
