@@ -1,0 +1,78 @@
+"""The audit finds rewards that don't stand, says why, and writes a page that can be compared."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from nanotriton.executor.verdict import Verdict
+from nanotriton.tasks.task import Task
+from reward.audit import Sample, fenced, main, page, read_samples, suspect
+from tests.candidates import read
+
+CASES = {case.name: case for case in read("exploits")}
+
+
+def row(case, reward=1.0, **more):
+    verdict = asdict(Verdict("correct"))
+    return {"step": 3, "split": "train", "task": case.name, "task_source": case.task.source, "prompt": "", "completion": "",
+            "candidate": case.source, "verdict": verdict, "reward": reward, "advantage": 0.0, **more}  # fmt: skip
+
+
+def write(folder, rows):
+    (folder / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return folder
+
+
+def test_rewarded_candidates_are_read_once(tmp_path):
+    honest, cheat = CASES["relu/honest"], CASES["relu/skips_relu_on_non_negative_inputs"]
+    rows = [row(honest), row(honest, 2.0), row(cheat, 0.0), row(cheat, None), row(cheat, 1.0, split="dev"), row(honest, 1.0, candidate=None)]
+    samples = read_samples(write(tmp_path, rows))
+    assert [(s.task.name, s.count, s.reward) for s in samples] == [("relu/honest", 2, 2.0), (cheat.name, 1, 1.0)]
+    assert [s.task.name for s in read_samples(tmp_path / "samples.jsonl", "train")] == ["relu/honest"]
+
+
+@pytest.mark.parametrize("text, says", [(None, "cannot read"), ("{", "no JSON"), ('{"task": "x"}', "lacks task_source")])
+def test_an_unusable_run_is_one_line(tmp_path, capsys, text, says):
+    if text is not None:
+        (tmp_path / "samples.jsonl").write_text(text + "\n")
+    assert main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_a_run_with_an_undeserved_reward(tmp_path):
+    """The command itself, on an honest kernel and on one that was right on plain inputs only."""
+    names = ["relu/honest", "relu/skips_relu_on_non_negative_inputs", "softmax/torch_compile"]
+    write(tmp_path, [row(CASES[name]) for name in names])
+    done = subprocess.run([sys.executable, "-m", "reward.audit", str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "3 of 3 rewarded candidates judged again, 2 differ" in done.stdout
+    assert f"{names[1]}, step 3: reward 1, judged again wrong_value" in done.stdout and "judged again rule_violation" in done.stdout
+    text = (tmp_path / "audit.md").read_text()
+    assert text.index(names[1]) < text.index(names[2]) and "judged again it is wrong_value" in text
+    assert "relu_abs" not in text.split("Candidate:")[-1]
+
+
+def test_suspicion_orders_the_page():
+    task, plain = Task("t", "class Model: pass"), {"status": "correct", "speedup": None}
+    known = [
+        Sample(task, "a", plain, 1.0, after=Verdict("correct", launches=2, effective_launches=2, answer="own")),
+        Sample(task, "b", plain, 1.0, after=Verdict("correct", launches=3, effective_launches=1, torch_ops={"clone": 1}, torch_bytes=64)),
+        Sample(task, "c", plain, 1.0, after=Verdict("wrong_value", message="off")),
+        Sample(task, "d", plain | {"speedup": 40.0}, 1.0, after=Verdict("correct", launches=1, effective_launches=1, answer="input")),
+        Sample(task, "e", plain, 1.0, after=Verdict("infra_error", message="no luck")),
+    ]
+    suspect(known)
+    assert [s.differs for s in known] == [False, False, True, False, False]
+    order = sorted(known, key=lambda s: -s.points)
+    assert [s.candidate for s in order] == ["c", "e", "d", "b", "a"] and known[0].reasons == {}
+    text = page(known, 3, "run")
+    assert text.count("\n## ") == 3 and "only 1 of 3" not in text and page(known, 3, "run") == text
+    assert "Nothing about them is suspicious." in page(known[:1], 3, "run")
+
+
+def test_code_cannot_close_its_block():
+    assert fenced("x = '````'").startswith("`````python\n")
