@@ -182,6 +182,9 @@ def _probe(dtype: torch.dtype) -> dict:
     return names | {"torch": torch, "F": F, "self": SimpleNamespace(scale=draw(1, COLS), bias=draw(1, COLS))}
 
 
+_ONE = torch.ones((), dtype=torch.float64)
+
+
 @cache
 def _compiled(expression: str):
     return compile(expression, expression, "eval")
@@ -196,29 +199,26 @@ def _run(chain: list[tuple[Op, str]], dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-def _rms(x: torch.Tensor) -> torch.Tensor:
-    """Root mean square of each probe: [PROBES, ...] -> [PROBES]."""
-    return x.flatten(1).square().mean(1).sqrt()
-
-
 def is_fair(chain: list[tuple[Op, str]]) -> bool:
     """Whether a judge can tell the right answer from a wrong one.
 
     On every probe the answer is finite and fp32 agrees with float64 to 2e-5 of the RMS. On the probe as drawn, its RMS
-    is at least 1e-3, and it differs by at least 5% of its RMS from 0, 1, its own mean, each input of its shape, and
-    from what the chain gives without any one of its operations.
+    is at least 1e-3, and it differs by at least 5% of its RMS from 1, its own mean, each input of its shape, and from
+    what the chain gives without any one of its operations.
     """
     exact = _run(chain, torch.float64)
-    scale = _rms(exact)
-    error = _rms(_run(chain, torch.float32).double() - exact)
-    if not (exact.isfinite().all() and (error <= 2e-5 * scale).all() and scale[0] >= 1e-3):
+    error = (_run(chain, torch.float32).double() - exact).flatten(1)
+    size = torch.linalg.vector_norm(exact.flatten(1), dim=1)  # [PROBES]; all are norms here, for one operation a distance
+    if not (torch.linalg.vector_norm(error, dim=1) <= 2e-5 * size).all():  # not finite: not true
         return False
-    names, answer = _probe(torch.float64), exact[0]
-    others = [torch.zeros(()), torch.ones(()), answer.mean(), names["x"][0], names["y"][0]]
+    names, answer, size = _probe(torch.float64), exact[0], size[0].item()
+    if size < 1e-3 * answer.numel() ** 0.5:
+        return False
+    others = [_ONE, answer.mean(), names["x"][0], names["y"][0]]
     droppable = [i for i, (op, _) in enumerate(chain) if op.kind in ("map", "row") and len(chain) > 1]
     others += [_run(chain[:i] + chain[i + 1 :], torch.float64)[0] for i in droppable]
-    same = [o for o in others if o.dim() == 0 or o.shape == answer.shape]
-    return all((answer - other).square().mean().sqrt() >= 0.05 * scale[0] for other in same)
+    same = (o for o in others if o.dim() == 0 or o.shape == answer.shape)
+    return all(torch.dist(answer, other).item() >= 0.05 * size for other in same)
 
 
 # ---- splits and sampling ----
@@ -266,6 +266,18 @@ def _draw_chain(rng: random.Random, length: int) -> list[Op]:
     return chain
 
 
+def _draw_fair(rng: random.Random, split: str) -> list[tuple[Op, str]]:
+    """A chain with its constants that belongs to the split and is fair."""
+    while True:
+        length = rng.choices(LENGTHS, LENGTH_SHARE[split])[0]
+        ops = _draw_chain(rng, length)
+        while split_of([op.name for op in ops]) != split:  # of the same length: rejection must not favour short chains
+            ops = _draw_chain(rng, length)
+        chain = [(op, rng.choice(op.constants) if op.constants else "") for op in ops]
+        if is_fair(chain):
+            return chain
+
+
 def _draw_sizes(rng: random.Random, tiled: bool, size: str) -> dict[str, int]:
     """Sizes that are no multiple of a block: every solution must mask its tail."""
 
@@ -287,15 +299,15 @@ def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
         raise ValueError(f"unknown split {split!r} or size {size!r}: splits are {', '.join(SPLITS)}; sizes are cpu, gpu")
     rng = random.Random(f"{split} {size} {seed}")  # a string, so that neighbouring seeds have nothing in common
     tasks: dict[str, Task] = {}
-    while len(tasks) < n:
-        length = rng.choices(LENGTHS, LENGTH_SHARE[split])[0]
-        ops = _draw_chain(rng, length)
-        while split_of([op.name for op in ops]) != split:  # of the same length: rejection must not favour short chains
-            ops = _draw_chain(rng, length)
-        chain = [(op, rng.choice(op.constants) if op.constants else "") for op in ops]
-        if not is_fair(chain):
-            continue
-        source, solution = _render(chain, _draw_sizes(rng, ops[0].kind == "matmul", size), 16 if size == "cpu" else 64)
-        meta = {"split": split, "ops": [op.name for op in ops], "constants": [c for _, c in chain]}
-        tasks.setdefault(source, Task(f"{split}-{seed}-{len(tasks)}", source, solution, meta))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the probes are tiny: waking other threads takes ten times as long
+    try:
+        while len(tasks) < n:
+            chain = _draw_fair(rng, split)
+            tiled = chain[0][0].kind == "matmul"
+            source, solution = _render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 64)
+            meta = {"split": split, "ops": [op.name for op, _ in chain], "constants": [c for _, c in chain]}
+            tasks.setdefault(source, Task(f"{split}-{seed}-{len(tasks)}", source, solution, meta))
+    finally:
+        torch.set_num_threads(threads)
     return list(tasks.values())
