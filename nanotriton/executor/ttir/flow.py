@@ -69,14 +69,18 @@ class Body:
         used = set(chain.from_iterable(chain(op.operands, *(a for _, a in op.targets)) for op in walk(function.body)))
         self.used, self.uses = used, {id(op) for op in walk(function.body) if used.intersection(op.results)}
         sizes = [int(np.prod(t.shape)) for t in function.types]
-        self.largest, self.live, self.callee_live = max(sizes, default=1), sum(sizes), 0
+        self.largest, self.live, self.callee_live = max(sizes, default=1), 1 + sum(sizes), 0
         self.template: list = [None] * len(sizes)
         if not function.body:
             raise Unsupported(f"function {function.name[:40]} without a body")
+        self.limit()
         self.blocks = {b.label: (b, *self.block(b)) for b in function.body}
-        self.live = max(1, self.live + self.callee_live)
+        self.live += self.callee_live
+        self.limit()
+
+    def limit(self) -> None:
         if self.live > MAX_LIVE:
-            raise Unsupported(f"kernel {kernel.name} holds {self.live} elements a program")
+            raise Unsupported(f"{self.f.name[:40]} holds {self.live} elements a program, more than {MAX_LIVE}")
 
     def __call__(self, frame: Frame, args: list) -> list:
         frame.v = self.template.copy()

@@ -27,7 +27,7 @@ from .types import Op, ParseError, Type, Unsupported
 
 BUDGET = 4_000_000_000  # elements computed, about 1 to 3 ns each
 CHUNK = 1 << 18  # elements of the largest value in a chunk of programs: what a core's cache likes
-LIVE = 1 << 25  # elements of all values of a chunk together (256 MiB), if it has more than one program
+LIVE = 1 << 24  # elements of all values of a chunk together (128 MiB), if it has more than one program
 
 
 class Launch:
@@ -52,8 +52,11 @@ class Kernel:
     """One kernel of TTIR text. Raises ParseError or Unsupported when the text is not TTIR, or beyond this evaluator."""
 
     def __init__(self, ttir: str, name: str | None = None):
-        self.text, self.functions = ttir, parse(ttir)
-        self.compiled: dict[str, Body] = {}
+        self.text, self.compiled = ttir, {}
+        try:
+            self.functions = parse(ttir)
+        except (ValueError, LookupError) as error:  # numbers of thousands of digits
+            raise ParseError(f"not TTIR: {str(error)[:200]}") from error
         entry = [f for f in self.functions.values() if (f.name == name if name else f.public)]
         if len(entry) != 1:
             raise ParseError(f"no kernel {name or ''} in the TTIR")

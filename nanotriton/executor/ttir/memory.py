@@ -105,9 +105,10 @@ class Memory:
             return np.zeros((1,) * address.ndim, RAW[size]), mask
         buffer = self._guess(address, mask)
         offset = address - buffer.base
-        if mask is not None:
-            offset = np.where(mask, offset, 0)
-        if self._bad(buffer, offset, size):
+        if (bad := self._bad(buffer, offset, size)) and mask is not None:
+            offset = np.where(mask, offset, 0)  # what is masked off may be anywhere
+            bad = self._bad(buffer, offset, size)
+        if bad:
             return self._scattered_load(frame, at, address, mask, size), mask
         index = offset >> (size.bit_length() - 1)
         if buffer.tracked:

@@ -14,7 +14,7 @@ import re
 from .types import ELEMENTS, TERMINATORS, Block, Function, Op, ParseError, Region, Type, Unsupported, parse_type
 
 MAX_TEXT = 4 << 20  # characters
-MAX_DEPTH = 32  # nested regions
+MAX_DEPTH = 16  # nested regions
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _POINTER = r"!tt\.ptr<(?:!tt\.ptr<\w+(?:, \d+)?>|\w+)(?:, \d+)?>"
 _TOKEN = re.compile(
