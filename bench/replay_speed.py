@@ -42,6 +42,7 @@ def prepare(source: str, inputs: list, init: list, seed: int) -> tuple[bytes, li
     with tempfile.TemporaryDirectory() as folder, draws.moved_constants(seed):
         plan = recorder.record(source, wire.stand_ins(init), wire.stand_ins(inputs), seed=seed, folder=folder, max_configs=1)
     recorded = time.process_time()
+    plan.validate()
     binaries = [compile_kernel(k).to_bytes() for k in plan.kernels]
     return plan.to_bytes(), binaries, {"record": recorded - clock, "compile": time.process_time() - recorded}
 

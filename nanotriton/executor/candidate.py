@@ -39,6 +39,7 @@ class Job:
     timeout: float
     memory: int  # bytes for each of its processes
     phase: str = "replay"  # replay; record: the same, before process mode; process
+    time: bool = False  # measure how fast it is, if it is right
     facts: dict = field(default_factory=dict)  # what an earlier phase found
 
 
@@ -111,7 +112,11 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             job.facts["torch_share"] = facts.flops / reference.facts.flops
         if violation := rules.check_plan(plan, job.policy, reference.facts):
             raise Fault(violation.status, str(violation))
-    return Runner(worker, job, reference, plan, seed)
+    if worker.gpu is None:
+        return Runner(worker, job, reference, plan, seed)
+    from nanotriton.executor import gpu  # it builds on this module
+
+    return (yield from gpu.make_runner(job, worker, reference, plan, seed))
 
 
 def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -129,6 +134,10 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         raise
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
+    if job.time and worker.gpu is not None:
+        from nanotriton.executor import gpu
+
+        gpu.measure(job, worker, reference, first, trials[0])
     with worker.stage("ablate", job.timeout):
         if job.policy in ("strict", "kernelbench"):
             job.facts["effective_launches"] = effective_launches(reference, trials[0], first)
@@ -171,6 +180,9 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
     whole = Answer(runner(inputs, trial.weights)[0], None, None, [])
     count = 0
     for i in range(runner.launches)[-ABLATIONS:]:
+        if runner.worker.gpu is not None and runner.worker.gpu.lost:  # without an earlier launch this one read or wrote wildly
+            count += 1
+            continue
         try:
             count += not passes(runner(inputs, trial.weights, skip=i)[0], whole)
         except Fault:
@@ -193,6 +205,8 @@ class Runner:
             try:
                 outputs = self.replay.run(inputs, weights, skip_launch=skip)
             except ReplayError as error:
+                if error.fatal:
+                    self.worker.gpu.lost = True
                 raise Fault(error.status, f"line {error.line}: {error.message}" if error.line else error.message) from None
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):

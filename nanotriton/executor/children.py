@@ -7,6 +7,7 @@ candidate's file, `args` came from the worker. It may raise anything: a child wi
 import importlib.util
 import mmap
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
         report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})
+
+
+def compile_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
+    """Compile one kernel: our code, hostile TTIR. args: name, ttir, options, of a validated plan. The answer's payload is a Binary."""
+    from nanotriton.executor.compiler import CompileError, compile_kernel
+    from nanotriton.executor.plan import Kernel
+    from nanotriton.executor.signature import signature
+
+    report.stage("compile")
+    tempfile.tempdir = None  # as the environment says now: the folder
+    try:
+        binary = compile_kernel(Kernel(args["name"], args["ttir"], args["options"], signature(args["ttir"], args["name"])))
+        report.finish({}, binary.to_bytes())
+    except CompileError as error:
+        report.finish({"status": error.status, "message": error.message})
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:

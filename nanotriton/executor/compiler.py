@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nanotriton.executor.aten import PlanError, check
 from nanotriton.executor.plan import Kernel
+from nanotriton.executor.signature import one_descriptor
 
 MAX_SHARED = 232_448  # bytes of shared memory a block can have on an H100
 MAX_CUBIN = 64 << 20
@@ -24,8 +25,11 @@ class CompileError(Exception):
     """`status` is a Verdict status: compile_error or out_of_resources."""
 
     def __init__(self, status: str, message: str):
-        super().__init__(message)
+        super().__init__(status, message)  # both, or it could not be pickled
         self.status, self.message = status, message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass
@@ -116,7 +120,7 @@ def _check_signature(kernel: Kernel, source) -> None:
     """MLIR's reading of the parameters must be ours, on which the arguments were checked: else a launch would pass too few."""
     theirs = [str(ty) for ty in source.signature.values()]
     ours = [re.sub(r"^!tt\.ptr<(.*)>$", r"*\1", ty) for ty, _ in kernel.signature]
-    if source.name != f"@{kernel.name}" or theirs != ours:
+    if source.name != f"@{kernel.name}" or [one_descriptor(ty) for ty in theirs] != ours:
         raise CompileError("compile_error", f"the TTIR of {kernel.name} reads as {source.name}({', '.join(theirs)[:200]})")
 
 

@@ -43,6 +43,7 @@ from reward.policy import check_policy
 MODES = ("replay", "process")
 GRACE = 2.0  # seconds that a worker has for its own alarm before it is killed
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
+REPLAYERS = 3  # processes with a CUDA context on one GPU: while one computes on the host another has the GPU, and a hang stops one
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 PREFIX = "nanotriton-executor-"
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
@@ -151,7 +152,7 @@ class Executor:
                 self._known.move_to_end(key)
                 return self._known[key]
             job = {"task": {"name": task.name, "source": task.source}, "source": source, "policy": self.policy}
-            entry = Entry(key, job | {"timeout": self.timeout, "memory": self.memory, "phase": self._first_phase()})
+            entry = Entry(key, job | {"timeout": self.timeout, "memory": self.memory, "time": self.time, "phase": self._first_phase()})
             entry.future.set_running_or_notify_cancel()  # from here on it can't be cancelled
             self._known[key] = entry.future
             self._submitted.append(entry)
@@ -184,7 +185,16 @@ class Executor:
         return "process" if status == "unsupported" and self.mode is None and self.policy != "strict" and result["fallback"] else None
 
     def _flavour(self, phase: str) -> str:
-        return ("interpret" if self.device == "cpu" else "cuda") if phase == "process" else "record"
+        if self.device == "cpu":
+            return "interpret" if phase == "process" else "record"
+        return "cuda" if phase == "process" else "gpu"
+
+    def _wanted(self, flavour: str) -> tuple[int, int]:
+        """(workers, candidates that each has in flight). Few share a GPU; their children use the cores."""
+        if flavour != "gpu":
+            return self.workers, self.depth
+        count = min(REPLAYERS, self.workers)
+        return count, max(self.depth, -(-self.workers // count) + 2)
 
     # ---- the scheduler's thread ----
 
@@ -290,8 +300,9 @@ class Executor:
         os.ftruncate(fd, BEACON.size)
         self._next_id += 1
         process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(self.root, f"worker-{self._next_id}"))
-        options = {"folder": process.folder}
-        if base.flavour == "cuda":  # a CUDA context maps far more address space than it uses
+        options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(self.root, "cubins")}
+        options["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
             options |= {"device": "cuda", "memory": None}
         else:
             options |= {"device": "cpu", "memory": self.memory}
@@ -358,10 +369,11 @@ class Executor:
                 self._start_base(flavour)
             base = self._bases[flavour]
             own = [p for p in self._processes if p.flavour == flavour]
-            for _ in range(self.workers - len(own) if base.ready else 0):
+            workers, depth = self._wanted(flavour)
+            for _ in range(workers - len(own) if base.ready else 0):
                 self._start_worker(base)
             for process in sorted((p for p in self._processes if p.flavour == flavour), key=lambda p: len(p.entries)):
-                while queue and not process.alone and len(process.entries) < self.depth:
+                while queue and not process.alone and len(process.entries) < depth:
                     if queue[0].deaths and process.entries:
                         break  # a suspect waits for an idle worker
                     if not self._give(process, queue.popleft()):

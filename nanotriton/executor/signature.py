@@ -37,9 +37,13 @@ def signature(ttir: str, name: str) -> list[tuple[str, int]]:
         match = re.fullmatch(r"%[\w.$-]+: (\S+?(?:<.*?>+)?)(?: \{([^}]*)\})?(?: loc\(.*\))?", part)
         check(match is not None, f"cannot read the parameter {part[:80]!r}")
         divisor = re.search(r"tt\.divisibility = (\d+)", match[2] or "")
-        kind = re.sub(r"^!tt\.tensordesc<tensor<(.*)>>$", r"!tt.tensordesc<\1>", match[1])  # as triton 3.6 writes it
-        found.append((kind, int(divisor[1]) if divisor else 1))
+        found.append((one_descriptor(match[1]), int(divisor[1]) if divisor else 1))
     return found
+
+
+def one_descriptor(ty: str) -> str:
+    """A descriptor's type as triton 3.8 writes it, also where 3.6 did."""
+    return re.sub(r"^!tt\.tensordesc<tensor<(.*)>>$", r"!tt.tensordesc<\1>", ty)
 
 
 def flatten(name: str, ty: Any, value: Any, place: Place) -> list[tuple[str, int]]:

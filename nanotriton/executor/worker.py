@@ -31,7 +31,7 @@ from nanotriton.tasks.task import Task
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 REFERENCES = 64  # tasks kept loaded
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
-TARGETS = {"record": children.record_child, "process": children.process_child}
+TARGETS = {"record": children.record_child, "compile": children.compile_child, "process": children.process_child}
 MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode}
 
 
@@ -42,7 +42,7 @@ class Overtime(BaseException):
 def prepare(flavour: str) -> None:
     """In the base, once: import everything and warm up, so that forks find it done."""
     torch.set_num_threads(1)
-    if flavour == "record":
+    if flavour in ("record", "gpu"):
         from nanotriton.executor import recorder
 
         recorder.install()
@@ -61,6 +61,11 @@ class Worker:
         self.secret = b""  # comes with each job: the zygote, which candidates can read, was forked before
         self.folder: str = options["folder"]
         self.device: str = options["device"]
+        self.gpu = None
+        if options["flavour"] == "gpu":
+            from nanotriton.executor.gpu import Gpu
+
+            self.gpu = Gpu(options["cubins"])
         self.patience = PATIENCE
         self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
         self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
@@ -145,6 +150,8 @@ class Worker:
                         self.start(json.load(file))
                 elif ended := self.zygote.event():
                     self.resume(ended)
+                if self.gpu is not None and self.gpu.lost:
+                    return  # the context is gone; the executor starts another worker, and what was in flight again
 
     def _alarm(self, *_):
         raise Overtime
@@ -183,6 +190,8 @@ class Worker:
 
     def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""
+        if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
+            self.gpu.own(None)
         shutil.rmtree(folder, ignore_errors=True)
         verdict["stage"] = STAGES.get(verdict["status"], self.last)
         cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
@@ -195,6 +204,13 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
     os.makedirs(options["folder"], mode=0o700, exist_ok=True)
     if options["memory"]:
         sandbox.limit_memory(options["memory"])
+    if options["flavour"] == "gpu":  # the zygote records; this process stops pretending and takes the real GPU
+        from nanotriton.executor import recorder
+
+        recorder.uninstall()
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        if options["visible"] is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
     try:
         with contextlib.suppress(EOFError, ConnectionError):  # the zygote died: the executor starts another pair
             Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()

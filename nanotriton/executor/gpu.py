@@ -1,0 +1,215 @@
+"""A worker that owns a CUDA context: compiles plans in children, replays them in an arena, and times them.
+
+The zygote was forked before the context was made, with no GPU visible: it records and compiles; only this process, which never runs a
+candidate's Python, touches the GPU. While a candidate runs there is nothing on the GPU in this process but its own buffers and the inputs
+and weights that it is given: answers of the reference are computed later and dropped before the next run. (Where the driver lets GPUs read
+host memory by address, a kernel could reach this process's heap: the secret seed is there, answers are not.)
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+from nanotriton.executor.candidate import Job, Runner, Spawn, check_ended
+from nanotriton.executor.compare import Fault, compare, leaves
+from nanotriton.executor.compiler import Binary, BinaryCache
+from nanotriton.executor.cuda import CudaBackend
+from nanotriton.executor.judge import Reference, Trial
+from nanotriton.executor.plan import Choice, Kernel, Launch, Plan, PlanError
+from nanotriton.executor.replayer import Replay, ReplayError
+from nanotriton.executor.sandbox import Limits
+from nanotriton.executor.timing import Stopwatch, Work, floor_us
+from nanotriton.executor.zygote import Ended
+
+PROBES = 32  # elements of an input that are tried: does the answer need them?
+ROTATION = 3  # draws of inputs that timed runs take in turns
+
+
+class Gpu:
+    """What a worker has on its GPU: at most one candidate's arena, compiled kernels, and a stopwatch."""
+
+    def __init__(self, folder: str, memory: int = 64 << 30):
+        torch.cuda.init()
+        # Judged with TF32 off everywhere; timing turns torch's defaults back on.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self.binaries = BinaryCache(folder)
+        self.memory = memory
+        self.owner: GpuRunner | None = None
+        self.lost = False  # the context: this process must end
+        self.reference_us: dict[str, float] = {}
+        self.needed: dict[str, int] = {}
+        self._watch: Stopwatch | None = None
+
+    def own(self, runner: "GpuRunner | None") -> None:
+        """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""
+        if self.owner is not runner and self.owner is not None and not self.lost:
+            self.owner.replay.backend.close()
+        self.owner = runner
+        if not self.lost:
+            torch.cuda.empty_cache()
+
+    @property
+    def watch(self) -> Stopwatch:
+        self._watch = self._watch or Stopwatch()
+        return self._watch
+
+    @contextmanager
+    def quiet(self):
+        """Nobody else times on this GPU meanwhile, and no job that wants it quiet runs."""
+        name = f"nanotriton-gpu-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}.lock"
+        fd = os.open(os.path.join(tempfile.gettempdir(), name), os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+class GpuRunner(Runner):
+    """As `Runner`, on the GPU."""
+
+    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]):
+        super().__init__(worker, job, reference, plan, recorded)
+        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.memory))
+
+    def __call__(self, inputs: list, seed: int, skip: int | None = None) -> tuple[object, dict[int, torch.Tensor]]:
+        self.worker.gpu.own(self)
+        return super().__call__(inputs, seed, skip)
+
+
+def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: int) -> Generator[Spawn, Ended, GpuRunner]:
+    """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile."""
+    binaries: dict[str, Binary] = {}
+    refused: dict[int, Fault] = {}
+    for number, kernel in enumerate(plan.kernels):
+        try:
+            binaries[kernel.key] = worker.gpu.binaries.get(kernel) or (yield from compile_one(job, worker, kernel))
+        except Fault as fault:
+            refused[number] = fault
+    drop_refused(plan, refused)
+    runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
+    if job.time and any(isinstance(s, Choice) for s in plan.steps):
+        tune(job, worker, reference, runner)
+    return runner
+
+
+def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
+    limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
+    args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
+    ended = yield Spawn("compile", args, limits, options={"write": True, "exec_ok": True})
+    worker.add_cost("compile", ended.seconds)
+    check_ended(ended, limits)
+    try:
+        binary = Binary.from_bytes(ended.payload)
+    except PlanError as error:
+        raise Fault("compile_error", f"kernel {kernel.name}: {error}") from None
+    worker.gpu.binaries.put(kernel, binary)
+    return binary
+
+
+def drop_refused(plan: Plan, refused: dict[int, Fault]) -> None:
+    """Take configurations whose kernels don't compile out of every choice. Raises Fault if nothing is left, or there was no choice."""
+    bad: dict[int, set[int]] = {}  # choice's key -> alternatives
+    for step in plan.steps:
+        if isinstance(step, Launch) and step.kernel in refused:
+            raise refused[step.kernel]
+        if isinstance(step, Choice):
+            failing = {i for i, calls in enumerate(step.alternatives) for c in calls if isinstance(c, Launch) and c.kernel in refused}
+            bad[step.key] = bad.get(step.key, set()) | failing
+    for step in plan.steps:
+        if isinstance(step, Choice):
+            kept = [calls for i, calls in enumerate(step.alternatives) if i not in bad[step.key]]
+            if not kept:
+                raise next(iter(refused.values()))
+            step.alternatives = kept
+
+
+def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
+    """The configuration that is timed is the one that is judged, so choose before judging."""
+    inputs = reference.inputs("plain", 1)
+    worker.gpu.own(runner)
+    with worker.stage("tune", job.timeout):
+        try:
+            runner.replay.tune(inputs, runner.by_name(runner.recorded), worker.gpu.watch.quick)
+        except ReplayError as error:
+            worker.gpu.lost |= error.fatal
+            raise Fault(error.status, error.message) from None
+
+
+def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial) -> None:
+    """Time the candidate and the reference in turns, on draws of their own, and check the candidate's last answer.
+
+    Raises Fault: `too_fast` for a time that memory cannot reach, or what is wrong with the last answer.
+    """
+    gpu, weights = worker.gpu, runner.by_name(trial.weights)
+    draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * ROTATION + 1)]
+    gpu.own(runner)
+    runner.replay.load(draws[0], weights)
+    works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % ROTATION], weights))]
+    with worker.stage("time", job.timeout), gpu.quiet():
+        if job.task.key not in gpu.reference_us:
+            works.append(reference_work(reference, trial.weights, draws[ROTATION:]))
+        try:
+            timings = gpu.watch.time(works)
+            runs = timings[0].runs
+            runner.replay.load(draws[(runs - 1) % ROTATION], weights)  # the last answer, again from poison
+            runner.replay.execute()
+            outputs = runner.replay.outputs()
+        except ReplayError as error:
+            gpu.lost |= error.fatal
+            raise Fault(error.status, f"while it was timed: {error.message}") from None
+        if len(timings) > 1:
+            gpu.reference_us[job.task.key] = timings[1].us
+    with worker.stage("judge", worker.patience):
+        compare(outputs, reference.answer(draws[(runs - 1) % ROTATION], trial.weights))
+        if job.task.key not in gpu.needed:
+            gpu.needed[job.task.key] = needed_bytes(reference, draws[-1], trial.weights)
+    floor = floor_us(gpu.needed[job.task.key], sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))
+    job.facts |= {"time_us": timings[0].us, "reference_us": gpu.reference_us[job.task.key]}
+    if timings[0].us < floor:
+        raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")
+    job.facts["speedup"] = gpu.reference_us[job.task.key] / timings[0].us
+
+
+def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
+    """The task's own module, eager as captured, with torch's default precision."""
+    model, place = reference.build(seed), reference.inputs("plain", 0)
+
+    def run() -> None:
+        torch.backends.cudnn.allow_tf32 = True
+        with torch.no_grad():
+            model(*place)
+        torch.backends.cudnn.allow_tf32 = False
+
+    def before(i: int) -> None:
+        for (_, into), (_, fresh) in zip(leaves(place), leaves(draws[i % len(draws)]), strict=True):
+            if isinstance(into, torch.Tensor):
+                into.copy_(fresh)
+
+    return Work(run, before)
+
+
+def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
+    """How many bytes of the inputs the answer really depends on, from below: a NaN is planted in single elements, and looked for.
+
+    A tenth is taken off for luck, integers count as nothing: reading less than this is not possible, so it can be a floor.
+    """
+    total, generator = 0.0, torch.Generator().manual_seed(0)
+    model = reference.build(seed)
+    floats = lambda tree: [t for _, t in leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    with torch.no_grad():
+        for t in floats(inputs):
+            if t.nbytes < 1 << 20 or not t.is_contiguous():
+                continue
+            hits, flat = 0, t.view(-1)
+            for at in torch.randint(t.numel(), (PROBES,), generator=generator).tolist():
+                old = flat[at].clone()
+                flat[at] = float("nan")
+                hits += any(bool(out.isnan().any()) for out in floats(model(*inputs)))
+                flat[at] = old
+            total += t.nbytes * max(0.0, hits / PROBES - 0.1)
+    return int(total)
