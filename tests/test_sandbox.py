@@ -1,0 +1,188 @@
+"""The sandbox denies what it says it denies, to code that runs inside it."""
+
+import faulthandler
+import json
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from nanotriton.executor import sandbox
+
+pytestmark = pytest.mark.skipif(sandbox.support() is not None, reason=f"{sandbox.support()}")
+
+GIB = 1 << 30
+
+
+def confined(tmp_path, attempt, limits=sandbox.Limits(memory=1 * GIB), **options):
+    """What `attempt()` returned inside the sandbox, the name of what it raised, or the signal it died of."""
+    folder = tmp_path / "job"
+    folder.mkdir(exist_ok=True)
+    (folder / "candidate.py").write_text("x = 1\n")
+    result = os.memfd_create("result")
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        try:
+            sandbox.enter(str(folder), limits, sandbox.readable_paths(), **options)
+            try:
+                answer = attempt()
+            except BaseException as error:
+                answer = type(error).__name__
+            os.write(result, json.dumps(answer).encode())
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    text = os.pread(result, 1 << 20, 0)
+    os.close(result)
+    return json.loads(text)
+
+
+def test_own_folder_is_readable_and_not_writable(tmp_path):
+    assert confined(tmp_path, lambda: Path("candidate.py").read_text()) == "x = 1\n"
+    assert confined(tmp_path, Path("new").touch) == "PermissionError"
+    assert confined(tmp_path, lambda: Path("candidate.py").write_text("")) == "PermissionError"
+    assert confined(tmp_path, Path("new").touch, write=True) is None
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/maps", "/tmp", "/root", "/dev/shm", "/sys", "/home", __file__])
+def test_other_files_are_not_there(tmp_path, path):
+    assert confined(tmp_path, lambda: os.listdir(path) if os.path.isdir(path) else Path(path).read_text()) in ("PermissionError", "FileNotFoundError")
+
+
+def test_files_of_others_cannot_be_written(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    for attempt in (lambda: (tmp_path / "precious").write_text(""), (tmp_path / "precious").unlink, lambda: os.mkdir("/tmp/nanotriton-x")):
+        assert confined(tmp_path, attempt, write=True) == "PermissionError"
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def network():
+    import socket
+
+    socket.create_connection(("127.0.0.1", 9), timeout=1)
+
+
+def unix_socket():
+    import socket
+
+    socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def subprocess_run():
+    import subprocess
+
+    subprocess.run(["/bin/true"])
+
+
+def spawn():
+    os.posix_spawn("/bin/true", ["true"], {})
+
+
+def vfork_by_hand():
+    return sandbox.libc.syscall(58)
+
+
+def raise_limit():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 50, 1 << 50))
+
+
+@pytest.mark.parametrize("attempt", [network, unix_socket, os.fork, subprocess_run, spawn, lambda: os.execv("/bin/true", ["true"])])
+def test_no_network_no_fork_no_exec(tmp_path, attempt):
+    assert confined(tmp_path, attempt) == "PermissionError"
+
+
+def test_no_signal_to_anyone_else(tmp_path):
+    for target in (os.getpid(), os.getppid(), -1, 1):
+        assert confined(tmp_path, lambda target=target: os.kill(target, 0)) == "PermissionError"
+    assert confined(tmp_path, os.abort) == "signal 6"  # but a process may end itself
+
+
+@pytest.mark.parametrize(
+    "number, args",
+    {
+        "vfork": (58, ()), "ptrace": (101, (16, os.getppid(), 0, 0)), "process_vm_readv": (310, (os.getppid(), 0, 0, 0, 0, 0)),
+        "pidfd_open": (434, (os.getppid(), 0)), "unshare": (272, (0x10000000,)), "bpf": (321, (0, 0, 0)), "io_uring_setup": (425, (1, 0)),
+        "memfd_create": (319, (b"x", 0)), "shmget": (29, (1, 4096, 0o1777)), "setsid": (112, ()), "keyctl": (250, (0, 0, 0)),
+        "prctl(PR_SET_PDEATHSIG, 0)": (157, (1, 0, 0, 0, 0)), "userfaultfd": (323, (0,)), "perf_event_open": (298, (0, 0, 0, 0, 0)),
+    }.values(),
+)  # fmt: skip
+def test_system_calls_are_refused(tmp_path, number, args):
+    def attempt():
+        import ctypes
+
+        return [sandbox.libc.syscall(number, *args), ctypes.get_errno()]
+
+    assert confined(tmp_path, attempt) == [-1, 1]
+
+
+def test_threads_still_work(tmp_path):
+    def attempt():
+        import threading
+
+        done = []
+        thread = threading.Thread(target=lambda: done.append(1))
+        thread.start()
+        thread.join()
+        return done
+
+    assert confined(tmp_path, attempt) == [1]
+
+
+def test_limits_hold_and_cannot_be_raised(tmp_path):
+    assert confined(tmp_path, lambda: len(bytearray(2 * GIB))) == "MemoryError"
+    assert confined(tmp_path, raise_limit) in ("ValueError", "PermissionError")
+    small = sandbox.Limits(memory=1 * GIB, output=1 << 20)
+
+    def write_much():
+        with open("much", "wb") as file:
+            file.write(bytes(2 << 20))
+
+    assert confined(tmp_path, write_much, small, write=True) == "OSError"
+
+    def open_many():
+        return [os.open("/dev/null", os.O_RDONLY) for _ in range(1000)]
+
+    assert confined(tmp_path, open_many) == "OSError"
+
+
+def test_environment_is_scrubbed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    found = confined(tmp_path, lambda: dict(os.environ))
+    assert "HF_TOKEN" not in found
+    assert found["HOME"] == str(tmp_path / "job")
+
+
+def test_a_process_dies_with_its_parent(tmp_path):
+    """Parent and child are two levels down; the middle one is killed, the lowest must go, though it tries to stay."""
+    read, write = os.pipe()
+    middle = os.fork()
+    if not middle:
+        parent = os.getpid()
+        if not os.fork():
+            sandbox.die_with_parent(parent)
+            (tmp_path / "job").mkdir()
+            sandbox.enter(str(tmp_path / "job"), sandbox.Limits(), sandbox.readable_paths())
+            sandbox.libc.prctl(1, 0, 0, 0, 0)
+            os.write(write, b"x")
+            while True:
+                select.select([], [], [])
+        select.select([], [], [])
+    os.close(write)
+    assert os.read(read, 1) == b"x"
+    os.kill(middle, 9)
+    os.waitpid(middle, 0)
+    assert select.select([read], [], [], 10)[0], "the pipe is still open"
+    assert os.read(read, 1) == b""  # its last writer is gone
+    os.close(read)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has something to lose")
+def test_capabilities_are_gone(tmp_path):
+    assert confined(tmp_path, lambda: os.chroot("/")) == "PermissionError"
+    assert confined(tmp_path, lambda: os.nice(-1)) == "PermissionError"
