@@ -125,6 +125,7 @@ def main(cfg: Config) -> None:
         raise SystemExit("the two loadings differ")
     report = {"command": shlex.join(["python", "-m", "bench.load", *sys.argv[1:]]), **environment(), "device": cfg.device,
               "dtype": cfg.dtype, "folder_gb": round(size, 2), "raw_read_seconds": round(raw, 2), **runs}  # fmt: skip
+    Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
     Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -52,15 +52,23 @@ def _rms_norm_backward_kernel(
         mask = (row < rows)[:, None] & (col < N)[None, :]
         x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
         dy = tl.load(dy_ptr + at, mask, 0.0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / N + eps)[:, None]
-        x *= rstd
-        dw += dy * x
-        dy *= w
-        dx = (dy - x * (tl.sum(dy * x, 1) / N)[:, None]) * rstd
+        g = dy * w
+        square, slope = tl.sum(x * x, 1)[:, None], tl.sum(g * x, 1)[:, None]  # neither waits for the other
+        rstd = tl.rsqrt(square / N + eps)
+        dw += dy * (x * rstd)
+        dx = (g - x * (slope * rstd * rstd / N)) * rstd
         if RESIDUAL:
             dx += tl.load(dtotal_ptr + at, mask, 0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask)
     tl.store(dw_ptr + tl.program_id(0) * N + col, tl.sum(dw, 0), col < N)
+
+
+@triton.jit
+def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    row, col = tl.arange(0, ROWS)[:, None], tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+    parts = tl.load(parts_ptr + row * N + col, (row < rows) & (col < N), 0.0)
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    tl.store(out_ptr + col, tl.sum(parts, 0).to(out_ptr.dtype.element_ty), col < N)
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -88,23 +96,25 @@ def rms_norm_forward_torch(x: Tensor, weight: Tensor, eps: float, residual: Tens
 def rms_norm_backward(
     x: Tensor, weight: Tensor, eps: float, dy: Tensor, dtotal: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in fp32."""
-    dx, n = torch.empty_like(x), x.shape[-1]
+    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in fp32 and
+    comes in the weight's dtype."""
+    dx, dw, n = torch.empty_like(x), torch.zeros_like(weight), x.shape[-1]
     dy, dtotal = dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)
     per_program = BACKWARD_TILE // block if block <= 1024 else 1
     if not rows:
-        return dx, torch.zeros(n, dtype=torch.float32, device=x.device)
+        return dx, dw.zero_()
     tile = block * per_program
     processors, shared = _device(x)
     programs = min(triton.cdiv(rows, per_program), processors)
     parts = torch.empty(programs, n, dtype=torch.float32, device=x.device)
     _rms_norm_backward_kernel[(programs,)](
         x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps,
-        N=n, BLOCK=block, ROWS=per_program, RESIDUAL=dtotal is not None, num_warps=min(16, max(4, tile // 1024)),
+        N=n, BLOCK=block, ROWS=per_program, RESIDUAL=dtotal is not None, num_warps=min(16, max(4, tile // 512)),
         STAGES=min(3, max(1, shared // (3 * tile * x.element_size()))),  # three inputs wait in shared memory
     )  # fmt: skip
-    return dx, parts.sum(0)
+    _sum_rows_kernel[(triton.cdiv(n, 64),)](parts, dw, programs, N=n, ROWS=triton.next_power_of_2(programs), COLS=64)
+    return dx, dw
 
 
 def rms_norm_backward_torch(
@@ -118,7 +128,7 @@ def rms_norm_backward_torch(
     dx = (g * w).addcmul_(normed, slope, value=-1).mul_(rstd).view_as(x)
     if dtotal is not None:
         dx += dtotal
-    return dx.to(x.dtype), per_row.sum(0)
+    return dx.to(x.dtype), per_row.sum(0).to(weight.dtype)
 
 
 def _device(x: Tensor) -> tuple[int, int]:
@@ -144,7 +154,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         run = rms_norm_backward if x.is_cuda else rms_norm_backward_torch
         dx, dw = run(x, weight, ctx.eps, dy, dtotal)
-        return dx, dw.to(weight.dtype), None, dx if dtotal is not None else None
+        return dx, dw, None, dx if dtotal is not None else None
 
 
 # --------------------------------------------------------------------------------------------------------------- RoPE

@@ -51,6 +51,8 @@ def test_rms_norm(dtype, rows, n, residual):
     dx2, dw2 = layers.rms_norm_backward_torch(got[1], weight, 1e-6, dy, dtotal)
     close([dx], [dx2], dtype)
     assert dw.dtype == torch.float32 and relative(dw, dw2) < 1e-5  # fp32 sums, whatever the activations are
+    half = layers.rms_norm_backward(got[1], weight.bfloat16(), 1e-6, dy, dtotal)[1]
+    assert half.dtype == torch.bfloat16 and relative(half.float(), dw2) < 4e-3  # rounded once, at the end
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
