@@ -1,9 +1,10 @@
 """Candidates recorded, compiled, replayed on a GPU and judged: how many a second, and what each stage costs.
 
-    python -m bench.replay_speed [--tasks 24] [--variants 8] [--processes N] [--time] [--kind dot|other] [--out FILE.json]
+    python -m bench.replay_speed [--tasks 24] [--variants 8] [--processes N] [--time] [--kind dot|other] [--executor] [--out FILE.json]
 
 Tasks are synthetic; a variant is the solution with its kernels renamed, so that every one is a distinct candidate that has to be
-recorded and compiled. N processes record and compile (without the sandbox, which bench.executor_speed measures); this process owns the GPU.
+recorded and compiled. Without --executor N processes record and compile, unsandboxed, and this one owns the GPU: the stages bare.
+With it the executor does everything, as in training: a sandboxed child for each recording and each compilation.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
+import triton
 
 from nanotriton.executor.compiler import Binary, compile_kernel
 from nanotriton.executor.plan import Plan
@@ -99,16 +101,56 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
     parser.add_argument("--kind", choices=("dot", "other"), default="other")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--executor", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    result = (whole if args.executor else bare)(args)
+    flags = f"--kind {args.kind}" + " --time" * args.time + " --executor" * args.executor
+    command = f"python -m bench.replay_speed --tasks {args.tasks} --variants {args.variants} --processes {args.processes} {flags}"
+    card = {"command": command, "card": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    result = card | {"cores": len(os.sched_getaffinity(0))} | result
+    print(json.dumps(result, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def choose(args: argparse.Namespace) -> list:
+    from nanotriton.tasks.synthetic import generate
+
+    return [t for t in generate("rl", 12 * args.tasks, 0, size="gpu") if ("tl.dot" in t.solution) == (args.kind == "dot")][: args.tasks]
+
+
+def whole(args: argparse.Namespace) -> dict:
+    """The executor's own rate: all candidates submitted at once, after a first one has warmed it up."""
+    from nanotriton.executor.executor import Executor
+
+    tasks = choose(args)
+    with Executor(device="cuda", mode="replay", workers=args.processes, time=args.time, timeout=30.0) as executor:
+        for future in [executor.submit(t, variant(t.solution, 10_000 + i)) for t in tasks for i in range(3)]:
+            future.result()  # every worker has met every task
+        begun = time.perf_counter()
+        verdicts = [f.result() for f in [executor.submit(t, variant(t.solution, n)) for n in range(args.variants) for t in tasks]]
+        wall = time.perf_counter() - begun
+    cost: dict[str, float] = defaultdict(float)
+    for v in verdicts:
+        for stage, seconds in v.cost.items():
+            cost[stage] += seconds
+    wrong = [f"{v.status}: {v.message}"[:200] for v in verdicts if not v.correct]
+    return {
+        "candidates": len(verdicts), "right": len(verdicts) - len(wrong), "failed": wrong[:5], "per_second": round(len(verdicts) / wall, 1),
+        "ms_each": {k: round(v / len(verdicts) * 1e3, 2) for k, v in cost.items()},
+    }  # fmt: skip
+
+
+def bare(args: argparse.Namespace) -> dict:
+    """The stages without a sandbox and without a scheduler."""
     from nanotriton.executor.judge import Reference
     from nanotriton.executor.timing import Stopwatch
-    from nanotriton.tasks.synthetic import generate
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     pool = ProcessPoolExecutor(args.processes, multiprocessing.get_context("spawn"), initializer=start)
     warm = [pool.submit(time.sleep, 1.0) for _ in range(args.processes)]
-    tasks = [t for t in generate("rl", 12 * args.tasks, 0, size="gpu") if ("tl.dot" in t.solution) == (args.kind == "dot")][: args.tasks]
+    tasks = choose(args)
     references = [Reference(t, "cuda") for t in tasks]
     watch = Stopwatch() if args.time else None
     for w in warm:
@@ -138,16 +180,12 @@ def main() -> None:
         latency.append(time.perf_counter() - mark)
     wall, count = time.perf_counter() - begun, args.variants * len(tasks)
     pool.shutdown()
-    result = {
-        "command": f"python -m bench.replay_speed --tasks {args.tasks} --variants {args.variants} --processes {args.processes} --kind {args.kind}{' --time' * args.time}",
-        "card": torch.cuda.get_device_name(), "torch": torch.__version__, "candidates": count, "right": len(latency), "failed": failed[:5],
-        "per_second": round(count / wall, 1), "gpu_ms_each": round(statistics.median(latency) * 1e3, 2) if latency else None,
+    return {
+        "candidates": count, "right": len(latency), "failed": failed[:5], "per_second": round(count / wall, 1),
+        "gpu_process_ms_each": round(statistics.median(latency) * 1e3, 2) if latency else None,
         "ms_each": {k: round(v / max(1, len(latency)) * 1e3, 2) for k, v in cost.items()},
-        "floor_per_second": round(args.processes * len(latency) / (cost["record"] + cost["compile"]), 1) if latency else None,
+        "cpu_floor_per_second": round(args.processes * len(latency) / (cost["record"] + cost["compile"]), 1) if latency else None,
     }  # fmt: skip
-    print(json.dumps(result, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def warm_up(pool: ProcessPoolExecutor, reference, task, watch) -> None:

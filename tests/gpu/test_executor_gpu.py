@@ -1,0 +1,78 @@
+"""The executor on a GPU, whole: verdicts, lost contexts, hangs, timing. Everyone gets their own verdict, whoever shared a worker."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from nanotriton.executor.executor import Executor
+from nanotriton.tasks.task import Task
+
+TASK = Task("double", """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+def get_inputs():
+    return [torch.randn(512, 1000)]
+
+def get_init_inputs():
+    return []
+""")  # fmt: skip
+HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n\n"
+MODEL = """
+class ModelNew(nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        n = x.numel()
+        kernel[lambda m: (triton.cdiv(n, m["BLOCK"]),)](x, y, n{block})
+        return y
+"""
+KERNEL = """
+@triton.jit
+def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    {store}
+"""
+RIGHT = "tl.store(y_ptr + i, x * 2 + 1, mask=i < n)"
+BODIES = {
+    "correct": RIGHT,
+    "wrong_value": "tl.store(y_ptr + i, x * 2 + 1.01, mask=i < n)",
+    "illegal_memory": "tl.store(y_ptr + i + (n.to(tl.int64) << 32), x, mask=i < n)",
+    "out_of_bounds": "tl.store(y_ptr + i + BLOCK, x * 2 + 1, mask=i < n)",
+    "timeout": "while tl.load(x_ptr) == tl.load(x_ptr):\n        tl.store(y_ptr + i, x * 2 + 1, mask=i < n)",
+    "compile_error": "tl.store(y_ptr + i, torch.exp(x), mask=i < n)",
+}
+
+
+def candidate(body: str, tuned: bool = False) -> str:
+    configs = ", ".join(f'triton.Config({{"BLOCK": {b}}}, num_warps={w})' for b, w in ((256, 1), (1024, 4), (4096, 8)))
+    head = f"\n@triton.autotune([{configs}], key=['n'])" if tuned else ""
+    return HEAD + head + KERNEL.format(store=body) + MODEL.format(block="" if tuned else ", BLOCK=1024")
+
+
+def test_everyone_gets_their_own_verdict():
+    with Executor(device="cuda", mode="replay", timeout=4.0) as executor:
+        futures = []
+        for turn in range(3):
+            for status, body in BODIES.items():
+                if status != "timeout" or turn == 0:
+                    futures.append((status, executor.submit(TASK, candidate(body) + f"\n# {turn}\n")))
+        got = [(want, future.result(timeout=100)) for want, future in futures]
+    assert [(want, v.status, v.message) for want, v in got if v.status != want] == []
+    right = next(v for want, v in got if want == "correct")
+    assert right.device == "cuda" and right.mode == "replay" and right.effective_launches == 1 and right.speedup is None
+
+
+def test_timing_is_beside_the_reference_and_sane():
+    with Executor(device="cuda", mode="replay", time=True, timeout=20.0) as executor:
+        plain, tuned = (executor.submit(TASK, candidate(RIGHT, tuned)).result(timeout=100) for tuned in (False, True))
+    for v in (plain, tuned):
+        assert v.status == "correct", v.message
+        assert 1 < v.time_us < 100 and 1 < v.reference_us < 200
+        assert v.speedup == pytest.approx(v.reference_us / v.time_us)
