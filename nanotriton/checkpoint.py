@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 if TYPE_CHECKING:
     from nanotriton.distributed import World
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8"}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
 
 
 class CheckpointError(RuntimeError):
@@ -212,12 +212,13 @@ def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -
     for name, p in names.items():
         copy_rows(p, f"model.{name}", files)
         keys = [s.split(".", 1)[0] for s in saved if s.split(".", 1)[1] == name and not s.startswith("model.")]
+        empty = optimizer.empty_state(p) if keys and hasattr(optimizer, "empty_state") else {}
         for key in keys:
             if key == "step":  # a scalar, the same on every rank; the fused kernel wants it on the device
                 device = p.device if group_of[p].get("fused") else "cpu"
                 optimizer.state[p]["step"] = files[0].get_tensor(f"step.{name}").to(device)
             else:
-                optimizer.state[p][key] = torch.zeros_like(p)
+                optimizer.state[p][key] = empty[key] if empty else torch.zeros_like(p)
                 copy_rows(optimizer.state[p][key], f"{key}.{name}", files)
 
 

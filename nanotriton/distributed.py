@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor
 
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError, die
+from nanotriton.kernels.adam8 import AdamW8bit
 from nanotriton.model import ModelError
 
 __all__ = ["CheckpointError", "Checkpointer", "World", "launch", "setup"]
@@ -273,14 +274,21 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
 
 def adamw(
     model: nn.Module, lr: float, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.95)
-) -> torch.optim.AdamW:
-    """Fused AdamW on the fp32 masters (call it after shard()); decay on matrices only."""
+) -> torch.optim.Optimizer:
+    """Fused AdamW on the fp32 masters (call it after shard()); decay on matrices only.
+
+    Parameters that were loaded in bf16 have no masters: they get 8-bit moments and stochastic rounding, with which an 8B
+    model fits on one GPU (kernels/adam8.py).
+    """
     params = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in params if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True)
+    groups = [g for g in groups if g["params"]]
+    if any(p.dtype == torch.bfloat16 for p in params):
+        return AdamW8bit(groups, lr=lr, betas=betas)
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
