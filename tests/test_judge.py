@@ -1,0 +1,342 @@
+"""The judge: what it accepts and rejects, on tensors, with the candidate a Python function."""
+
+import pytest
+import torch
+
+from nanotriton.executor import draws
+from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, kernelbench_allclose
+from nanotriton.executor.judge import Reference, Trial, judge_trial
+from nanotriton.tasks.task import Task
+
+
+def task(forward: str, inputs: str = "torch.randn(8, 33)", init: str = "", more: str = "") -> Task:
+    source = f"""
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init or "pass"}
+
+    def forward(self, x{more}):
+        {forward}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+    return Task("test", source)
+
+
+def verdict(reference: Reference, candidate, secret: bytes = b"secret") -> str:
+    """Status of a candidate given as a function of (model with the reference's weights, inputs)."""
+    for trial in reference.trials(secret, "candidate"):
+
+        def run(inputs, seed):
+            before = [x.clone() for x in inputs]
+            with torch.no_grad():
+                out = candidate(reference.build(seed), *inputs)
+            return out, {i: x for i, (x, y) in enumerate(zip(inputs, before, strict=True)) if not torch.equal(x, y)}
+
+        try:
+            judge_trial(reference, trial, run)
+        except Fault as fault:
+            return fault.status
+    return "correct"
+
+
+def answer(own, exact="same"):
+    wide = own.double() if isinstance(own, torch.Tensor) and own.is_floating_point() else own
+    return Answer(own, wide if isinstance(exact, str) else exact, None, [])
+
+
+# ---- structure, shape, dtype, finiteness ----
+
+
+@pytest.mark.parametrize(
+    "got, status",
+    [
+        (torch.ones(3, 1), "wrong_shape"),
+        (torch.ones(1), "wrong_shape"),  # broadcasts, and is wrong all the same
+        (torch.ones(3, dtype=torch.float64), "wrong_dtype"),
+        (torch.ones(3, dtype=torch.float16), "wrong_dtype"),
+        ((torch.ones(3),), "wrong_shape"),
+        ([torch.ones(3)], "wrong_shape"),
+        (None, "wrong_shape"),
+        (1.0, "wrong_shape"),
+        (torch.tensor([1, float("nan"), 1]), "not_finite"),
+        (torch.tensor([1, float("inf"), 1]), "not_finite"),
+        (torch.tensor([1, 1.001, 1]), "wrong_value"),
+    ],
+)
+def test_what_is_not_the_answer(got, status):
+    with pytest.raises(Fault) as fault:
+        compare(got, answer(torch.ones(3)))
+    assert fault.value.status == status
+    assert "\n" not in fault.value.message
+
+
+def test_structures_are_compared_key_by_key():
+    tree = {"a": torch.ones(2), "b": (torch.zeros(1), 3)}
+    assert compare(tree, Answer(tree, None, None, [])) == 0
+    for wrong in ({"a": torch.ones(2)}, {"b": tree["b"], "a": tree["a"]}, {"a": torch.ones(2), "b": [torch.zeros(1), 3]}):
+        with pytest.raises(Fault, match="the reference returns"):
+            compare(wrong, Answer(tree, None, None, []))
+    with pytest.raises(Fault, match="4"):
+        compare({"a": torch.ones(2), "b": (torch.zeros(1), 4)}, Answer(tree, None, None, []))
+
+
+def test_not_finite_references_are_matched_place_by_place():
+    own = torch.tensor([1.0, float("inf"), float("-inf"), float("nan")])
+    assert compare(own.clone(), answer(own)) == 0
+    for wrong in ([1.0, 2.0, float("-inf"), float("nan")], [1.0, float("-inf"), float("-inf"), float("nan")], [1.0, float("inf"), float("-inf"), 0.0]):
+        with pytest.raises(Fault):
+            compare(torch.tensor(wrong), answer(own))
+
+
+def test_integers_and_booleans_are_exact():
+    own = torch.arange(5)
+    assert compare(own.clone(), answer(own)) == 0
+    with pytest.raises(ValueFault, match=r"output\[4\] is 5; the reference says 4 \(1 of 5"):
+        compare(torch.tensor([0, 1, 2, 3, 5]), answer(own))
+    with pytest.raises(Fault):
+        compare(torch.tensor([True, False]), answer(torch.tensor([True, True])))
+
+
+def test_a_tie_that_float64_breaks_the_other_way_does_not_count():
+    """argmax of values that are equal in fp32 only: the judge accepts either index."""
+    own, exact = torch.tensor([3, 1]), torch.tensor([4, 1])
+    assert compare(torch.tensor([4, 1]), Answer(own, exact, None, [])) == 0
+    with pytest.raises(Fault):
+        compare(torch.tensor([4, 2]), Answer(own, exact, None, []))
+
+
+def test_the_message_says_where_and_how_much():
+    own = torch.zeros(4, 5)
+    own[2, 3] = 7.5
+    with pytest.raises(ValueFault, match=r"output\[2, 3\] is 0; the reference says 7.5 \(1 of 20 values differ\)"):
+        compare(torch.zeros(4, 5), answer(own))
+
+
+def test_kernelbench_tolerance_is_reported_beside_ours():
+    own = torch.ones(10)
+    near = own + 5e-5
+    assert kernelbench_allclose(near, own) and not kernelbench_allclose(own + 5e-3, own)
+    assert kernelbench_allclose(own.half() + 5e-3, own.half())
+    with pytest.raises(ValueFault):
+        compare(near, answer(own))
+
+
+# ---- numerics ----
+
+MATMUL = task("return x @ y", "torch.rand(64, 512), torch.rand(512, 32)", more=", y")
+
+
+def tf32(t: torch.Tensor) -> torch.Tensor:
+    """fp32 with 10 bits of mantissa, rounded to nearest."""
+    bits = t.view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def in_chunks(a, b):
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(0, a.shape[1], 16):
+        total += a[:, k : k + 16] @ b[k : k + 16]
+    return total
+
+
+@pytest.mark.parametrize(
+    "matmul, expected",
+    [
+        (lambda a, b: a @ b, "correct"),
+        (in_chunks, "correct"),
+        (lambda a, b: (a.flip(1) @ b.flip(0)), "correct"),
+        (lambda a, b: (a.double() @ b.double()).float(), "correct"),
+        (lambda a, b: tf32(a) @ tf32(b), "wrong_value"),
+        (lambda a, b: (a.bfloat16() @ b.bfloat16()).float(), "wrong_value"),
+        (lambda a, b: (a.half() @ b.half()).float(), "wrong_value"),
+        (lambda a, b: torch.full((64, 32), 128.0), "wrong_value"),  # the mean of iid uniform inputs
+        (lambda a, b: a[:, :-1] @ b[:-1], "wrong_value"),  # a forgotten tail
+    ],
+)
+def test_reordering_passes_and_reduced_precision_does_not(matmul, expected):
+    assert verdict(Reference(MATMUL), lambda _, a, b: matmul(a, b)) == expected
+
+
+def test_reduced_precision_is_recognised():
+    a, b = torch.randn(64, 512), torch.randn(512, 32)
+    own = Answer(a @ b, a.double() @ b.double(), None, [])
+    with pytest.raises(ValueFault) as fault:
+        compare(tf32(a) @ tf32(b), own)
+    assert fault.value.reduced and 1e-4 < fault.value.max_error < 1e-2
+
+
+def sequential_sum(x):
+    total = torch.zeros(x.shape[0])
+    for column in x.T:
+        total = total + column
+    return total
+
+
+SUMS = task("return x.sum(dim=1)", "torch.randn(16, 4096)")
+SOFTMAX = task("return torch.softmax(x, dim=-1)", "torch.randn(16, 300)")
+NORM = task("return F.layer_norm(x, (300,))", "torch.randn(16, 300)")
+
+
+@pytest.mark.parametrize(
+    "question, candidate",
+    [
+        (SUMS, lambda m, x: sequential_sum(x)),
+        (SUMS, lambda m, x: x.view(16, 64, 64).sum(1).sum(1)),
+        (SOFTMAX, lambda m, x: x.sub(x.max(1, keepdim=True)[0]).exp().div(x.sub(x.max(1, keepdim=True)[0]).exp().sum(1, keepdim=True))),
+        (NORM, lambda m, x: (x - x.mean(1, keepdim=True)) * torch.rsqrt(x.var(1, unbiased=False, keepdim=True) + 1e-5)),
+        (NORM, lambda m, x: (x - x.mean(1, keepdim=True)) * torch.rsqrt((x * x).mean(1, keepdim=True) - x.mean(1, keepdim=True) ** 2 + 1e-5)),
+    ],
+)
+def test_honest_formulas_pass(question, candidate):
+    assert verdict(Reference(question), candidate) == "correct"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_types_may_be_fused_but_not_wrong(dtype):
+    half = Reference(task("return torch.softmax(x * 3, dim=-1)", f"torch.randn(8, 65).to(torch.{dtype})"))
+    assert verdict(half, lambda m, x: torch.softmax(x.float() * 3, -1).to(x.dtype)) == "correct"
+    assert verdict(half, lambda m, x: torch.softmax(x.float() * 3.2, -1).to(x.dtype)) == "wrong_value"
+
+
+# ---- stress, weights, inputs ----
+
+
+@pytest.mark.parametrize(
+    "forward, shortcut",
+    [
+        ("return torch.relu(x)", lambda m, x: x.clone()),  # right for what rand gives
+        ("return torch.abs(x) + x", lambda m, x: 2 * x),
+        ("return torch.clamp(x, -2, 2)", lambda m, x: x.clone()),
+        ("return F.leaky_relu(x)", lambda m, x: x.clone()),
+    ],
+)
+def test_what_is_right_on_non_negative_inputs_only_is_wrong(forward, shortcut):
+    assert verdict(Reference(task(forward, "torch.rand(8, 33)")), shortcut) == "wrong_value"
+
+
+def test_stress_keeps_structure_and_integers():
+    source = task("return x + y", "torch.tril(torch.rand(9, 9)), torch.randint(0, 5, (9, 9))", more=", y")
+    reference = Reference(source)
+    plain, scaled = reference.inputs("plain", 7), reference.inputs("scaled", 7)
+    assert torch.equal(plain[1], scaled[1])
+    assert not torch.equal(plain[0], scaled[0]) and torch.equal(scaled[0], torch.tril(scaled[0]))
+    assert (scaled[0] < 0).any() and (plain[0] >= 0).all()
+
+
+def test_stress_that_breaks_the_reference_is_left_out():
+    reference = Reference(task("return torch.log(x)", "torch.rand(8, 33) + 0.1"))
+    assert reference.kinds == {"plain", "positive"}
+    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive"}
+
+
+def test_draws_follow_the_seed_and_leave_torch_as_it_was():
+    before = torch.rand, torch.Tensor.uniform_, torch.nn.init.ones_, torch.nn.Module.register_parameter
+    reference = Reference(MATMUL)
+    for kind in draws.KINDS:
+        assert all(torch.equal(x, y) for x, y in zip(reference.inputs(kind, 3), reference.inputs(kind, 3), strict=True))
+        assert not torch.equal(reference.inputs(kind, 3)[0], reference.inputs(kind, 4)[0])
+    assert before == (torch.rand, torch.Tensor.uniform_, torch.nn.init.ones_, torch.nn.Module.register_parameter)
+    assert "uniform_" not in vars(torch.Tensor)
+
+
+def test_weights_at_their_initial_values_are_moved():
+    """A candidate that skips LayerNorm's weight and bias, which start at 1 and 0, is wrong; in any order of construction they are the same."""
+    reference = Reference(task("return self.norm(x)", init="self.norm = nn.LayerNorm(33)"))
+    assert verdict(reference, lambda m, x: layer_norm(x)) == "wrong_value"
+    assert verdict(reference, lambda m, x: layer_norm(x) * m.norm.weight + m.norm.bias) == "correct"
+    with draws.moved_constants(5):
+        by_hand = torch.nn.Module()
+        by_hand.scale = torch.nn.Parameter(torch.ones(33))
+    assert torch.equal(by_hand.scale, reference.build(5).norm.weight)
+
+
+def layer_norm(x):
+    return torch.nn.functional.layer_norm(x, (33,))
+
+
+def test_moved_constants_do_not_disturb_the_random_stream():
+    reference = Reference(task("return self.b(self.n(self.a(x)))", init="self.a = nn.Linear(33, 33); self.n = nn.LayerNorm(33); self.b = nn.Linear(33, 9)"))
+    torch.manual_seed(11)
+    a, b = torch.nn.Linear(33, 33), torch.nn.Linear(33, 9)
+    model = reference.build(11)
+    assert torch.equal(model.a.weight, a.weight) and torch.equal(model.b.weight, b.weight)
+
+
+def test_weights_differ_between_trials():
+    reference = Reference(task("return self.f(x)", init="self.f = nn.Linear(33, 5)"))
+    trials = reference.trials(b"s", "c")
+    assert len({t.weights for t in trials}) == 2 and len({t.inputs for t in trials}) == len(trials)
+    first = reference.build(trials[0].weights)
+    assert verdict(reference, lambda m, x: first(x)) == "wrong_value"  # weights remembered from the first trial
+
+
+def test_inputs_may_be_changed_only_as_the_reference_does():
+    def double(_, x):
+        out = x * 2
+        x.zero_()
+        return out
+
+    assert verdict(Reference(task("return x * 2")), double) == "input_modified"
+    in_place = Reference(task("return x.mul_(2).add_(0)"))
+    assert verdict(in_place, lambda m, x: x.mul_(2).clone()) == "correct"
+    assert verdict(in_place, lambda m, x: x * 2) == "correct"
+    assert verdict(in_place, double) == "input_modified"
+
+
+# ---- tasks ----
+
+
+@pytest.mark.parametrize(
+    "forward, inputs, reason",
+    [
+        ("return x * 0", "torch.randn(4, 9)", "zeros"),
+        ("return torch.ones_like(x)", "torch.randn(4, 9)", "ones"),
+        ("return x.clone()", "torch.randn(4, 9)", "input 0"),
+        ("return torch.full_like(x, 3) + 0 * torch.tanh(x)", "torch.randn(4, 9)", "constant"),
+        ("return torch.arange(9.0) * 3 + 1e-7 * torch.tanh(x)", "torch.randn(4, 9)", "other inputs"),
+        ("return torch.softmax(x.mean(dim=1, keepdim=True), dim=1)", "torch.randn(4, 9)", "ones"),
+    ],
+)
+def test_weak_tasks_are_found(forward, inputs, reason):
+    with pytest.raises(Fault) as fault:
+        Reference(task(forward, inputs))
+    assert fault.value.status == "weak_task" and reason in fault.value.message
+
+
+@pytest.mark.parametrize(
+    "forward, reason",
+    [
+        ("return F.dropout(x, 0.5, training=True)", "not deterministic"),
+        ("raise RuntimeError('no such luck')", "no such luck"),
+        ("return x @ x", "shapes"),
+    ],
+)
+def test_tasks_that_are_no_question_are_unsupported(forward, reason):
+    with pytest.raises(Fault) as fault:
+        Reference(task(forward))
+    assert fault.value.status == "unsupported" and reason in fault.value.message
+
+
+def test_a_reference_that_insists_on_its_dtype_is_still_judged():
+    insists = Reference(task("return x.float() @ torch.ones(33, 2, dtype=torch.float32)"))
+    assert verdict(insists, lambda m, x: x @ torch.ones(33, 2)) == "correct"
+    assert verdict(insists, lambda m, x: x @ torch.full((33, 2), 1.001)) == "wrong_value"
+
+
+def test_a_stressed_trial_counts_only_where_the_reference_is_finite():
+    reference = Reference(task("return 1 / x", "torch.randn(4, 5)"))
+    reference.inputs = lambda kind, seed: [torch.zeros(4, 5)]
+    anything = lambda inputs, seed: (torch.full((4, 5), 3.0), {})
+    assert judge_trial(reference, Trial("scaled", 1, 1), anything) is None
+    with pytest.raises(Fault):
+        judge_trial(reference, Trial("plain", 1, 1), anything)
