@@ -255,6 +255,19 @@ def test_a_table_of_pointers():
 
 
 @triton.jit
+def pointers_to_pointers(P, Y, N: tl.constexpr):
+    i, o = tl.program_id(0), tl.arange(0, N)
+    tl.store(Y + i * N + o, tl.load(tl.load(P + i) + o))
+
+
+def test_pointers_to_pointers():
+    memory, xs, y = Memory(), [data(16, seed=s) for s in range(3)], torch.empty(3, 16)
+    table = torch.tensor([memory.add(x) for x in xs])
+    Kernel(lower(pointers_to_pointers, ["**fp32", y], N=16)).run((3,), [memory.add(table), memory.add(y)], memory)
+    assert torch.equal(y, torch.stack(xs))
+
+
+@triton.jit
 def choose(X, Y, Z, N: tl.constexpr):
     o = tl.arange(0, N)
     p = tl.where(o % 2 == 0, X + o, Y + o)
@@ -301,7 +314,7 @@ def wild(P, Y):
 @pytest.mark.parametrize("address", [0, 8, -4, 2**62, -(2**63), 2**40 * 50])
 def test_made_up_pointers(address):
     y = torch.empty(4)
-    with pytest.raises(OutOfBounds, match="belongs to no tensor|of Y"):
+    with pytest.raises(OutOfBounds, match=r"belongs to no tensor|of Y"):
         memory = Memory()
         Kernel(lower(wild, ["i64", y])).run((1,), [address, memory.add(y)], memory)
 
@@ -324,7 +337,7 @@ def overlapping(X, Y, step, N: tl.constexpr):
 def test_programs_that_store_different_values_race():
     x, y = data(64), torch.empty(64)
     evaluate(overlapping, (4,), x, y, 16, N=16)
-    with pytest.raises(Race, match="to element|at one address of Y"):
+    with pytest.raises(Race, match=r"to element|at one address of Y"):
         evaluate(overlapping, (4,), x, y, 8, N=16)
     evaluate(overlapping, (4,), torch.ones(64), y, 8, N=16)  # the same values: whoever wins
 
@@ -349,7 +362,7 @@ def test_in_place():
     want = x + 1
     evaluate(in_place, (4,), x, 0, 60, N=16)
     assert torch.equal(x, want)
-    with pytest.raises(Race, match="which another program of the launch"):
+    with pytest.raises(Race, match=r"which another program of the launch"):
         evaluate(in_place, (4,), x, 1, 60, N=16)
     evaluate(in_place, (1,), data(60), 1, 60, N=64)  # alone
 
@@ -374,7 +387,7 @@ def same_address(X, Y, N: tl.constexpr):
 
 
 def test_one_store_of_different_values_to_one_address_races():
-    with pytest.raises(Race, match="at one address of Y at once"):
+    with pytest.raises(Race, match=r"at one address of Y at once"):
         evaluate(same_address, (1,), data(16), torch.empty(16), N=16)
     evaluate(same_address, (1,), torch.ones(16), torch.empty(16), N=16)
 
@@ -576,7 +589,7 @@ def endless(X):
 @triton.jit
 def far(X, n):
     acc = 0.0
-    for i in range(n):
+    for _ in range(n):
         acc += tl.load(X)
     tl.store(X, acc)
 

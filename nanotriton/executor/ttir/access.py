@@ -12,7 +12,7 @@ def addptr(op: Op):
     need(op, 2, 1)
     (p, i), (out,), (pointer, offset) = op.operands, op.results, op.otypes
     check(pointer.elem == "ptr" and pointer == op.rtypes[0] and offset.elem in ("i8", "i16", "i32", "i64") and offset.shape == pointer.shape, op)
-    size = np.int64(SIZES[pointer.pointee])
+    size = np.int64(SIZES[pointer.target().elem])
 
     def step(v, frame):
         v[out] = v[p] + v[i] * size
@@ -28,7 +28,7 @@ def load(op: Op):
     """Where the mask is off: `other`, or 0, which is what Triton's code for NVIDIA GPUs puts into the register first."""
     need(op, len(op.operands), 1)
     pointer, kind, p = op.otypes[0], op.rtypes[0], op.operands[0]
-    check(pointer.elem == "ptr" and kind.elem == pointer.pointee and kind.shape == pointer.shape and len(op.operands) <= 3, op)
+    check(pointer.elem == "ptr" and kind == pointer.target() and len(op.operands) <= 3, op)
     if len(op.operands) > 1:
         _mask_shape(op, 1)
     if len(op.operands) > 2:
@@ -48,7 +48,7 @@ def store(op: Op):
     need(op, len(op.operands), 0)
     check(2 <= len(op.operands) <= 3, op)
     pointer, kind, (p, x) = op.otypes[0], op.otypes[1], op.operands[:2]
-    check(pointer.elem == "ptr" and kind.elem == pointer.pointee and kind.shape == pointer.shape, op)
+    check(pointer.elem == "ptr" and kind == pointer.target(), op)
     if len(op.operands) > 2:
         _mask_shape(op, 2)
     encode, size, mask = encoder(kind.elem), SIZES[kind.elem], op.operands[2] if len(op.operands) > 2 else None
@@ -81,7 +81,7 @@ def atomic_rmw(op: Op, used: bool):
     name = op.words[0] if op.words else ""
     check(name in RMW and 2 <= len(op.operands) <= 3, op)
     pointer, kind, (p, x), (out,) = op.otypes[0], op.otypes[1], op.operands[:2], op.results
-    check(pointer.elem == "ptr" and kind.elem == pointer.pointee and kind == op.rtypes[0] and kind.shape == pointer.shape, op)
+    check(pointer.elem == "ptr" and kind == pointer.target() == op.rtypes[0], op)
     check(kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64") and (name == "fadd") <= (kind.elem in FLOATS), op)
     if len(op.operands) > 2:
         _mask_shape(op, 2)
@@ -99,7 +99,7 @@ def atomic_rmw(op: Op, used: bool):
 def atomic_cas(op: Op):
     need(op, 3, 1)
     pointer, kind, (p, expected, x), (out,) = op.otypes[0], op.rtypes[0], op.operands, op.results
-    check(pointer.elem == "ptr" and op.otypes[1:] == [kind, kind] and kind.elem == pointer.pointee and kind.shape == pointer.shape, op)
+    check(pointer.elem == "ptr" and op.otypes[1:] == [kind, kind] and kind == pointer.target(), op)
     encode, decode, size = encoder(kind.elem), decoder(kind.elem), SIZES[kind.elem]
     update = lambda old, wanted, new: np.where(old == wanted, new, old)
 

@@ -42,6 +42,8 @@ def provenance(functions: dict[str, Function], entry: Function) -> tuple[int, in
     ops = list(walk(entry.body))
     inside = [op for f in functions.values() if f is not entry for op in walk(f.body)]
     calls_store, calls_load = (any(op.name.startswith(n) for op in inside) for n in ("tt.store", "tt.load"))
+    if any(op.name == "tt.int_to_ptr" for op in inside):
+        return -1, -1
     labels = {b.label: b for b in entry.body}
     from_arg = [0] * len(entry.types)
     for i, slot in enumerate(entry.args):

@@ -94,6 +94,15 @@ class Kernel:
             place = place and re.search(r"(#\w+)", place.group(1).removeprefix("callsite("))
         return None
 
+    def pointers(self, args: list) -> dict[int, tuple[int, str]]:
+        """Number of a pointer argument -> its address and what to call it; TTIR without locations has no names."""
+        found = {}
+        for i, (value, kind, name) in enumerate(zip(args, self.signature, self.entry.arg_names)):
+            if kind.elem in ("ptr", "desc"):
+                name = f"argument {i}" if re.fullmatch(r"arg\d+", name) else name
+                found[i] = (int(value[0] if kind.elem == "desc" else value), name)
+        return found
+
     def run(self, grid: tuple[int, ...], args: list, memory: Memory, budget: int = BUDGET) -> None:
         """Evaluates all programs of the grid (x, y, z).
 
@@ -105,14 +114,11 @@ class Kernel:
         launch = Launch(self, grid, memory, budget)
         if len(args) != len(self.signature):
             raise ParseError(f"kernel {self.name} takes {len(self.signature)} arguments, not {len(args)}")
-        names = self.entry.arg_names
-        pointers = {a if isinstance(a, int) else a[0]: n for a, t, n in zip(args, self.signature, names) if t.elem in ("ptr", "desc")}
-        named = lambda bits: {a if isinstance(a, int) else a[0] for i, a in enumerate(args) if bits >> i & 1 and not isinstance(a, float)}
-        memory.begin(pointers, named(self.stored), named(self.loaded), not self.synchronised)
         main, total = self.main, grid[0] * grid[1] * grid[2]
         chunk = 1 if self.waits else max(1, min(CHUNK // main.largest, LIVE // main.live, 1 << 16))
         try:
             values = [_argument(a, t) for a, t in zip(args, self.signature)]
+            memory.begin(self.pointers(args), self.stored, self.loaded, not self.synchronised)
             with np.errstate(all="ignore"):
                 for start in range(0, total, chunk):
                     program = np.arange(start, min(total, start + chunk))

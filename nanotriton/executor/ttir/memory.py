@@ -82,17 +82,20 @@ class Memory:
         index = (address >> SHIFT) - 1
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 
-    def begin(self, names: dict[int, str], stored: set[int], loaded: set[int], races: bool) -> None:
-        """A launch starts. `names`: address of an argument -> its name. `stored`, `loaded`: addresses of the arguments that may be."""
+    def begin(self, pointers: dict[int, tuple[int, str]], stored: int, loaded: int, races: bool) -> None:
+        """A launch starts. `pointers`: number of an argument -> (address, name). `stored`, `loaded`: bit i says that the kernel may
+        store to, or load from, the buffer of argument i; -1 that it may reach any. Loads are watched where both happen."""
         self.races = races
         for buffer in self.buffers:
             buffer.reset()
-        for address, name in names.items():
+        reached: dict[int, int] = {}  # a buffer -> bits of its arguments
+        for i, (address, name) in pointers.items():
             if buffer := self.find(address):
                 buffer.name = name
-        both = {id(self.find(a)) for a in stored} & {id(self.find(a)) for a in loaded}
+                reached[buffer.base] = reached.get(buffer.base, 0) | 1 << i
         for buffer in self.buffers:
-            buffer.tracked = races and id(buffer) in both
+            bits = reached.get(buffer.base, 0)
+            buffer.tracked = races and bool((stored == -1 or stored & bits) and (loaded == -1 or loaded & bits))
 
     # --- access: `at` says where in the kernel, `frame` who
 

@@ -272,7 +272,7 @@ class _Parser:
             if op.name in ("arith.cmpi", "arith.cmpf"):
                 last = Type("i1", first.shape)
             elif op.name == "tt.load":
-                last = Type(first.pointee, first.shape, "i8" if first.pointee == "ptr" else "")
+                last = first.target()
             elif op.name == "tt.addptr":
                 last = first
             elif op.name == "tt.make_tensor_descriptor":

@@ -64,8 +64,8 @@ def join(op: Op):
     need(op, 2, 1)
     (a, b), (out,), source, target = op.operands, op.results, op.otypes[0], op.rtypes[0]
     shape, cat = source.shape, op.name == "tt.cat"
-    check(op.otypes[1] == source and source.elem == target.elem != "desc", op)
-    check(target.shape == ((2 * shape[0],) if cat else (*shape, 2)) if shape or not cat else False, op)
+    check(op.otypes[1] == source and source.elem == target.elem != "desc" and (len(shape) == 1 or not cat), op)
+    check(target.shape == ((2 * shape[0],) if cat else (*shape, 2)), op)
 
     def step(v, frame):
         x, y = _lead(full(v[a], shape), full(v[b], shape))
@@ -151,7 +151,7 @@ def _single(op: Op):
     if len(block.ops) == 2 and len(op.operands) == 1:
         inner, end = block.ops
         elem = op.otypes[0].elem
-        if inner.results == end.operands and set(inner.operands) == set(block.args) and elem not in ("i1", "f16", "bf16"):
+        if inner.results == end.operands and set(inner.operands) == set(block.args) and elem != "i1" and rounder(elem) is None:
             return UFUNC.get(inner.name)
     return None
 
@@ -265,8 +265,6 @@ def assertion(op: Op):
 BUILD = dict.fromkeys(["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.unsplat"], view)
 BUILD |= {"tt.join": join, "tt.cat": join, "tt.split": split, "tt.gather": gather, "tt.histogram": histogram, "tt.dot": dot,
           "tt.assert": assertion, "tt.get_program_id": program, "tt.get_num_programs": program, **access.BUILD}  # fmt: skip
-
-
 
 
 def build(op: Op, compile_region, used: bool):

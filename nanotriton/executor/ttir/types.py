@@ -25,11 +25,17 @@ class Unsupported(TTIRError):
 
 
 class Type(NamedTuple):
-    """`elem` of one element ("f32", "i1", "ptr", "desc"), `shape` (() for a scalar), `pointee` for pointers and descriptors."""
+    """`elem` of one element ("f32", "i1", "ptr", "desc"), `shape` (() for a scalar); `pointee` of pointers and descriptors: an
+    element, or "*f32" for a pointer to pointers to f32."""
 
     elem: str
     shape: tuple[int, ...] = ()
     pointee: str = ""
+
+    def target(self) -> "Type":
+        """Of what a load through these pointers gives."""
+        star = self.pointee.startswith("*")
+        return Type("ptr", self.shape, self.pointee[1:]) if star else Type(self.pointee, self.shape)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,13 +84,12 @@ def parse_type(text: str) -> Type:
         inner, shape = inner[7 + len(dims) : -1], tuple(int(d) for d in dims.split("x")[:-1])
     elem, pointee = inner, ""
     if inner.startswith("!tt.ptr<"):
-        elem, pointee = "ptr", re.sub(r", \d+$", "", inner[8:-1])
-        pointee = "ptr" if pointee.startswith("!tt.ptr<") else pointee
+        elem, pointee = "ptr", re.sub(r"(, \d+)|>", "", inner[8:-1]).replace("!tt.ptr<", "*")
     numel = 1
     for d in shape:
         numel *= d
     for name in filter(None, (elem, pointee)):
-        if name not in ELEMENTS:
+        if name.removeprefix("*") not in ELEMENTS:
             raise Unsupported(f"type {text[:80]}")
     if numel > MAX_NUMEL or 0 in shape or len(shape) > 20:
         raise Unsupported(f"tensor of {numel} elements, {text[:80]}")
