@@ -50,3 +50,7 @@ def evaluate(fn, grid, *args, budget=None, **constexprs):
     kernel = Kernel(lower(fn, args, **constexprs))
     kernel.run(grid, values, memory, **({} if budget is None else {"budget": budget}))
     return kernel
+
+
+def data(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
