@@ -13,7 +13,7 @@ def test_it_follows_the_twin_from_the_same_gradients():
     torch.manual_seed(0)
     start, target, ends = torch.randn(70_001), torch.randn(70_001), []
     for device in ("cpu", "cuda"):
-        p = torch.nn.Parameter(start.to(device))
+        p = torch.nn.Parameter(start.clone().to(device))
         optimizer, g = AdamW8bit([p], lr=1e-2, weight_decay=0.1), torch.Generator().manual_seed(1)
         for _ in range(50):
             p.grad = p.detach() - target.to(device) + 0.5 * torch.randn(70_001, generator=g).to(device)
