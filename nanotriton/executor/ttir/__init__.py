@@ -6,4 +6,16 @@ from .memory import Memory, OutOfBounds, Race
 from .ops import AssertionFailed
 from .types import ParseError, TTIRError, Type, Unsupported
 
-__all__ = ["BUDGET", "AssertionFailed", "Budget", "Kernel", "Memory", "OutOfBounds", "ParseError", "Race", "TTIRError", "Type", "Unsupported"]
+__all__ = [
+    "BUDGET",
+    "AssertionFailed",
+    "Budget",
+    "Kernel",
+    "Memory",
+    "OutOfBounds",
+    "ParseError",
+    "Race",
+    "TTIRError",
+    "Type",
+    "Unsupported",
+]

@@ -1,5 +1,7 @@
 """TTIR's operations on memory: pointers, loads, stores, atomics, tensor descriptors. See ops.py for what a value is."""
 
+import math
+
 import numpy as np
 
 from .memory import SIZES
@@ -11,7 +13,13 @@ from .types import Op, Unsupported
 def addptr(op: Op):
     need(op, 2, 1)
     (p, i), (out,), (pointer, offset) = op.operands, op.results, op.otypes
-    check(pointer.elem == "ptr" and pointer == op.rtypes[0] and offset.elem in ("i8", "i16", "i32", "i64") and offset.shape == pointer.shape, op)
+    check(
+        pointer.elem == "ptr"
+        and pointer == op.rtypes[0]
+        and offset.elem in ("i8", "i16", "i32", "i64")
+        and offset.shape == pointer.shape,
+        op,
+    )
     size = np.int64(SIZES[pointer.target().elem])
 
     def step(v, frame):
@@ -82,7 +90,10 @@ def atomic_rmw(op: Op, used: bool):
     check(name in RMW and 2 <= len(op.operands) <= 3, op)
     pointer, kind, (p, x), (out,) = op.otypes[0], op.otypes[1], op.operands[:2], op.results
     check(pointer.elem == "ptr" and kind == pointer.target() == op.rtypes[0], op)
-    check(kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64") and (name == "fadd") <= (kind.elem in FLOATS), op)
+    check(
+        kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64") and (name == "fadd") <= (kind.elem in FLOATS),
+        op,
+    )
     if len(op.operands) > 2:
         _mask_shape(op, 2)
     encode, decode, size, mask = encoder(kind.elem), decoder(kind.elem), SIZES[kind.elem], (op.operands[2:] + [None])[0]
@@ -90,7 +101,9 @@ def atomic_rmw(op: Op, used: bool):
 
     def step(v, frame):
         memory, on = frame.launch.memory, None if mask is None else v[mask]
-        old = memory.atomic(frame, op, v[p], on, size, update, (full(encode(v[x]), kind.shape),), None if used else ufunc)
+        old = memory.atomic(
+            frame, op, v[p], on, size, update, (full(encode(v[x]), kind.shape),), None if used else ufunc
+        )
         v[out] = None if old is None else decode(old)
 
     return step
@@ -129,20 +142,26 @@ def make_descriptor(op: Op):
 
 
 def descriptor_access(op: Op):
-    """Loads are 0 (or NaN, as the descriptor says) outside the tensor, stores there do nothing, reductions are atomic; bounds are the descriptor's, then memory's."""
+    """Outside the tensor loads are 0 (or NaN, as the descriptor says) and stores do nothing; reductions are atomic.
+
+    What the descriptor lets through is checked against memory, as for pointers.
+    """
     kind, name = op.otypes[0], op.name
     rank = len(kind.shape)
     loads = name == "tt.descriptor_load"
     need(op, 1 + rank + (not loads), int(loads))
     d, starts = op.operands[0], op.operands[1 : 1 + rank]
-    check(kind.elem == "desc" and all(op.otypes[1 + i].elem == "i32" and not op.otypes[1 + i].shape for i in range(rank)), op)
+    check(
+        kind.elem == "desc" and all(op.otypes[1 + i].elem == "i32" and not op.otypes[1 + i].shape for i in range(rank)),
+        op,
+    )
     if not loads:
         check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
     elem, size = kind.pointee, SIZES[kind.pointee]
     encode, decode, number = encoder(elem), decoder(elem), DTYPE[elem].type
     target = op.rtypes[0] if loads else None
     if loads:  # leading dimensions of 1 may be dropped
-        check(target.elem == elem and np.prod(target.shape) == np.prod(kind.shape), op)
+        check(target.elem == elem and math.prod(target.shape) == math.prod(kind.shape), op)
     ranges = [np.arange(n).reshape([1] + [n if i == j else 1 for j in range(rank)]) for i, n in enumerate(kind.shape)]
     spread = (-1,) + (1,) * rank
     reduction = None
@@ -168,10 +187,22 @@ def descriptor_access(op: Op):
         elif reduction is None:
             memory.store(frame, op, address, on, encode(v[op.operands[-1]]), size)
         else:
-            memory.atomic(frame, op, address, on, size, reduction[0], (full(encode(v[op.operands[-1]]), kind.shape),), reduction[1])
+            memory.atomic(
+                frame,
+                op,
+                address,
+                on,
+                size,
+                reduction[0],
+                (full(encode(v[op.operands[-1]]), kind.shape),),
+                reduction[1],
+            )
 
     return step
 
 
-BUILD = {"tt.addptr": addptr, "tt.load": load, "tt.store": store, "tt.atomic_cas": atomic_cas, "tt.make_tensor_descriptor": make_descriptor,
-         "tt.descriptor_load": descriptor_access, "tt.descriptor_store": descriptor_access, "tt.descriptor_reduce": descriptor_access}  # fmt: skip
+BUILD = {
+    "tt.addptr": addptr, "tt.load": load, "tt.store": store, "tt.atomic_cas": atomic_cas,
+    "tt.make_tensor_descriptor": make_descriptor, "tt.descriptor_load": descriptor_access,
+    "tt.descriptor_store": descriptor_access, "tt.descriptor_reduce": descriptor_access,
+}  # fmt: skip

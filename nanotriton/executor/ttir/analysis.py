@@ -1,8 +1,7 @@
 """What can be known of a kernel before it runs."""
 
+import math
 from itertools import chain
-
-import numpy as np
 
 from .types import Function, Op, Region
 
@@ -80,12 +79,10 @@ def provenance(functions: dict[str, Function], entry: Function) -> tuple[int, in
 
 def cost(op: Op) -> int:
     """Elements that an operation computes for one program."""
-    sizes = [int(np.prod(t.shape)) for t in chain(op.otypes, op.rtypes)]
+    sizes = [math.prod(t.shape) for t in chain(op.otypes, op.rtypes)]
     largest = max(sizes, default=1)
     if op.name == "tt.dot":
-        return largest + int(np.prod(op.rtypes[0].shape)) * op.otypes[0].shape[-1] // 16
+        return largest + math.prod(op.rtypes[0].shape) * op.otypes[0].shape[-1] // 16
     if op.name in ("tt.reduce", "tt.scan"):
         return largest * 2 * sum(len(b.ops) for b in op.regions[0])
     return largest * (4 if op.name.startswith(("tt.load", "tt.store", "tt.atomic", "math.", "tt.extern")) else 1)
-
-

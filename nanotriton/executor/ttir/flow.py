@@ -4,6 +4,7 @@ Where programs part ways (an `if`, a loop's bounds) each side runs in a frame of
 together again.
 """
 
+import math
 from itertools import chain
 
 import numpy as np
@@ -41,7 +42,9 @@ class Frame:
 def take(x, index: np.ndarray):
     """The programs `index` of a value."""
     if isinstance(x, Descriptor):
-        return Descriptor(take(x.base, index), *(tuple(take(y, index) for y in z) for z in (x.shape, x.strides)), x.padding)
+        return Descriptor(
+            take(x.base, index), *(tuple(take(y, index) for y in z) for z in (x.shape, x.strides)), x.padding
+        )
     return x if x is None or x.shape[0] == 1 else x[index]
 
 
@@ -68,7 +71,7 @@ class Body:
         self.kernel, self.f, self.callers = kernel, function, callers
         used = set(chain.from_iterable(chain(op.operands, *(a for _, a in op.targets)) for op in walk(function.body)))
         self.used, self.uses = used, {id(op) for op in walk(function.body) if used.intersection(op.results)}
-        sizes = [int(np.prod(t.shape)) for t in function.types]
+        sizes = [math.prod(t.shape) for t in function.types]
         self.largest, self.live, self.callee_live = max(sizes, default=1), 1 + sum(sizes), 0
         self.template: list = [None] * len(sizes)
         if not function.body:
@@ -124,7 +127,7 @@ class Body:
                 self.template[op.results[0]] = value
             elif (step := self.step(op)) is not None:
                 steps.append(step)
-        fixed, each = STEP * (1 + len(steps)), sum(map(cost, block.ops[:-1]))
+        fixed, each = STEP * (1 + len(steps)), 1 + sum(map(cost, block.ops[:-1]))
 
         def run(v, frame):
             frame.launch.spend(fixed + each * frame.n)
@@ -243,7 +246,9 @@ class Body:
         (before, test), (after, ends) = (self.region(r) for r in op.regions)
         captures = sorted(set(captured(op.regions[0])) | set(captured(op.regions[1])))
         before_args, after_args = (r[0].args for r in op.regions)
-        if not test or not (len(before_args) == len(op.operands) == len(ends) and len(test) - 1 == len(after_args) == len(op.results)):
+        if not test or not (
+            len(before_args) == len(op.operands) == len(ends) and len(test) - 1 == len(after_args) == len(op.results)
+        ):
             raise ParseError(f"TTIR line {op.line}: scf.while of {len(op.operands)} values")
 
         def step(v, frame):
@@ -269,5 +274,3 @@ class Body:
                 v[slot] = x
 
         return step
-
-

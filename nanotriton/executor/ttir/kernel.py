@@ -5,8 +5,8 @@
     Kernel(ttir_text).run(grid=(4, 1, 1), args=[x, y, 64], memory=memory)      # tensor_y now holds the answer
 
 The programs of a launch are evaluated together, in chunks, in NumPy (ops.py says how a value looks). Where they part ways
-(`if`, a loop's bounds) each side runs with its own programs, a `Frame` of fewer of them, and the results are put together again.
-Kernels that wait for other programs (locks, flags) are evaluated a program at a time, in order.
+(`if`, a loop's bounds) each side runs with its own programs, a `Frame` of fewer of them, and the results are put together
+again. Kernels that wait for other programs (locks, flags) are evaluated a program at a time, in order.
 
 Hostile text raises one of `TTIRError`'s children: nothing in it can reach beyond the buffers of `memory`, its work is bounded
 by `budget` and its own memory by MAX_LIVE (flow.py).
@@ -71,7 +71,9 @@ class Kernel:
         ops = [op for f in self.functions.values() for op in walk(f.body)]
         uses = set(chain.from_iterable(f.uses for f in self.compiled.values()))
         atomics = [op for op in ops if op.name.startswith("tt.atomic")]
-        self.synchronised = any((id(op) in uses) for op in atomics) or any(op.attrs.get("isVolatile") == "true" for op in ops)
+        self.synchronised = any((id(op) in uses) for op in atomics) or any(
+            op.attrs.get("isVolatile") == "true" for op in ops
+        )
         self.waits = any(op.name == "scf.while" and waits(op) for op in ops)
 
     def function(self, name: str, callers: tuple[str, ...]) -> "Body":
@@ -126,7 +128,15 @@ class Kernel:
                     ids = tuple((x if g > 1 else x[:1]).astype(np.int32) for x, g in zip(ids, grid))
                     frame = Frame([], len(program), (program + 1).astype(np.int32), ids, launch)
                     main(frame, values)
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            MemoryError,
+            RecursionError,
+        ) as error:
             # Text that no Triton printed (a value used where it is not defined), or a bug here: never the kernel's fault.
             raise Unsupported(f"kernel {self.name}: {type(error).__name__}: {str(error)[:200]}") from error
 
@@ -141,6 +151,7 @@ def _argument(value, kind: Type):
         return (rounder(kind.elem) or (lambda x: x))(x)
     bits = 8 * DTYPE[kind.elem].itemsize
     value = int(value)
-    return np.array([bool(value) if kind.elem == "i1" else (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)], DTYPE[kind.elem])
-
-
+    return np.array(
+        [bool(value) if kind.elem == "i1" else (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)],
+        DTYPE[kind.elem],
+    )

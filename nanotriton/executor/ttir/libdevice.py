@@ -50,7 +50,11 @@ def _first_set(x):
 def _reverse(x):
     width = 8 * x.itemsize
     octets = np.ascontiguousarray(x)[..., None].view(np.uint8)
-    return np.packbits(np.unpackbits(octets, axis=-1, bitorder="little"), axis=-1).view(f">i{width // 8}")[..., 0].astype(x.dtype)
+    return (
+        np.packbits(np.unpackbits(octets, axis=-1, bitorder="little"), axis=-1)
+        .view(f">i{width // 8}")[..., 0]
+        .astype(x.dtype)
+    )
 
 
 def _byte_perm(x, y, s):

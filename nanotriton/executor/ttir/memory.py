@@ -30,7 +30,7 @@ class Race(TTIRError):
 
 
 class Buffer:
-    """A tensor's storage. `writer` and `reader` hold, per `unit` bytes, who touched it in this launch: program + 1, 0 or MANY."""
+    """A tensor's storage. `writer`, `reader`: who touched each `unit` bytes of it in this launch: program + 1, 0 or MANY."""
 
     def __init__(self, base: int, data: np.ndarray, keep: object):
         self.base, self.data, self.nbytes, self.keep = base, data, data.size, keep
@@ -45,7 +45,9 @@ class Buffer:
         if not self.unit:
             self.unit = size
         if size < self.unit:  # a finer access than any before: split what is known
-            self.writer, self.reader = (x if x is None else np.repeat(x, self.unit // size) for x in (self.writer, self.reader))
+            self.writer, self.reader = (
+                x if x is None else np.repeat(x, self.unit // size) for x in (self.writer, self.reader)
+            )
             self.unit = size
         many = size // self.unit
         if many > 1:
@@ -64,7 +66,7 @@ class Memory:
         self.races = True
 
     def add(self, tensor: torch.Tensor | np.ndarray) -> int:
-        """The address of a CPU tensor's first element; loads and stores go to its own storage. Views share their storage's buffer."""
+        """The address of a CPU tensor's first element. Kernels load and store its own storage; views of one share a buffer."""
         if isinstance(tensor, np.ndarray):
             return self._buffer(tensor.reshape(-1).view(np.uint8), tensor).base
         storage = tensor.untyped_storage()
@@ -83,8 +85,8 @@ class Memory:
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 
     def begin(self, pointers: dict[int, tuple[int, str]], stored: int, loaded: int, races: bool) -> None:
-        """A launch starts. `pointers`: number of an argument -> (address, name). `stored`, `loaded`: bit i says that the kernel may
-        store to, or load from, the buffer of argument i; -1 that it may reach any. Loads are watched where both happen."""
+        """A launch starts. `pointers`: number of an argument -> (address, name). `stored`, `loaded`: bit i says that the kernel
+        may store to, or load from, the buffer of argument i; -1 that it may reach any. Loads are watched where both happen."""
         self.races = races
         for buffer in self.buffers:
             buffer.reset()
@@ -129,22 +131,21 @@ class Memory:
             unit, unit_owner = buffer.units(index, size, owner)
             self._check_store(frame, at, buffer, index, raw, size, unit, unit_owner)
         view[index] = raw
-        if (view[index] != raw).any():
-            lost = view[index] != raw
-            if self.races:
-                raise Race(
-                    f"{frame.launch.at(at)}: different values are stored at one address of {buffer.name} at once "
-                    f"(element {index[lost][0]}, by {self._who(frame, owner[lost][0])})"
-                )
+        if self.races and (lost := view[index] != raw).any():
+            raise Race(
+                f"{frame.launch.at(at)}: different values are stored at one address of {buffer.name} at once "
+                f"(element {index[lost][0]}, by {self._who(frame, owner[lost][0])})"
+            )
 
     def _check_store(self, frame, at, buffer, index, raw, size, unit, owner) -> None:
         if buffer.reader is not None:
             others = buffer.reader[unit]
             bad = (others != 0) & ((others != owner) | (others == MANY))
             if bad.any():
+                who, element = self._who(frame, owner[bad][0]), unit[bad][0] * buffer.unit // size
                 raise Race(
-                    f"{frame.launch.at(at)}: {self._who(frame, owner[bad][0])} stores to element {unit[bad][0] * buffer.unit // size} of "
-                    f"{buffer.name}, which another program of the launch loads"
+                    f"{frame.launch.at(at)}: {who} stores to element {element} of {buffer.name}, "
+                    "which another program of the launch loads"
                 )
         if buffer.writer is None:
             buffer.writer = buffer.owners()
@@ -155,9 +156,10 @@ class Memory:
                 changed = buffer.views[size][index] != raw
                 bad = bad.reshape(len(index), -1).any(1) & changed
                 if bad.any():
+                    who = self._who(frame, owner.reshape(len(index), -1)[bad][0, 0])
                     raise Race(
-                        f"{frame.launch.at(at)}: {self._who(frame, owner.reshape(len(index), -1)[bad][0, 0])} and another program store different "
-                        f"values to element {index[bad][0]} of {buffer.name}"
+                        f"{frame.launch.at(at)}: {who} and another program store different values to element "
+                        f"{index[bad][0]} of {buffer.name}"
                     )
         buffer.writer[unit] = owner
 
@@ -168,9 +170,10 @@ class Memory:
             others = buffer.writer[unit]
             bad = (others != 0) & (others != owner)
             if bad.any():
+                who, element = self._who(frame, owner[bad][0]), unit[bad][0] * buffer.unit // size
                 raise Race(
-                    f"{frame.launch.at(at)}: {self._who(frame, owner[bad][0])} loads element {unit[bad][0] * buffer.unit // size} of "
-                    f"{buffer.name}, which another program of the launch stores"
+                    f"{frame.launch.at(at)}: {who} loads element {element} of {buffer.name}, "
+                    "which another program of the launch stores"
                 )
         if buffer.reader is None:
             buffer.reader = buffer.owners()
@@ -282,7 +285,9 @@ class Memory:
                 where = f"byte {offset} of {near.name}, misaligned for {size}-byte elements"
             else:
                 where = f"element {offset // size} of {near.name}, which has {near.nbytes // size}"
-        raise OutOfBounds(f"{frame.launch.at(at)}: {bad.size} of {total} elements out of bounds: {where} ({self._who(frame, owner[0])})")
+        raise OutOfBounds(
+            f"{frame.launch.at(at)}: {bad.size} of {total} elements out of bounds: {where} ({self._who(frame, owner[0])})"
+        )
 
     def _who(self, frame, owner) -> str:
         return "every program" if owner == MANY else f"program {frame.launch.coordinates(int(owner) - 1)}"

@@ -10,8 +10,14 @@ import torch
 
 F8 = ("f8E4M3FN", "f8E5M2")
 FLOATS = frozenset(("f16", "bf16", "f32", "f64", *F8))
-DTYPE = dict.fromkeys(("f16", "bf16", "f32", *F8), np.dtype(np.float32)) | {"f64": np.dtype(np.float64), "i1": np.dtype(bool)}
-DTYPE |= {f"i{b}": np.dtype(f"int{b}") for b in (8, 16, 32, 64)} | {"ptr": np.dtype(np.int64), "index": np.dtype(np.int64)}
+DTYPE = dict.fromkeys(("f16", "bf16", "f32", *F8), np.dtype(np.float32)) | {
+    "f64": np.dtype(np.float64),
+    "i1": np.dtype(bool),
+}
+DTYPE |= {f"i{b}": np.dtype(f"int{b}") for b in (8, 16, 32, 64)} | {
+    "ptr": np.dtype(np.int64),
+    "index": np.dtype(np.int64),
+}
 
 
 def unsigned(x: np.ndarray) -> np.ndarray:
@@ -101,7 +107,7 @@ def rounder(elem: str):
 
 
 def tf32(x: np.ndarray) -> np.ndarray:
-    """The 10 mantissa bits that a tensor core reads of a float32: the rest is dropped, not rounded (Triton feeds it raw words)."""
+    """The 10 mantissa bits that a tensor core reads of a float32: Triton feeds it raw words, it drops the rest unrounded."""
     return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -203,7 +209,14 @@ def clamp(x, low, high, nan: bool):
 
 # --- comparisons
 
-CMPI = {"eq": np.equal, "ne": np.not_equal, "slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
+CMPI = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "slt": np.less,
+    "sle": np.less_equal,
+    "sgt": np.greater,
+    "sge": np.greater_equal,
+}
 for _name in ("lt", "le", "gt", "ge"):
     CMPI[f"u{_name}"] = lambda a, b, f=CMPI[f"s{_name}"]: f(unsigned(a), unsigned(b))
 # NumPy's comparisons are ordered (false for NaN) but for !=; unordered is the negation of the opposite.

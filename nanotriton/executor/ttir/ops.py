@@ -43,12 +43,12 @@ class AssertionFailed(TTIRError):
 
 
 class Descriptor(NamedTuple):
-    """A tensor descriptor: base address, sizes and strides (in elements) of each dimension, arrays [n] or [1]; what is outside."""
+    """A tensor descriptor: base address, sizes and strides (in elements) of each dimension, all [n] or [1]."""
 
     base: np.ndarray
     shape: tuple[np.ndarray, ...]
     strides: tuple[np.ndarray, ...]
-    padding: str = "zero"  # or nan
+    padding: str = "zero"  # what is outside: zero or nan
 
 
 def full(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -90,7 +90,22 @@ FLOAT1 = {
     "math.acos": np.arccos, "math.atan": np.arctan,
 }  # fmt: skip
 INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "index"))
-CASTS = {f"arith.{x}" for x in ("extsi", "extui", "trunci", "extf", "truncf", "sitofp", "uitofp", "fptosi", "fptoui", "bitcast", "index_cast")}
+CASTS = {
+    f"arith.{x}"
+    for x in (
+        "extsi",
+        "extui",
+        "trunci",
+        "extf",
+        "truncf",
+        "sitofp",
+        "uitofp",
+        "fptosi",
+        "fptoui",
+        "bitcast",
+        "index_cast",
+    )
+}
 CASTS |= {"tt.bitcast", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int"}
 
 
@@ -164,7 +179,12 @@ def elementwise(op: Op):
     if op.name in ("tt.mulhiui", "math.absi", "math.ctpop"):
         need(op, 2 if name == "mulhiui" else 1, 1)
         same(op, frozenset(("i32", "i64")))
-        return apply(op, {"mulhiui": mul_high, "absi": np.abs, "ctpop": lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype)}[name])
+        return apply(
+            op,
+            {"mulhiui": mul_high, "absi": np.abs, "ctpop": lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype)}[
+                name
+            ],
+        )
     if op.name == "tt.extern_elementwise":
         check(len(op.results) == 1 and all(t.shape == op.rtypes[0].shape and t.elem != "desc" for t in op.otypes), op)
         f = libdevice.find(op.attrs.get("symbol", ""))
@@ -178,7 +198,10 @@ def elementwise(op: Op):
 def compare(op: Op, name: str):
     predicate, kind = op.words[0] if op.words else "", op.otypes[0]
     table, kinds = (CMPF, FLOATS) if name == "cmpf" else (CMPI, INTEGERS | {"ptr"})
-    check(predicate in table and op.otypes[1] == kind and kind.elem in kinds and op.rtypes[0] == ("i1", kind.shape, ""), op)
+    check(
+        predicate in table and op.otypes[1] == kind and kind.elem in kinds and op.rtypes[0] == ("i1", kind.shape, ""),
+        op,
+    )
     f = table[predicate]
     if kind.elem == "i1" and predicate[0] == "s":  # true is -1
         return apply(op, lambda a, b: f(b, a))
@@ -187,7 +210,13 @@ def compare(op: Op, name: str):
 
 def select(op: Op):
     condition, kind = op.otypes[0], op.rtypes[0]
-    check(condition.elem == "i1" and condition.shape in ((), kind.shape) and op.otypes[1:] == [kind, kind] and kind.elem != "desc", op)
+    check(
+        condition.elem == "i1"
+        and condition.shape in ((), kind.shape)
+        and op.otypes[1:] == [kind, kind]
+        and kind.elem != "desc",
+        op,
+    )
     if condition.shape != kind.shape:  # a scalar chooses between tensors
         spread = (-1,) + (1,) * len(kind.shape)
         return apply(op, lambda c, a, b: np.where(c.reshape(spread), a, b))
@@ -205,7 +234,13 @@ def cast(op: Op):
         encode, decode = encoder(was), decoder(to)
         return apply(op, (lambda x: x) if DTYPE[was] == dtype and was == to else lambda x: decode(encode(x)))
     floats = (was in FLOATS, to in FLOATS)
-    wanted = {"extf": (True, True), "truncf": (True, True), "fp_to_fp": (True, True), "sitofp": (False, True), "uitofp": (False, True)}
+    wanted = {
+        "extf": (True, True),
+        "truncf": (True, True),
+        "fp_to_fp": (True, True),
+        "sitofp": (False, True),
+        "uitofp": (False, True),
+    }
     check(floats == wanted.get(name, (name[:4] == "fpto", False)), op)
     if name == "extf":
         return apply(op, lambda x: x.astype(dtype, copy=False))

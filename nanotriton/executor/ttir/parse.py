@@ -210,7 +210,12 @@ class _Parser:
             raise self.error("an operation")
         self.at += 1
         op = Op(name.strip('"'), self.lines[self.at - 1])
-        special = {"scf.for": self.scf_for, "scf.while": self.scf_while, "cf.br": self.branch, "cf.cond_br": self.branch}
+        special = {
+            "scf.for": self.scf_for,
+            "scf.while": self.scf_while,
+            "cf.br": self.branch,
+            "cf.cond_br": self.branch,
+        }
         special.get(op.name, self.generic)(op)
         op.otypes = [self.fn.types[i] for i in op.operands]
         if op.name == "arith.constant" and op.words in (["true"], ["false"]):
@@ -280,7 +285,7 @@ class _Parser:
             op.rtypes = [last]
 
     def scf_for(self, op: Op) -> None:
-        """`scf.for %i = %lo to %hi step %s iter_args(%a = %init, ..) -> (types) : i32 { .. }`: operands are lo, hi, s, inits."""
+        """`scf.for %i = %lo to %hi step %s iter_args(%a = %init) -> (types) : i32 { .. }`: operands lo, hi, s, inits."""
         if self.kinds[self.at] == "word":  # `unsigned`
             op.words.append(self.take("word"))
         induction, names = self.take("value"), []

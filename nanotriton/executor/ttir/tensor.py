@@ -1,6 +1,8 @@
 """TTIR's operations that are neither element by element nor on memory: shapes, reductions, matrix products. See ops.py for
 what a value is."""
 
+import math
+
 import numpy as np
 
 from . import access
@@ -50,7 +52,7 @@ def view(op: Op):
         axes = (0, *(i + 1 for i in order))
         f = lambda x: x.transpose(axes)
     else:  # tt.reshape, tt.unsplat
-        check(np.prod(source.shape) == np.prod(target.shape), op)
+        check(math.prod(source.shape) == math.prod(target.shape), op)
         whole, ones = (-1,) + target.shape, (-1,) + (1,) * rank
         f = lambda x: x.reshape(ones) if x.size == len(x) else full(x, source.shape).reshape(whole)
 
@@ -77,7 +79,9 @@ def join(op: Op):
 def split(op: Op):
     need(op, 1, 2)
     (a,), (left, right), source = op.operands, op.results, op.otypes[0]
-    check(source.shape[-1:] == (2,) and all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes), op)
+    check(
+        source.shape[-1:] == (2,) and all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes), op
+    )
 
     def step(v, frame):
         x = v[a]
@@ -91,7 +95,11 @@ def gather(op: Op):
     (a, i), (out,), (source, index), target = op.operands, op.results, op.otypes, op.rtypes[0]
     axis = _axis(op, len(source.shape))
     check(target.elem == source.elem and index.elem in ("i32", "i64") and target.shape == index.shape, op)
-    check(all(s == t for k, (s, t) in enumerate(zip(source.shape, index.shape)) if k != axis) and len(index.shape) == len(source.shape), op)
+    check(
+        all(s == t for k, (s, t) in enumerate(zip(source.shape, index.shape)) if k != axis)
+        and len(index.shape) == len(source.shape),
+        op,
+    )
 
     def step(v, frame):
         x, where = _lead(full(v[a], source.shape), full(v[i], index.shape))
@@ -105,7 +113,12 @@ def gather(op: Op):
 def histogram(op: Op):
     need(op, len(op.operands), 1)
     source, target, out = op.otypes[0], op.rtypes[0], op.results[0]
-    check(len(source.shape) == len(target.shape) == 1 and target.elem == "i32" and source.elem in ("i8", "i16", "i32", "i64"), op)
+    check(
+        len(source.shape) == len(target.shape) == 1
+        and target.elem == "i32"
+        and source.elem in ("i8", "i16", "i32", "i64"),
+        op,
+    )
     check(len(op.operands) == 1 or (len(op.operands) == 2 and op.otypes[1] == ("i1", source.shape, "")), op)
     (bins,), a, mask = target.shape, op.operands[0], op.operands[1:]
 
@@ -122,9 +135,12 @@ def histogram(op: Op):
 
 # --- reductions
 
-UFUNC = {"arith.addf": np.add, "arith.addi": np.add, "arith.mulf": np.multiply, "arith.muli": np.multiply, "arith.maxnumf": np.fmax,
-         "arith.minnumf": np.fmin, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxsi": np.maximum,
-         "arith.minsi": np.minimum, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or, "arith.xori": np.bitwise_xor}  # fmt: skip
+UFUNC = {
+    "arith.addf": np.add, "arith.addi": np.add, "arith.mulf": np.multiply, "arith.muli": np.multiply,
+    "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum,
+    "arith.maxsi": np.maximum, "arith.minsi": np.minimum, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or,
+    "arith.xori": np.bitwise_xor,
+}  # fmt: skip
 
 
 def combiner(op: Op, compile_region):
@@ -151,7 +167,12 @@ def _single(op: Op):
     if len(block.ops) == 2 and len(op.operands) == 1:
         inner, end = block.ops
         elem = op.otypes[0].elem
-        if inner.results == end.operands and set(inner.operands) == set(block.args) and elem != "i1" and rounder(elem) is None:
+        if (
+            inner.results == end.operands
+            and set(inner.operands) == set(block.args)
+            and elem != "i1"
+            and rounder(elem) is None
+        ):
             return UFUNC.get(inner.name)
     return None
 
@@ -173,7 +194,9 @@ def reduce(op: Op, compile_region):
             x = np.ascontiguousarray(np.moveaxis(x, axis, -1))
             v[outs[0]] = ufunc.reduce(x, -1, x.dtype)
         else:
-            v[outs[0]] = ufunc.reduce(x, axis, x.dtype) if ufunc is np.add or ufunc is np.multiply else ufunc.reduce(x, axis)
+            v[outs[0]] = (
+                ufunc.reduce(x, axis, x.dtype) if ufunc is np.add or ufunc is np.multiply else ufunc.reduce(x, axis)
+            )
 
     def tree(v, frame):
         xs = [np.moveaxis(full(v[i], shape), axis, -1) for i in args]
@@ -190,7 +213,7 @@ def reduce(op: Op, compile_region):
 
 
 def scan(op: Op, compile_region):
-    """Inclusive, in log2(n) rounds: after round d each element holds the combination of the 2d before it (Hillis and Steele)."""
+    """Inclusive, in log2(n) rounds: after the round of distance d an element combines 2d of them (Hillis and Steele)."""
     combine = combiner(op, compile_region)
     shape, args, outs = op.otypes[0].shape, op.operands, op.results
     axis = _axis(op, len(shape)) + 1
@@ -202,7 +225,10 @@ def scan(op: Op, compile_region):
         distance = 1
         while distance < shape[axis - 1]:
             both = combine(v, frame, [x[..., :-distance] for x in xs], [x[..., distance:] for x in xs])
-            xs = [np.concatenate((np.broadcast_to(x[..., :distance], y.shape[:-1] + (distance,)), y), -1) for x, y in zip(xs, both)]
+            xs = [
+                np.concatenate((np.broadcast_to(x[..., :distance], y.shape[:-1] + (distance,)), y), -1)
+                for x, y in zip(xs, both)
+            ]
             distance *= 2
         for i, x in zip(outs, xs):
             v[i] = np.moveaxis(x[..., ::way], -1, axis)
@@ -219,7 +245,9 @@ def dot(op: Op):
     (a, b, c), (out,), (left, right, acc) = op.operands, op.results, op.otypes
     check(acc == op.rtypes[0] and len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
     check(left.shape[-1] == right.shape[-2] and acc.shape == left.shape[:-1] + right.shape[-1:], op)
-    check(all((t.elem in FLOATS) == (acc.elem in FLOATS) and t.elem not in ("ptr", "desc", "i1") for t in op.otypes), op)
+    check(
+        all((t.elem in FLOATS) == (acc.elem in FLOATS) and t.elem not in ("ptr", "desc", "i1") for t in op.otypes), op
+    )
     integer, near = acc.elem not in FLOATS, rounder(acc.elem)
     wide = np.float64 if integer or acc.elem == "f64" else np.float32
     truncate = left.elem == "f32" and op.attrs.get("inputPrecision", "ieee") == "tf32"
@@ -263,8 +291,10 @@ def assertion(op: Op):
 
 
 BUILD = dict.fromkeys(["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.unsplat"], view)
-BUILD |= {"tt.join": join, "tt.cat": join, "tt.split": split, "tt.gather": gather, "tt.histogram": histogram, "tt.dot": dot,
-          "tt.assert": assertion, "tt.get_program_id": program, "tt.get_num_programs": program, **access.BUILD}  # fmt: skip
+BUILD |= {
+    "tt.join": join, "tt.cat": join, "tt.split": split, "tt.gather": gather, "tt.histogram": histogram, "tt.dot": dot,
+    "tt.assert": assertion, "tt.get_program_id": program, "tt.get_num_programs": program, **access.BUILD,
+}  # fmt: skip
 
 
 def build(op: Op, compile_region, used: bool):
