@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from nanotriton import vmm
+
 
 class PagePool:
     """Which of `count` pages are free. Prompts take pages from the top, samples from the bottom: that keeps each kind
@@ -30,33 +32,44 @@ class PagePool:
 
 
 class KVCache:
-    """Keys and values of every layer: [layers, 2, pages + 1, kv_heads, page_size, head_dim].
+    """Keys and values of every layer: `data` [layers, 2, pages + 1, kv_heads, page_size, head_dim], None while released.
 
     The page past the last is scratch: what must be computed and not kept is written there. Zeroed, since masked
-    positions are multiplied by 0 and 0 x NaN is NaN.
+    positions are multiplied by 0 and 0 x NaN is NaN. On CUDA it comes back at the same address after a release.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, device: torch.device):
-        self.shape = (kv_heads, page_size, head_dim)
         self.layers, self.dtype, self.device = layers, dtype, device
+        self.page_shape = (kv_heads, page_size, head_dim)
         self.page_bytes = layers * 2 * kv_heads * page_size * head_dim * dtype.itemsize
         self.data: torch.Tensor | None = None
+        self.pages = 0  # without the scratch page
+        self.memory: vmm.Memory | None = None
 
-    def allocate(self, budget: int) -> int:
-        """Take at most `budget` bytes -> the number of pages (without the scratch page); MemoryError if not even one fits."""
-        pages = budget // self.page_bytes - 1
-        if pages < 1:
+    def allocate(self, budget: int) -> None:
+        """Take at most `budget` bytes, once and for all. MemoryError if not even two pages fit in it, or it isn't there."""
+        slack = vmm.GRANULE if self.device.type == "cuda" else 0
+        self.pages = (budget - slack) // self.page_bytes - 1
+        if self.pages < 1:
             raise MemoryError(f"a KV budget of {budget / 2**20:.1f} MiB holds no page; two pages take {2 * self.page_bytes / 2**20:.1f} MiB")
-        shape = (self.layers, 2, pages + 1, *self.shape)
-        if self.device.type == "cpu":  # NumPy's zeros are not touched until used: a generous budget costs nothing
-            size = (pages + 1) * self.page_bytes
-            self.data = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(self.dtype).view(shape)
-        else:
-            self.data = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        return pages
+        self.resume()
+
+    def resume(self) -> None:
+        size = (self.pages + 1) * self.page_bytes
+        if self.device.type == "cuda":
+            self.memory = self.memory or vmm.Memory(size, self.device)
+            self.memory.take()
+            data = self.memory.tensor()[:size].zero_()
+        else:  # NumPy's zeros are not touched until used: a generous budget costs nothing
+            data = torch.from_numpy(np.zeros(size, dtype=np.uint8))
+        self.data = data.view(self.dtype).view(self.layers, 2, self.pages + 1, *self.page_shape)
 
     def release(self) -> None:
-        self.data = None
+        """Give the memory back; resume() takes as much again."""
+        if self.data is not None:
+            self.data = None
+            if self.memory:
+                self.memory.give()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """k_cache, v_cache of a layer, each [pages + 1, kv_heads, page_size, head_dim]."""

@@ -68,28 +68,26 @@ class Sampler:
         self.unseeded = 0  # samples that have been given a seed of ours
         self.busy = False
         self.stats: dict[str, int] = {}  # of the last generate call
-        self.pages = 0
         self.resume()
 
     # ------------------------------------------------------------------------------------------- memory and weights
 
     def resume(self) -> None:
-        """Take the KV memory again after free(). Does nothing if it is held."""
+        """Take the KV memory again after free(), at the address where it was. Does nothing if it is held."""
         if self.kv.data is not None:
             return
-        if self.kv_gib is not None:
-            budget = int(self.kv_gib * 2**30)
+        if self.kv.pages:
+            self.kv.resume()
+        elif self.kv_gib is not None:
+            self.kv.allocate(int(self.kv_gib * 2**30))
         else:
             torch.cuda.empty_cache()
-            budget = int(self.kv_fraction * torch.cuda.mem_get_info(self.device)[0])
-        self.pages = self.kv.allocate(budget)
+            self.kv.allocate(int(self.kv_fraction * torch.cuda.mem_get_info(self.device)[0]))
 
     def free(self) -> None:
         """Give the KV memory back, to train with. generate() or resume() takes it again."""
         self._idle("free")
         self.kv.release()
-        if self.graphs:
-            self.graphs.clear()
 
     @torch.no_grad()
     def update_weights(self, source: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -129,7 +127,7 @@ class Sampler:
         """
         self._idle("generate")
         self.resume()
-        scheduler = Scheduler(self.pages, self.page_size, self.max_batch, self.width, self.prefill_tokens)
+        scheduler = Scheduler(self.kv.pages, self.page_size, self.max_batch, self.width, self.prefill_tokens)
         results = []
         for index, request in enumerate(requests):
             self._check(index, request)
@@ -220,7 +218,7 @@ class Sampler:
             if key not in rows:
                 rows[key] = len(rows)
                 prompt = np.arange(len(group.request.prompt_ids))
-                pages.append(group.pages[prompt // self.page_size] if sequence.fills_prompt else np.full(len(prompt), self.pages))
+                pages.append(group.pages[prompt // self.page_size] if sequence.fills_prompt else np.full(len(prompt), self.kv.pages))
                 pages.append(scheduler.tail_table[sequence.slot, np.arange(len(done)) // self.page_size])
                 tokens += [group.request.prompt_ids, done]
                 lengths.append((len(prompt), len(done)))
@@ -269,7 +267,7 @@ class Sampler:
         self.stats["decode_rows"] += len(slots)
         s.drawn(slots)
         if self.graphs:
-            return self.graphs.run(arrays, self.pages)
+            return self.graphs.run(arrays, self.kv.pages)
         tables = torch.from_numpy(s.tail_table), torch.from_numpy(s.prefix_table)
         return reader(*self.step(Inputs.of(arrays, self.device), *tables))
 

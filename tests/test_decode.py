@@ -51,21 +51,21 @@ def make_case(sizes, prompts, tails, *, heads, kv_heads, dim, page, per_tile, dt
 
 
 def reference(q, k_cache, v_cache, batch, group_of_row) -> torch.Tensor:
-    """Each row by itself, in float64: its prompt's keys, then its tail's, one softmax."""
+    """Each row by itself, in float64 on the CPU: its prompt's keys, then its tail's, one softmax."""
     heads, dim, (kv_heads, page) = *q.shape[1:], k_cache.shape[1:3]
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    q, k_cache, v_cache = q.double().cpu(), k_cache.cpu(), v_cache.cpu()
+    tail_table, prefix_table = batch.tail_table.cpu().long(), batch.prefix_table.cpu().long()
     prompt_len = dict(zip(batch.tile_group.tolist(), batch.tile_len.tolist()))
+    out = torch.zeros_like(q)
     for row, (slot, tail) in enumerate(zip(batch.slot.tolist(), batch.tail_len.tolist())):
         if tail == 0:
             continue
-        parts = []
-        for cache in (k_cache, v_cache):
-            runs = []
-            for line, length in ((batch.prefix_table[group_of_row[row]], prompt_len[group_of_row[row]]), (batch.tail_table[slot], tail)):
-                runs += [cache[int(line[i // page]), :, i % page] for i in range(length)]
-            parts.append(torch.stack(runs, 1).double().cpu())  # [kv_heads, length, dim]
-        k, v = (x.repeat_interleave(heads // kv_heads, 0) for x in parts)
-        score = (k @ q[row].double().cpu()[..., None])[..., 0] * dim**-0.5
+        group = group_of_row[row]
+        i, j = torch.arange(prompt_len[group]), torch.arange(tail)
+        pages = torch.cat([prefix_table[group, i // page], tail_table[slot, j // page]])
+        offsets = torch.cat([i % page, j % page])
+        k, v = (x[pages, :, offsets].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0) for x in (k_cache, v_cache))
+        score = (k @ q[row, :, :, None])[..., 0] * dim**-0.5  # [heads, length]
         out[row] = (score.softmax(-1)[:, None] @ v)[:, 0]
     return out
 

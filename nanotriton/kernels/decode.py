@@ -185,13 +185,14 @@ def _attend_pages_kernel(
     inside = n[:, None] * DIM + d[None, :]
     for j in range(first, last):
         start = tl.load(table + j).to(tl.int64) * page_stride
-        k = tl.load(k_head + start + inside)  # whole pages: what is past the length is finite and gets weight 0
+        live = j * PAGE + n < length  # half a page of a tail, on average, is not read
+        k = tl.load(k_head + start + inside, mask=live[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        score = tl.where((j * PAGE + n < length)[None, :], score, -1e30)
+        score = tl.where(live[None, :], score, -1e30)
         best = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - best[:, None])
         shrink = tl.exp2(top - best)
-        v = tl.load(v_head + start + inside)
+        v = tl.load(v_head + start + inside, mask=live[:, None], other=0.0)
         acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         total = total * shrink + tl.sum(weight, 1)
         top = best
