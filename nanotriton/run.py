@@ -81,7 +81,13 @@ class Run(Log):
         return self.spent + time.perf_counter() - self.started
 
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.checkpoints.save(step, model, optimizer, {"position": self.position(), "seconds": self.seconds()})
+        """On a GPU a thread writes the checkpoint while the run goes on; step() makes it the newest once it is on the disk."""
+        state = {"position": self.position(), "seconds": self.seconds()}
+        self.checkpoints.save(step, model, optimizer, state, background=self.world.device.type == "cuda")
+
+    def step(self, *args: Any, **numbers: Any) -> None:
+        super().step(*args, **numbers)
+        self.checkpoints.finish(wait=False)
 
     def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
         """A held-out measurement ("eval" on the dev set, "test") after `step` steps; redraws the curves."""
@@ -89,7 +95,8 @@ class Run(Log):
         self.plot()
 
     def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        """Write model/, a Hugging Face folder."""
+        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
+        self.checkpoints.finish()
         save_model(model, self.folder / "model", tokenizer.files)
 
 
