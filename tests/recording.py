@@ -42,11 +42,13 @@ def _start() -> None:
     recorder.install()
 
 
-def _record(source: str, init_args: list, inputs: list, options: dict):
+def _record(source: str, init_args: list, inputs: list | None, options: dict):
     from nanotriton.executor import recorder
 
     with tempfile.TemporaryDirectory() as folder:
         try:
+            if inputs is None:
+                return recorder.record_script(source, folder=folder, **options).to_bytes()
             return recorder.record(source, init_args, inputs, folder=folder, **options).to_bytes()
         except recorder.RecordError as error:
             return error.status, error.message, error.line, error.recordable
@@ -64,7 +66,15 @@ def record(source: str, inputs: list, init_args: list | None = None, **options) 
     """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not."""
     options.setdefault("seed", 0)
     bare = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in inputs]
-    result = _pool().submit(_record, source, init_args or [], bare, options).result(timeout=120)
+    return _plan(source, init_args or [], bare, options)
+
+
+def record_script(source: str) -> Plan:
+    return _plan(source, [], None, {"seed": 0})
+
+
+def _plan(*request) -> Plan:
+    result = _pool().submit(_record, *request).result(timeout=120)
     if isinstance(result, tuple):
         raise Refused(*result)
     return Plan.from_bytes(result)

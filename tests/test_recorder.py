@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from nanotriton.executor.plan import Aten, Choice, Launch
-from tests.recording import ADD, HEAD, Refused, record
+from nanotriton.executor.replayer import Replay
+from tests.recording import ADD, HEAD, Refused, record, record_script
 
 X = torch.randn(6, 20)
 
@@ -55,6 +56,7 @@ def test_a_launch_is_ttir_grid_and_typed_arguments():
         "y = torch.empty(*x.shape).cuda(0).cuda()",
         "torch.set_default_device('cuda'); y = torch.empty(*x.shape)",
         "with torch.device('cuda'): y = torch.empty(*x.shape)",
+        "y = torch._C._dynamo.guards._empty_strided_cuda((6, 20), (20, 1), torch.float32)",
     ],
 )
 def test_every_way_to_memory_on_the_gpu(forward):
@@ -163,7 +165,8 @@ def test_host_tensors_do_not_mix_with_gpu_tensors():
     [
         "x.sum().item()", "bool(x.max() > 0)", "float(x[0, 0])", "x.tolist()", "x.cpu()", "x.numpy()", "x.to('cpu')", "x.data_ptr()",
         "[1, 2][x.argmax()]", "torch.nonzero(x)", "x[x > 0]", "torch.equal(x, x)", "torch.zeros(6, 20).copy_(x)", "torch.unique(x)",
-        "torch.compile(add)(x, x)", "torch.cuda.CUDAGraph()", "x.resize_(3)",
+        "torch.compile(add)(x, x)", "torch.cuda.CUDAGraph()", "x.resize_(3)", "torch.rand(3, device='cuda')", "x.uniform_()",
+        "torch.autocast('cuda').__enter__()",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("caught", [False, True])
@@ -303,3 +306,18 @@ def test_inputs_keep_strides_and_numbers():
     plan = record(module("return add(x, x), n", args="x, n"), [torch.randn(20, 6).t(), 4])
     assert plan.inputs == [{"t": 0}, 4] and plan.tensors[0].stride == (1, 6)
     assert isinstance(plan.steps[0], Launch)
+
+
+def test_whole_scripts_draw_their_random_tensors_while_they_record():
+    script = HEAD + ADD + """
+def test():
+    x = torch.randn(6, 20, device="cuda")
+    y = torch.empty(6, 20, device="cuda").normal_()
+    return {"sum": add(x, y), "both": (x, y), "host": torch.ones(2)}
+result_gold = test()
+"""
+    plan = record_script(script)
+    out = Replay(plan).run([])
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 20), torch.empty(6, 20).normal_()
+    assert torch.equal(out["both"][0], x) and torch.equal(out["both"][1], y) and torch.equal(out["sum"], x + y) and out["host"].eq(1).all()

@@ -132,10 +132,16 @@ def record_script(source: str, *, seed: int, folder: str | Path) -> Plan:
             raise RecordError("runtime_error", "the script leaves its answers in no variable named result... or test_results")
         found = getattr(module, names[-1])
         tape.plan.inputs = []
-        tape.plan.outputs = _outputs(tape, tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, found))
+        tape.plan.outputs = _outputs(tape, tree_map(lambda x: _uploaded(tape, x) if isinstance(x, torch.Tensor) else x, found))
         return tape.plan
     finally:
         Tape.active = None
+
+
+def _uploaded(tape: Tape, t: torch.Tensor) -> torch.Tensor:
+    """A script may compute some of its answers on the host: they are known already."""
+    with quiet():
+        return t.detach() if tape.on_cuda(t) else tape.constant(t)
 
 
 def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:

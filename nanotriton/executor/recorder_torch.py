@@ -268,6 +268,20 @@ def _set_default_device(device) -> None:
         Tape.active.default_cuda = _is_cuda(device) or type(device) is int
 
 
+def _empty_strided_cuda(size, stride, dtype) -> Tensor:
+    """What code that imitates torch.compile's output allocates with."""
+    return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
+
+
+_enter_autocast = torch.autocast.__enter__
+
+
+def _autocast(self):
+    if Tape.active is not None and self.device == "cuda" and self._enabled:
+        Tape.active.unrecordable("torch.autocast: the recorder does not see the casts")
+    return _enter_autocast(self)
+
+
 def answers() -> list[tuple[object, str, Any]]:
     """(owner, name, value): what makes torch.cuda answer as on one H100. Nothing in it initialises CUDA."""
     cuda = torch.cuda
@@ -294,4 +308,6 @@ def answers() -> list[tuple[object, str, Any]]:
         (torch, "set_default_device", _set_default_device),
         (torch.backends.cuda, "is_built", lambda: True),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
+        (torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_cuda),
+        (torch.autocast, "__enter__", _autocast),
     ]
