@@ -43,7 +43,7 @@ class Config:
     model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
     data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
-    vocab: Annotated[int, ">= 300"] = 512  # from scratch: tokens of the BPE trained on the spot
+    vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
     steps: Annotated[int, ">= 0"] = 700  # optimizer steps; 0: as many as --epochs says

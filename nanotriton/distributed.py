@@ -17,8 +17,10 @@ Gradients are summed over ranks, never averaged: the loss is divided once, by a 
 So neither their number changes it, and one rank is the same code with nothing to wait for.
 """
 
+import ctypes
 import hashlib
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,6 +95,10 @@ class World:
 
 def setup() -> World:
     """Join the other ranks that torchrun started, or be alone. Call once, first."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker must not outlive its agent, however that died
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() == 1:  # it was gone before we asked
+            raise SystemExit("error: torchrun is gone")
     rank, size, local = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     cuda = torch.cuda.is_available()
     if cuda and local >= torch.cuda.device_count():
