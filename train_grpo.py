@@ -52,8 +52,8 @@ class Config:
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
     advantage: Literal["mean_std", "mean", "rloo"] = "mean_std"  # the baseline, and whether it is divided by the group's std
     negative: Annotated[float, ">= 0"] = 1.0  # weight of negative advantages; below 1 trusts successes more than failures
-    clip_low: Annotated[float, "> 0"] = 0.2  # the ratio is clipped to [1 - low, 1 + high]
-    clip_high: Annotated[float, "> 0"] = 0.28  # DAPO's clip-higher; equal to clip_low: PPO's
+    clip_low: Annotated[float | None, "> 0"] = None  # the ratio is clipped to [1 - low, 1 + high]; none: as the paper of the loss says
+    clip_high: Annotated[float | None, "> 0"] = None  # dapo: 0.2 and 0.28 (clip-higher), grpo and dr_grpo: 0.2, cispo: 1 and 4, gspo: 3e-4 and 4e-4
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
     lr: Annotated[float, "> 0"] = 5e-4  # peak learning rate: linear warm-up, then a cosine to 0
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
