@@ -11,9 +11,11 @@ import triton.language as tl
 from test_ttir import branches, collatz, early_return, matmul, softmax
 from test_ttir_atomics import descriptors, locked
 from test_ttir_memory import everyone
+from test_ttir_ops import binary
+from triton.language.extra.cuda import libdevice
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import Budget, Kernel, Memory, ParseError, TTIRError, Unsupported
+from nanotriton.executor.ttir import AssertionFailed, Budget, Kernel, Memory, ParseError, TTIRError, Unsupported
 
 # --- budgets
 
@@ -131,3 +133,42 @@ def test_work_of_one_program_is_bounded_in_memory():
     body = "".join(f"\n    %x{i} = arith.constant dense<{i}.0> : tensor<1048576xf32>" for i in range(200))
     with pytest.raises(Unsupported, match="elements a program"):
         Kernel(module(body))
+
+
+# --- assertions, prints, unknown things
+
+
+@triton.jit
+def asserting(X, N: tl.constexpr):
+    x = tl.load(X + tl.arange(0, N))
+    tl.device_print("x", x)
+    tl.store(X + tl.arange(0, N), x + 1)
+
+
+def test_prints_do_nothing():
+    x = data(64)
+    want = x + 1
+    evaluate(asserting, (1,), x, N=64)
+    assert torch.equal(x, want)
+
+
+def test_a_failed_assertion():
+    code = module('\n    %c = arith.cmpi eq, %n, %n : i32\n    %z = arith.cmpi ne, %n, %n : i32\n    tt.assert %c, "fine" : i1\n    tt.assert %z, "n differs" : i1', "%n: i32")
+    with pytest.raises(AssertionFailed, match="n differs"):
+        Kernel(code).run((1,), [3], Memory())
+
+
+@triton.jit
+def inline_asm(X, N: tl.constexpr):
+    o = tl.arange(0, N)
+    x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1)
+    tl.store(X + o, x)
+
+
+def test_what_is_not_there_is_unsupported():
+    with pytest.raises(Unsupported, match="elementwise_inline_asm"):
+        Kernel(lower(inline_asm, [data(64)], N=64))
+    with pytest.raises(Unsupported, match="__nv_fadd_rd"):
+        evaluate(binary, (1,), data(64), data(64), data(64), F=libdevice.add_rd, N=64)
+    with pytest.raises(Unsupported, match="i128"):
+        Kernel(module("\n    %x = arith.constant 1 : i128"))

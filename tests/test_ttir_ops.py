@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
-from ttir_lowering import evaluate, lower
+from ttir_lowering import evaluate
 
-from nanotriton.executor.ttir import AssertionFailed, Kernel, Memory, Unsupported
 from nanotriton.executor.ttir import libdevice as ours
 
 N = 64
@@ -323,6 +322,19 @@ def test_floats_to_integers_saturate_and_nan_is_zero():
 
 
 @triton.jit
+def constants(X, Y, N: tl.constexpr):
+    o = tl.arange(0, N)
+    tl.store(Y + o, tl.load(X + o) * 0.1 + tl.full((N,), 0.3, X.dtype.element_ty))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_constants_have_their_type(dtype):
+    x, y = data(dtype), torch.empty(N, dtype=dtype)
+    evaluate(constants, (1,), x, y, N=N)
+    assert torch.equal(y, x * torch.tensor(0.1, dtype=dtype) + torch.tensor(0.3, dtype=dtype))
+
+
+@triton.jit
 def booleans(X, Y, N: tl.constexpr):
     o = tl.arange(0, N)
     a, b = tl.load(X + o) > 0, tl.load(X + o) < 1
@@ -351,46 +363,3 @@ def test_tensors_of_booleans():
     x, y = data() > 0, torch.empty(N, dtype=torch.bool)
     evaluate(boolean_tensors, (1,), x, y, N=N)
     assert torch.equal(y, x & (torch.arange(N) < 10))
-
-
-# --- assertions, prints, unknown things
-
-
-@triton.jit
-def asserting(X, N: tl.constexpr):
-    x = tl.load(X + tl.arange(0, N))
-    tl.device_print("x", x)
-    tl.store(X + tl.arange(0, N), x + 1)
-
-
-def test_prints_do_nothing():
-    x = data()
-    want = x + 1
-    evaluate(asserting, (1,), x, N=N)
-    assert torch.equal(x, want)
-
-
-def text(body: str, arguments: str = "%p: !tt.ptr<f32>") -> str:
-    return "module {\n  tt.func public @k(" + arguments + ") attributes {noinline = false} {\n" + body + "\n    tt.return\n  }\n}\n"
-
-
-def test_a_failed_assertion():
-    code = text('    %c = arith.cmpi eq, %n, %n : i32\n    %z = arith.cmpi ne, %n, %n : i32\n    tt.assert %c, "fine" : i1\n    tt.assert %z, "n differs" : i1', "%n: i32")
-    with pytest.raises(AssertionFailed, match="n differs"):
-        Kernel(code).run((1,), [3], Memory())
-
-
-@triton.jit
-def inline_asm(X, N: tl.constexpr):
-    o = tl.arange(0, N)
-    x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1)
-    tl.store(X + o, x)
-
-
-def test_what_is_not_there_is_unsupported():
-    with pytest.raises(Unsupported, match="elementwise_inline_asm"):
-        Kernel(lower(inline_asm, [data()], N=N))
-    with pytest.raises(Unsupported, match="__nv_fadd_rd"):
-        evaluate(binary, (1,), data(), data(), data(), F=libdevice.add_rd, N=N)
-    with pytest.raises(Unsupported, match="i128"):
-        Kernel(text("    %x = arith.constant 1 : i128"))

@@ -13,13 +13,8 @@ from .types import Op, Unsupported
 def addptr(op: Op):
     need(op, 2, 1)
     (p, i), (out,), (pointer, offset) = op.operands, op.results, op.otypes
-    check(
-        pointer.elem == "ptr"
-        and pointer == op.rtypes[0]
-        and offset.elem in ("i8", "i16", "i32", "i64")
-        and offset.shape == pointer.shape,
-        op,
-    )
+    check(pointer.elem == "ptr" and pointer == op.rtypes[0] and offset.shape == pointer.shape, op)
+    check(offset.elem in ("i8", "i16", "i32", "i64"), op)
     size = np.int64(SIZES[pointer.target().elem])
 
     def step(v, frame):

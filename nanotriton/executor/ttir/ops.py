@@ -90,23 +90,12 @@ FLOAT1 = {
     "math.acos": np.arccos, "math.atan": np.arctan,
 }  # fmt: skip
 INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "index"))
-CASTS = {
-    f"arith.{x}"
-    for x in (
-        "extsi",
-        "extui",
-        "trunci",
-        "extf",
-        "truncf",
-        "sitofp",
-        "uitofp",
-        "fptosi",
-        "fptoui",
-        "bitcast",
-        "index_cast",
-    )
-}
-CASTS |= {"tt.bitcast", "tt.fp_to_fp", "tt.int_to_ptr", "tt.ptr_to_int"}
+CASTS = {  # name: (from a float, to a float); bitcasts take any
+    "arith.extsi": (False, False), "arith.extui": (False, False), "arith.trunci": (False, False), "arith.index_cast": (False, False),
+    "tt.int_to_ptr": (False, False), "tt.ptr_to_int": (False, False), "arith.sitofp": (False, True), "arith.uitofp": (False, True),
+    "arith.fptosi": (True, False), "arith.fptoui": (True, False), "arith.extf": (True, True), "arith.truncf": (True, True),
+    "tt.fp_to_fp": (True, True), "arith.bitcast": None, "tt.bitcast": None,
+}  # fmt: skip
 
 
 def check(ok: bool, op: Op) -> None:
@@ -176,15 +165,14 @@ def elementwise(op: Op):
         elem = same(op, FLOATS)
         nan = op.attrs.get("propagateNan") == "all"
         return apply(op, fma if name == "fma" else lambda x, lo, hi: clamp(x, lo, hi, nan), elem)
-    if op.name in ("tt.mulhiui", "math.absi", "math.ctpop"):
-        need(op, 2 if name == "mulhiui" else 1, 1)
+    if op.name == "tt.mulhiui":
+        need(op, 2, 1)
         same(op, frozenset(("i32", "i64")))
-        return apply(
-            op,
-            {"mulhiui": mul_high, "absi": np.abs, "ctpop": lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype)}[
-                name
-            ],
-        )
+        return apply(op, mul_high)
+    if op.name in ("math.absi", "math.ctpop"):
+        need(op, 1, 1)
+        same(op, INTEGERS - {"i1"})
+        return apply(op, np.abs if name == "absi" else lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype))
     if op.name == "tt.extern_elementwise":
         check(len(op.results) == 1 and all(t.shape == op.rtypes[0].shape and t.elem != "desc" for t in op.otypes), op)
         f = libdevice.find(op.attrs.get("symbol", ""))
@@ -198,10 +186,8 @@ def elementwise(op: Op):
 def compare(op: Op, name: str):
     predicate, kind = op.words[0] if op.words else "", op.otypes[0]
     table, kinds = (CMPF, FLOATS) if name == "cmpf" else (CMPI, INTEGERS | {"ptr"})
-    check(
-        predicate in table and op.otypes[1] == kind and kind.elem in kinds and op.rtypes[0] == ("i1", kind.shape, ""),
-        op,
-    )
+    check(predicate in table and kind.elem in kinds, op)
+    check(op.otypes[1] == kind and op.rtypes[0] == ("i1", kind.shape, ""), op)
     f = table[predicate]
     if kind.elem == "i1" and predicate[0] == "s":  # true is -1
         return apply(op, lambda a, b: f(b, a))
@@ -210,13 +196,8 @@ def compare(op: Op, name: str):
 
 def select(op: Op):
     condition, kind = op.otypes[0], op.rtypes[0]
-    check(
-        condition.elem == "i1"
-        and condition.shape in ((), kind.shape)
-        and op.otypes[1:] == [kind, kind]
-        and kind.elem != "desc",
-        op,
-    )
+    check(condition.elem == "i1" and condition.shape in ((), kind.shape), op)
+    check(op.otypes[1:] == [kind, kind] and kind.elem != "desc", op)
     if condition.shape != kind.shape:  # a scalar chooses between tensors
         spread = (-1,) + (1,) * len(kind.shape)
         return apply(op, lambda c, a, b: np.where(c.reshape(spread), a, b))
@@ -233,15 +214,7 @@ def cast(op: Op):
         check(SIZES[was] == SIZES[to] and (was == "i1") == (to == "i1"), op)
         encode, decode = encoder(was), decoder(to)
         return apply(op, (lambda x: x) if DTYPE[was] == dtype and was == to else lambda x: decode(encode(x)))
-    floats = (was in FLOATS, to in FLOATS)
-    wanted = {
-        "extf": (True, True),
-        "truncf": (True, True),
-        "fp_to_fp": (True, True),
-        "sitofp": (False, True),
-        "uitofp": (False, True),
-    }
-    check(floats == wanted.get(name, (name[:4] == "fpto", False)), op)
+    check(CASTS[op.name] == (was in FLOATS, to in FLOATS), op)
     if name == "extf":
         return apply(op, lambda x: x.astype(dtype, copy=False))
     if name in ("truncf", "fp_to_fp"):
@@ -288,7 +261,9 @@ def constant(op: Op) -> np.ndarray | None:
     else:
         items, shape = [text], (1,)
         check(not kind.shape, op)
-    return np.array([number(x.strip(), kind.elem) for x in items], DTYPE[kind.elem]).reshape(shape)
+    value = np.array([number(x.strip(), kind.elem) for x in items], DTYPE[kind.elem]).reshape(shape)
+    near = rounder(kind.elem)  # decimals are printed with few digits
+    return value if near is None else near(value)
 
 
 def number(text: str, elem: str):

@@ -1,0 +1,117 @@
+"""The training scripts as a user runs them: from one command, twice the same, killed and continued, stopped by Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--sft-steps", "6", "--steps", "2", "--prompts", "2", "--group", "2", "--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "40"]
+
+
+def command(out: Path, *more: str, torchrun: bool = False) -> list[str]:
+    start = [sys.executable, "-m", "torch.distributed.run"] if torchrun else [sys.executable]
+    return [*start, "train_grpo.py", "--out", str(out), *TINY, *more]
+
+
+def run(argv: list[str]) -> subprocess.CompletedProcess:
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def metrics(folder: Path) -> list[dict]:
+    """Every row of both stages without its wall-clock times."""
+    rows = [json.loads(line) for name in ("sft/metrics.jsonl", "metrics.jsonl") for line in (folder / name).read_text().splitlines()]
+    for row in rows:
+        row.pop("seconds")
+    return rows
+
+
+def processes(out: Path) -> list[str]:
+    """Command lines of processes, in any state but dead, that name this run or were started by it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"NANOTRITON_TEST={out}".encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120])
+            except OSError:
+                continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """One whole run, never interrupted."""
+    out = tmp_path_factory.mktemp("straight")
+    done = run(command(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out / "laptop"
+
+
+def test_one_command_trains_measures_and_leaves_a_trace(straight):
+    summary = json.loads((straight / "summary.json").read_text())
+    assert {"heldout_before", "heldout_after", "greedy_before", "greedy_after", "seconds_sft", "seconds_grpo", "seed"} <= set(summary)
+    assert summary["heldout_samples"] == 8 and summary["seconds_sft"] > 0 and summary["seconds_grpo"] > 0
+    assert (straight / "curves.png").read_bytes().startswith(b"\x89PNG")
+    samples = [json.loads(line) for line in (straight / "samples.jsonl").read_text().splitlines()]
+    assert {s["split"] for s in samples} == {"train", "dev/success", "dev/greedy", "test/success", "test/greedy"}
+    assert sum(s["split"] == "train" for s in samples) == 2 * 2 * 2
+    assert all(s["verdict"]["status"] and (s["verdict"]["message"] or s["verdict"]["status"] == "correct") for s in samples)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (straight / "model" / name).exists()
+
+
+def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight):
+    before = (straight / "metrics.jsonl").read_bytes()
+    again = run(command(straight.parent))
+    assert again.returncode == 0 and "is finished" in again.stdout and (straight / "metrics.jsonl").read_bytes() == before
+    other = run(command(straight.parent, "--lr", "1e-3"))
+    assert other.returncode == 2 and "holds a run with --lr 0.0" in other.stderr and other.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "kill worker", "kill agent"])
+def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_process(straight, tmp_path, how):
+    env = os.environ | {"NANOTRITON_TEST": str(tmp_path)}
+    argv = command(tmp_path, torchrun=how != "ctrl-c")
+    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    want = {"ctrl-c": "sft    3/6", "kill worker": "grpo    1/2", "kill agent": "grpo/eval    0/2"}[how]
+    for line in process.stdout:
+        if want in line:
+            break
+    if how == "ctrl-c":
+        os.killpg(process.pid, signal.SIGINT)
+    elif how == "kill agent":
+        process.kill()
+    else:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+    rest = process.communicate(timeout=60)[0]
+    if how == "ctrl-c":
+        assert process.returncode == 130 and "Traceback" not in rest
+    deadline = time.monotonic() + 15
+    while processes(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes(tmp_path) == []
+    done = run(command(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert metrics(tmp_path / "laptop") == metrics(straight)
+    assert (tmp_path / "laptop/model/model.safetensors").read_bytes() == (straight / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--tasks", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--reward", "/nowhere.py"], "no such reward file"),
+        (["--kll", "1"], "did you mean --kl"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, argv, says):
+    done = run([sys.executable, "train_grpo.py", "--out", str(tmp_path), *argv])
+    assert done.returncode == 2 and says in done.stderr and done.stderr.strip().count("\n") == 0, done.stderr
