@@ -102,7 +102,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     check_ended(ended, limits)
     with worker.stage("validate", job.timeout):
         try:
-            plan = Plan.from_bytes(ended.payload, job.memory)
+            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.memory)
         except PlanError as error:
             raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
         facts = rules.facts(plan)

@@ -6,6 +6,7 @@ ever loaded. Measured: 44 ms for a softmax, 220 ms with `tl.dot`, CPU time of on
 """
 
 import json
+import os
 import re
 import tempfile
 from collections import OrderedDict
@@ -150,6 +151,6 @@ class BinaryCache:
             self.size -= len(self.binaries.popitem(last=False)[1])
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
-            new = self.folder / f".{kernel.key}.{id(data)}"
+            new = self.folder / f".{kernel.key}.{os.getpid()}"
             new.write_bytes(data)
             new.rename(self.folder / kernel.key)  # whole or not at all, whoever else writes it

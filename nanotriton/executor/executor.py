@@ -36,14 +36,14 @@ from pathlib import Path
 
 from nanotriton.executor import probe, sandbox
 from nanotriton.executor.verdict import Verdict
-from nanotriton.executor.zygote import BEACON, pair, receive, remove_folder, send
+from nanotriton.executor.zygote import BEACON, SLOW, pair, receive, remove_folder, send
 from nanotriton.tasks.task import Task
 from reward.policy import check_policy
 
 MODES = ("replay", "process")
 GRACE = 2.0  # seconds that a worker has for its own alarm before it is killed
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
-REPLAYERS = 3  # processes with a CUDA context on one GPU: while one computes on the host another has the GPU, and a hang stops one
+REPLAYERS = 3  # workers on one GPU, as in gpu.py
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 PREFIX = "nanotriton-executor-"
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
@@ -63,6 +63,7 @@ class Entry:
     cost: dict = field(default_factory=dict)
     deaths: int = 0  # workers that died while they were computing it
     restarts: int = 0  # times it was in flight when a worker died of something else
+    given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
 
 
@@ -77,6 +78,11 @@ class Process:
     pid: int | None = None  # None: not forked yet
     entries: dict[int, Entry] = field(default_factory=dict)
     alone: bool = False  # it has a suspect: give it nothing else
+
+    def has_room(self, depth: int) -> bool:
+        """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest."""
+        young = sum(time.monotonic() - e.given < SLOW for e in self.entries.values())
+        return not self.alone and young < depth and len(self.entries) < 4 * depth
 
     def computing(self) -> tuple[int, float, str]:
         """(job, when it is overdue or 0, stage) that the worker last wrote."""
@@ -392,7 +398,7 @@ class Executor:
             return False
         finally:
             os.close(fd)
-        process.entries[job["id"]] = entry
+        process.entries[job["id"]], entry.given = entry, time.monotonic()
         process.alone = bool(entry.deaths)
         return True
 

@@ -25,6 +25,7 @@ from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.timing import Stopwatch, Work, floor_us
 from nanotriton.executor.zygote import Ended
 
+REPLAYERS = 3  # workers on one GPU: while one computes on the host another has the GPU, and a hang stops one
 PROBES = 32  # elements of an input that are tried: does the answer need them?
 ROTATION = 3  # draws of inputs that timed runs take in turns
 
@@ -32,17 +33,20 @@ ROTATION = 3  # draws of inputs that timed runs take in turns
 class Gpu:
     """What a worker has on its GPU: at most one candidate's arena, compiled kernels, and a stopwatch."""
 
-    def __init__(self, folder: str, memory: int = 64 << 30):
+    def __init__(self, folder: str):
         torch.cuda.init()
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.binaries = BinaryCache(folder)
-        self.memory = memory
+        # Of what is free now (a trainer may share the GPU), a worker's arena gets half of its share; inputs and the reference the rest.
+        self.memory = torch.cuda.mem_get_info()[0] // (2 * REPLAYERS)
         self.owner: GpuRunner | None = None
         self.lost = False  # the context: this process must end
         self.reference_us: dict[str, float] = {}
         self.needed: dict[str, int] = {}
         self._watch: Stopwatch | None = None
+        name = f"nanotriton-gpu-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}-{os.getuid()}"
+        self._turn, self._room = (os.open(os.path.join(tempfile.gettempdir(), name + end), os.O_CREAT | os.O_RDWR, 0o600) for end in (".turn", ".room"))
 
     def own(self, runner: "GpuRunner | None") -> None:
         """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""
@@ -58,15 +62,27 @@ class Gpu:
         return self._watch
 
     @contextmanager
-    def quiet(self):
-        """Nobody else times on this GPU meanwhile, and no job that wants it quiet runs."""
-        name = f"nanotriton-gpu-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}.lock"
-        fd = os.open(os.path.join(tempfile.gettempdir(), name), os.O_CREAT | os.O_RDWR, 0o600)
+    def busy(self):
+        """Work that may share the GPU with other workers', but not with a stopwatch. Who waits for quiet goes first."""
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        fcntl.flock(self._room, fcntl.LOCK_SH)
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(fd)
+            fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    @contextmanager
+    def quiet(self):
+        """Within `busy`: no other worker uses this GPU meanwhile."""
+        fcntl.flock(self._room, fcntl.LOCK_UN)  # first, or two that want quiet wait for each other
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        fcntl.flock(self._room, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._room, fcntl.LOCK_SH)
+            fcntl.flock(self._turn, fcntl.LOCK_UN)
 
 
 class GpuRunner(Runner):
@@ -143,6 +159,7 @@ def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
 def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial) -> None:
     """Time the candidate and the reference in turns, on draws of their own, and check the candidate's last answer.
 
+    The draws differ because the reference's answers are on the GPU while the candidate runs: to other questions, then.
     Raises Fault: `too_fast` for a time that memory cannot reach, or what is wrong with the last answer.
     """
     gpu, weights = worker.gpu, runner.by_name(trial.weights)
@@ -150,22 +167,19 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     gpu.own(runner)
     runner.replay.load(draws[0], weights)
     works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % ROTATION], weights))]
-    with worker.stage("time", job.timeout), gpu.quiet():
+    with gpu.quiet(), worker.stage("time", job.timeout):
         if job.task.key not in gpu.reference_us:
             works.append(reference_work(reference, trial.weights, draws[ROTATION:]))
         try:
             timings = gpu.watch.time(works)
-            runs = timings[0].runs
-            runner.replay.load(draws[(runs - 1) % ROTATION], weights)  # the last answer, again from poison
-            runner.replay.execute()
-            outputs = runner.replay.outputs()
+            outputs = runner.replay.outputs()  # of the last run that was timed
         except ReplayError as error:
             gpu.lost |= error.fatal
             raise Fault(error.status, f"while it was timed: {error.message}") from None
         if len(timings) > 1:
             gpu.reference_us[job.task.key] = timings[1].us
     with worker.stage("judge", worker.patience):
-        compare(outputs, reference.answer(draws[(runs - 1) % ROTATION], trial.weights))
+        compare(outputs, reference.answer(draws[(timings[0].runs - 1) % ROTATION], trial.weights))
         if job.task.key not in gpu.needed:
             gpu.needed[job.task.key] = needed_bytes(reference, draws[-1], trial.weights)
     floor = floor_us(gpu.needed[job.task.key], sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))

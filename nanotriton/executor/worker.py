@@ -168,6 +168,10 @@ class Worker:
 
     def advance(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
         """Let a job compute until it wants a child or has its verdict."""
+        with self.gpu.busy() if self.gpu is not None else contextlib.nullcontext():
+            self.step(job, generator, folder, ended)
+
+    def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
         self.job, self.stages, self.since = job, [], time.monotonic()
         try:
             spawn: Spawn = generator.send(ended)

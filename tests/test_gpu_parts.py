@@ -1,0 +1,93 @@
+"""What of the CUDA path needs no GPU: packing arguments, dropping configurations, the clock's statistics, the floor's probe."""
+
+import struct
+
+import pytest
+import torch
+
+from nanotriton.executor import driver, timing
+from nanotriton.executor.compare import Fault
+from nanotriton.executor.compiler import Binary
+from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
+from nanotriton.executor.judge import Reference
+from nanotriton.executor.plan import Choice, Launch, Plan
+from nanotriton.tasks.task import Task
+
+
+def function(sizes: list[int], descriptors: list | None = None) -> driver.Function:
+    return driver.Function(Binary("k", b"", 0, 4, 1, False, descriptors=descriptors or []), None, None, sizes)
+
+
+def test_arguments_are_packed_as_the_kernel_reads_them():
+    args = [("!tt.ptr<f32>", 0x1234567890), ("i1", True), ("i8", -1), ("i32", -5), ("i32", 2**32 - 1), ("i64", -(2**63)), ("f16", 1.5),
+            ("bf16", 1.5), ("f32", 1e300), ("f64", 0.1)]  # fmt: skip
+    packed = driver.pack(function([8, 1, 1, 4, 4, 8, 2, 2, 4, 8, 8, 8]), args, 7, 0)
+    want = [0x1234567890, 1, 0xFF, 2**32 - 5, 2**32 - 1, 2**63]
+    assert [int.from_bytes(p, "little") for p in packed[:6]] == want
+    assert packed[6:10] == [struct.pack("<e", 1.5), b"\xc0\x3f", struct.pack("<f", float("inf")), struct.pack("<d", 0.1)]
+    assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
+
+
+def test_too_few_or_other_arguments_never_reach_the_driver():
+    for args in ([], [("i32", 1)], [("i32", 1), ("i32", 1), ("i32", 1)], [("i64", 1), ("i32", 1)]):
+        with pytest.raises(driver.DriverError, match="takes parameters"):
+            driver.pack(function([4, 4, 8, 8]), args, 0, 0)
+
+
+@pytest.mark.parametrize("flags", [1, 2])  # triton 3.6, triton 3.8
+def test_a_descriptor_without_tma_is_spelled_out(flags):
+    value = [4096, [48, 32], [32, 1], "nan"]
+    packed = driver.pack(function([8, 8, 8, 8, 8, *[1] * flags, 4, 4, 8, 8, 4, 8, 8]), [("!tt.tensordesc<16x32xf32>", value), ("i32", 9)], 0, 0)
+    assert [int.from_bytes(p, "little") for p in packed] == [4096, 48, 32, 32, 1, 1, *[0] * (flags - 1), 48, 32, 32, 1, 9, 0, 0]
+
+
+def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
+    launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
+    make = lambda: Plan(steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3), Choice(0, [[launch(0)], [launch(1)], [launch(4)]])])
+    fault = Fault("out_of_resources", "shared memory")
+    plan = make()
+    drop_refused(plan, {0: fault, 4: fault})
+    assert [[a[0].kernel for a in s.alternatives] for s in plan.steps if isinstance(s, Choice)] == [[1], [1]]
+    with pytest.raises(Fault, match="shared memory"):
+        drop_refused(make(), {0: fault, 1: fault, 2: fault})
+    with pytest.raises(Fault, match="shared memory"):
+        drop_refused(make(), {3: fault})
+    drop_refused(plan := make(), {})
+    assert len(plan.steps[0].alternatives) == 3
+
+
+def test_the_clock_stops_when_it_knows_enough():
+    steady, noisy = [10.0, 10.01] * 10, [10.0, 20.0] * 10
+    assert timing._enough(steady) and not timing._enough(steady[:-1]) and not timing._enough(noisy)
+    assert timing._enough(noisy * 10)  # at most MAX_RUNS
+    summary = timing._summary([9.0, 10.0, 10.0, 11.0, 50.0], "graph")
+    assert summary.us == 10.0 and summary.runs == 5 and summary.spread > 0
+
+
+HEAD = "import torch\nimport torch.nn as nn\n\n"
+DRAW = "\n\ndef get_inputs():\n    return [torch.randn(600, 1000), torch.randn(600, 1000)]\n\n\ndef get_init_inputs():\n    return []\n"
+
+
+def task(body: str) -> Reference:
+    return Reference(Task("t", HEAD + f"class Model(nn.Module):\n    def forward(self, x, y):\n        return {body}" + DRAW))
+
+
+@pytest.mark.parametrize(("body", "low", "high"), [("x + y", 1.79, 1.81), ("x * 2", 0.89, 0.91), ("x[:, ::2] + x[:, 1::2]", 0.89, 0.91), ("x[:6] + y[:6]", 0, 0.1)])
+def test_the_floor_counts_only_bytes_that_the_answer_needs(body, low, high):
+    reference = task(body)
+    inputs = reference.inputs("plain", 0)
+    keep = [t.clone() for t in inputs]
+    assert low <= needed_bytes(reference, inputs, 0) / inputs[0].nbytes <= high
+    assert all(map(torch.equal, inputs, keep))
+
+
+def test_the_reference_is_timed_on_fresh_inputs():
+    reference = task("x + y")
+    draws = [reference.inputs("plain", seed) for seed in (1, 2)]
+    seen = []
+    work = reference_work(reference, 0, draws)
+    reference.names["Model"].forward = lambda self, x, y: seen.append((x.clone(), y.clone()))
+    for i in range(3):
+        work.before(i)
+        work.run()
+    assert [torch.equal(x, draws[i % 2][0]) and torch.equal(y, draws[i % 2][1]) for i, (x, y) in enumerate(seen)] == [True] * 3
