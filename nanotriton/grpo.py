@@ -18,12 +18,10 @@ and the loss *value* is near 0 whatever is learned; its gradient is not.
 
 from collections.abc import Callable, Sequence
 from math import isnan
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-
-Group = TypeVar("Group")
 
 # (clip_low, clip_high) of each loss, from its paper. The ratio may move in [1 - low, 1 + high].
 CLIP = {
@@ -99,9 +97,7 @@ def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | N
 
 def aggregate(values: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor | float, kind: str = "dapo") -> Tensor:
     """This microbatch's share of a loss term: per-token values [T] -> scalar, divided by the normaliser. All masked: 0.
-
-    sum_t m_t v_t / normalizer; for grpo and gspo sum_i (sum_{t in i} m_t v_t / n_i) / normalizer.
-    """
+    sum_t m_t v_t / normalizer; for grpo and gspo sum_i (sum_{t in i} m_t v_t / n_i) / normalizer."""
     _check(kind)
     mask = mask.bool()
     values = torch.where(mask, values, 0.0)
@@ -197,13 +193,11 @@ def kl(logp: Tensor, ref: Tensor, mask: Tensor, kind: str = "k3", old: Tensor | 
 
 
 def mismatch(
-    old: Tensor | None, rollout: Tensor, mask: Tensor, seq_ids: Tensor, mode: str = "bypass", high: float = 2.0,
-    low: float = 0.0,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    old: Tensor | None, rollout: Tensor, mask: Tensor, seq_ids: Tensor, mode: str = "bypass", high: float = 2.0, low: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
     """The sampler's probabilities are not quite the trainer's: what to do -> (old [T], weight [T] or None) for policy_loss.
 
         bypass             old := rollout, the clip corrects; the trainer's own `old` isn't needed (pass None)
-        none               old as it is, no correction
         token_truncate     w_t = clip(exp(old_t - rollout_t), low, high)       TIS, fengyao.notion.site/off-policy-rl
         token_mask         w_t where low <= w_t <= high, else 0                IcePop, arXiv 2510.18855
         sequence_truncate, sequence_mask    the same with w = exp(sum of the sequence's differences)
@@ -217,11 +211,9 @@ def mismatch(
         return rollout, None
     if old is None:
         raise ValueError(f"mismatch mode {mode!r} needs the trainer's old logprobs; only bypass does without")
-    if mode == "none":
-        return old, None
     level, _, rule = mode.partition("_")
     if level not in ("token", "sequence") or rule not in ("truncate", "mask"):
-        raise ValueError(f"unknown mismatch mode {mode!r}: bypass, none, or (token|sequence)_(truncate|mask)")
+        raise ValueError(f"unknown mismatch mode {mode!r}: bypass or (token|sequence)_(truncate|mask)")
     d = torch.where(mask.bool(), old - rollout, 0.0).detach()
     if level == "sequence":
         d = d.new_zeros(len(_lengths(mask, seq_ids))).index_add_(0, seq_ids, d)[seq_ids]
@@ -231,10 +223,8 @@ def mismatch(
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
 def ratio_stats(logp: Tensor, other: Tensor, mask: Tensor, prefix: str = "") -> dict[str, Tensor]:
-    """How far logp is from other: sums over the unmasked tokens, and a maximum, of r = exp(logp - other).
-
-    kl is r - 1 - log r, never negative. With prefix="mismatch_": the trainer's logp against the sampler's.
-    """
+    """How far logp is from other: sums over the unmasked tokens, and a maximum, of r = exp(logp - other) and of
+    kl = r - 1 - log r, never negative. With prefix="mismatch_": the trainer's logp against the sampler's."""
     d = torch.where(mask.bool(), logp.detach().double() - other.double(), 0.0)
     ratio = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     kept = torch.where(mask.bool(), ratio, 0.0)
@@ -250,10 +240,8 @@ def summarize(
     parts: Sequence[dict[str, Tensor]], all_sum: Callable[[Tensor], Tensor] = lambda x: x,
     all_max: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> dict[str, float]:  # fmt: skip
-    """Statistics of a step from those of its microbatches: means over all tokens of all ranks, and maxima (`..._max`).
-
-    Every rank calls it with at least one part; all_sum and all_max are World's. "tokens" stays a sum.
-    """
+    """Statistics of a step from those of its microbatches: means over all tokens of all ranks, maxima (`..._max`), and the
+    number of tokens. Every rank calls it with at least one part; all_sum and all_max are World's."""
     keys = list(parts[0])
     table = torch.stack([torch.stack([part[k].double() for k in keys]) for part in parts])  # [parts, keys]
     sums, peaks = all_sum(table.sum(0)).tolist(), all_max(table.amax(0)).tolist()
@@ -275,9 +263,8 @@ def soft_overlong(length: int, max_length: int, cache: int) -> float:
 
 
 def truncation(
-    rewards: Sequence[float | None], lengths: Sequence[int], cut: Sequence[bool], policy: str, max_length: int,
-    cache: int = 0,
-) -> list[float | None]:  # fmt: skip
+    rewards: Sequence[float | None], lengths: Sequence[int], cut: Sequence[bool], policy: str, max_length: int, cache: int = 0
+) -> list[float | None]:
     """Rewards after the stated policy on long answers. cut[i]: the answer hit max_length without an end token.
 
         keep   nothing happens: a cut answer has the reward that it earned, most often 0
@@ -297,15 +284,14 @@ def truncation(
 
 
 def dynamic_sampling(
-    draw: Callable[[int], Sequence[tuple[Group, Sequence[float | None]]]], want: int, budget: int
-) -> tuple[list[Group], int]:
+    draw: Callable[[int], Sequence[tuple[Any, Sequence[float | None]]]], want: int, budget: int
+) -> tuple[list[Any], int]:
     """Replace groups without spread, up to a budget -> (at most `want` groups that have spread, number of groups drawn).
 
     DAPO, arXiv 2503.14476, section 3.2. draw(k) samples and scores k new groups and returns each with its rewards (none:
     the prompts ran out). Where `budget` groups did not hold enough the step is smaller, never padded.
     """
-    kept: list[Group] = []
-    drawn = 0
+    kept, drawn = [], 0
     while len(kept) < want and drawn < budget and (groups := draw(min(want - len(kept), budget - drawn))):
         drawn += len(groups)
         kept += [g for g, rewards in groups if len({r for r in rewards if r is not None and not isnan(r)}) > 1]
