@@ -152,21 +152,23 @@ class Sampler:
 
     def _check(self, index: int, request: Request) -> None:
         prompt, longest, vocab = request.prompt_ids, self.config.max_position_embeddings, self.config.vocab_size
-        problems = {
-            "the prompt is empty": not prompt,
-            f"a prompt id is not in 0 to {vocab - 1}": bool(prompt) and not 0 <= min(prompt) <= max(prompt) < vocab,
-            "n and max_tokens must be at least 1": request.n < 1 or request.max_tokens < 1,
-            "temperature must be a finite number, 0 or more": not (math.isfinite(request.temperature) and request.temperature >= 0),
-            "top_k must be 0 or more": request.top_k < 0,
-            "top_p must be above 0 and at most 1": not 0 < request.top_p <= 1,
-            "there must be as many seeds as samples": request.seeds is not None and len(request.seeds) != request.n,
-            f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than the model's {longest}": len(prompt)
-            + request.max_tokens
-            > longest,
-        }
-        for problem, present in problems.items():
-            if present:
-                raise ValueError(f"request {index}: {problem}")
+        if not prompt:
+            problem = "the prompt is empty"
+        elif not 0 <= min(prompt) <= max(prompt) < vocab:
+            problem = f"a prompt id is not in 0 to {vocab - 1}"
+        elif request.n < 1 or request.max_tokens < 1:
+            problem = "n and max_tokens must be at least 1"
+        elif not (math.isfinite(request.temperature) and request.temperature >= 0):
+            problem = "temperature must be a finite number, 0 or more"
+        elif request.top_k < 0 or not 0 < request.top_p <= 1:
+            problem = "top_k must be 0 or more, top_p above 0 and at most 1"
+        elif request.seeds is not None and len(request.seeds) != request.n:
+            problem = "there must be as many seeds as samples"
+        elif len(prompt) + request.max_tokens > longest:
+            problem = f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than the model's {longest}"
+        else:
+            return
+        raise ValueError(f"request {index}: {problem}")
 
     def _seeds(self, request: Request) -> list[int]:
         if request.seeds is not None:
@@ -251,17 +253,15 @@ class Sampler:
 
     def _decode(self, s: Scheduler, slots: np.ndarray) -> Callable:
         """One token for each of these slots: feed the newest, whose key and value go to its tail."""
-        if s.changed:
-            s.tile_line, s.tile_rows = s.tiles(slots, self.per_tile)
-            s.changed = False
+        lines, rows = s.tiles(slots, self.per_tile)
         tail = s.count[slots]  # the token being fed is the last of the tail
         arrays = self._sampling(s, slots) | {
             "position": s.prompt_len[slots] + tail - 1,
             "tail_len": tail,
             "page": s.tail_table[slots, (tail - 1) // self.page_size],
-            "tile_group": s.tile_line,
-            "tile_len": s.prompt_len[slots][s.tile_rows[:, 0]],
-            "tile_rows": s.tile_rows,
+            "tile_group": lines,
+            "tile_len": s.prompt_len[slots[rows[:, 0]]],
+            "tile_rows": rows,
         }
         self.stats["decode_steps"] += 1
         self.stats["decode_rows"] += len(slots)

@@ -8,6 +8,7 @@ token a step, so the GPU can run ahead of the host, which hears of end tokens la
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class Scheduler:
         self.lines = list(range(max_batch))  # free lines of prefix_table
         self.order: list[Sequence] = []  # of admission, oldest first
         self.running = np.zeros(max_batch, dtype=bool)
-        self.changed = True  # `running` differs from what the last tiles were made for
+        self.changed, self.made = True, None  # `running` is not what the tiles were last made for; those tiles
         self.preemptions = 0
         # Line max_batch of the tables is for padding.
         self.tail_table = np.zeros((max_batch + 1, width), dtype=np.int32)
@@ -185,12 +186,15 @@ class Scheduler:
         self.running[slot], self.changed = False, True
 
     def tiles(self, slots: np.ndarray, cap: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (positions in `slots`) by group, at most `cap` a tile: tile_line [T], tile_rows [T, R] padded with -1."""
-        lines = self.line[slots]
-        order = np.argsort(lines, kind="stable")
-        ends = np.append(np.flatnonzero(np.diff(lines[order])) + 1, len(order))
-        runs = [(a, b) for start, end in zip(np.append(0, ends[:-1]), ends) for a in range(start, end, cap) for b in [min(a + cap, end)]]
-        rows = np.full((len(runs), max(b - a for a, b in runs)), -1, dtype=np.int32)
-        for tile, (a, b) in enumerate(runs):
-            rows[tile, : b - a] = order[a:b]
-        return lines[order[[a for a, _ in runs]]].astype(np.int32), rows
+        """Rows (positions in `slots`) by group, at most `cap` a tile: prefix_table lines [T], rows [T, R] padded with -1."""
+        if self.changed:
+            lines = self.line[slots]
+            order = np.argsort(lines, kind="stable")
+            bounds = [0, *(np.flatnonzero(np.diff(lines[order])) + 1), len(order)]
+            runs = [(a, min(a + cap, end)) for start, end in pairwise(bounds) for a in range(start, end, cap)]
+            rows = np.full((len(runs), max(b - a for a, b in runs)), -1, dtype=np.int32)
+            for tile, (a, b) in enumerate(runs):
+                rows[tile, : b - a] = order[a:b]
+            self.made = lines[order[[a for a, _ in runs]]].astype(np.int32), rows
+            self.changed = False
+        return self.made
