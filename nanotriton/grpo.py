@@ -198,12 +198,12 @@ def mismatch(
     """The sampler's probabilities are not quite the trainer's: what to do -> (old [T], weight [T] or None) for policy_loss.
 
         bypass             old := rollout, the clip corrects; the trainer's own `old` isn't needed (pass None)
+        none               old as it is: to see what the mismatch does
         token_truncate     w_t = clip(exp(old_t - rollout_t), low, high)       TIS, fengyao.notion.site/off-policy-rl
         token_mask         w_t where low <= w_t <= high, else 0                IcePop, arXiv 2510.18855
         sequence_truncate, sequence_mask    the same with w = exp(sum of the sequence's differences)
 
     rollout [T]: the logprobs that the sampler recorded. w has no gradient.
-
     >>> mismatch(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), torch.ones(2), torch.tensor([0, 0]), "token_truncate")[1]
     tensor([1., 2.])
     """
@@ -211,9 +211,11 @@ def mismatch(
         return rollout, None
     if old is None:
         raise ValueError(f"mismatch mode {mode!r} needs the trainer's old logprobs; only bypass does without")
+    if mode == "none":
+        return old, None
     level, _, rule = mode.partition("_")
     if level not in ("token", "sequence") or rule not in ("truncate", "mask"):
-        raise ValueError(f"unknown mismatch mode {mode!r}: bypass or (token|sequence)_(truncate|mask)")
+        raise ValueError(f"unknown mismatch mode {mode!r}: bypass, none or (token|sequence)_(truncate|mask)")
     d = torch.where(mask.bool(), old - rollout, 0.0).detach()
     if level == "sequence":
         d = d.new_zeros(len(_lengths(mask, seq_ids))).index_add_(0, seq_ids, d)[seq_ids]
@@ -221,7 +223,6 @@ def mismatch(
     return old, w.clamp(low, high) if rule == "truncate" else torch.where((w < low) | (w > high), 0.0, w)
 
 
-# ---- statistics ------------------------------------------------------------------------------------------------------
 def ratio_stats(logp: Tensor, other: Tensor, mask: Tensor, prefix: str = "") -> dict[str, Tensor]:
     """How far logp is from other: sums over the unmasked tokens, and a maximum, of r = exp(logp - other) and of
     kl = r - 1 - log r, never negative. With prefix="mismatch_": the trainer's logp against the sampler's."""

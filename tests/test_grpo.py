@@ -168,6 +168,8 @@ def test_mismatch_weights_equal_the_oracle(mode):
 def test_bypass_takes_the_samplers_logprobs():
     old, weight = grpo.mismatch(None, T(ROLLOUT), T(MASK), SEQ)
     assert torch.equal(old, T(ROLLOUT)) and weight is None
+    old, weight = grpo.mismatch(T(OLD), T(ROLLOUT), T(MASK), SEQ, "none")
+    assert torch.equal(old, T(OLD)) and weight is None
     with pytest.raises(ValueError, match="needs the trainer's old"):
         grpo.mismatch(None, T(ROLLOUT), T(MASK), SEQ, "token_mask")
 
