@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+import triton
 
 from nanotriton.executor.plan import Plan, PlanError
 
@@ -173,7 +174,11 @@ def main() -> None:
     for key in ("status", "replay"):
         print(key, dict(collections.Counter(f[key] for f in facts.values() if key in f)))
     if args.out:
-        args.out.write_text(json.dumps({"torch": torch.__version__, "files": facts}, indent=1) + "\n")
+        counts = {key: dict(collections.Counter(f[key] for f in facts.values() if key in f)) for key in ("status", "replay")}
+        command = f"python -m bench.recordability --data {args.data.name}" + (f" --replay {args.replay}" if args.replay else "")
+        versions = {"torch": torch.__version__, "triton": triton.__version__, "device": torch.cuda.get_device_name() if args.replay == "cuda" else "cpu"}
+        rest = {name: f for name, f in facts.items() if f["status"] != "recorded" or f.get("replay", "ran") not in ("ran", "same")}
+        args.out.write_text(json.dumps({"command": command, **versions, "counts": counts, "exceptions": rest}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

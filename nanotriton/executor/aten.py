@@ -14,45 +14,40 @@ from typing import Any
 import torch
 
 # Pure functions of their arguments, on one device, with a result whose shape doesn't depend on data. No operator here
-# reads a file, touches the host, draws random numbers, changes a tensor's storage, or registers anything.
+# reads a file, touches the host, draws random numbers, changes a tensor's storage, registers anything, or trusts offsets and pivots
+# that it is given.
 PURE = """
     __and__ __lshift__ __or__ __rshift__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation
-    _cdist_forward _conj_physical _embedding_bag _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det
-    _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _log_softmax _log_softmax_backward_data
-    _native_batch_norm_legit _native_batch_norm_legit_no_training _pdist_forward _prelu_kernel _safe_softmax
-    _scaled_dot_product_attention_math _scaled_mm _softmax _softmax_backward_data _to_copy _trilinear _unsafe_index
-    _unsafe_index_put _unsafe_view _weight_int8pack_mm _weight_norm_interface abs acos acosh adaptive_max_pool2d
-    adaptive_max_pool3d add addbmm addcdiv addcmul addmm addmv addr all amax amin aminmax angle any arange argmax
-    argmin argsort as_strided_copy as_strided_scatter asin asinh atan atan2 atanh avg_pool2d avg_pool2d_backward
-    avg_pool3d baddbmm binary_cross_entropy bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor bmm bucketize cat ceil celu clamp clamp_max clamp_min clone col2im complex
-    constant_pad_nd convolution convolution_backward copy copysign cos cosh cummax cummin cumprod cumsum deg2rad
-    diag_embed diagonal_backward diagonal_copy diagonal_scatter digamma dist div dot elu elu_backward embedding
-    embedding_dense_backward eq erf erfc erfinv exp exp2 expand_copy expm1 eye
-    fake_quantize_per_tensor_affine_cachemask fill flip floor floor_divide fmax fmin fmod frac full full_like gather
-    ge gelu gelu_backward glu grid_sampler_2d gt hardshrink hardsigmoid hardswish hardswish_backward hardtanh
-    heaviside histc huber_loss hypot i0 igamma igammac im2col index index_add index_copy index_fill index_put
-    index_select isfinite isin isinf isnan isneginf isposinf kthvalue le leaky_relu leaky_relu_backward lerp lgamma
-    linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve
-    linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_qr linalg_solve_triangular linalg_vector_norm linspace log
-    log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
-    logical_xor logit logspace logsumexp lt lu_unpack masked_fill masked_scatter max max_pool2d_with_indices
-    max_pool2d_with_indices_backward max_pool3d_with_indices maximum mean median min minimum mish mm mode mse_loss
-    mse_loss_backward mul multi_margin_loss mv nan_to_num nanmedian native_batch_norm native_batch_norm_backward
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward ne neg new_full
-    new_ones new_zeros nextafter nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm ones
-    ones_like permute_copy polar polygamma pow prelu prod put rad2deg reciprocal reflection_pad1d reflection_pad2d
-    reflection_pad3d relu remainder renorm repeat repeat_interleave replication_pad1d replication_pad2d
-    replication_pad3d roll round rsqrt rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted
-    select_backward select_scatter sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh
-    slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward soft_margin_loss softplus softplus_backward
-    softshrink sort special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
-    special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_modified_bessel_i0
-    special_modified_bessel_k0 special_ndtri special_xlog1py special_zeta sqrt square stack std std_mean sub sum
-    t_copy take tan tanh tanh_backward threshold threshold_backward topk trace triangular_solve tril tril_indices
-    triu triu_indices trunc unfold_copy upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d upsample_trilinear3d value_selecting_reduction_backward var var_mean vdot
-    view_copy where xlogy zero zeros zeros_like
+    _cdist_forward _conj_physical _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _int_mm _linalg_det _linalg_eigh
+    _linalg_slogdet _linalg_solve_ex _linalg_svd _log_softmax _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _pdist_forward _prelu_kernel _safe_softmax
+    _scaled_dot_product_attention_math _scaled_mm _softmax _to_copy _trilinear _unsafe_index _unsafe_index_put
+    _unsafe_view _weight_norm_interface abs acos acosh adaptive_max_pool2d adaptive_max_pool3d add addbmm addcdiv
+    addcmul addmm addmv addr all amax amin aminmax angle any arange argmax argmin argsort as_strided_copy
+    as_strided_scatter asin asinh atan atan2 atanh avg_pool2d avg_pool3d baddbmm binary_cross_entropy bitwise_and
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bmm bucketize cat ceil celu clamp
+    clamp_max clamp_min clone col2im complex constant_pad_nd convolution copy copysign cos cosh cummax cummin
+    cumprod cumsum deg2rad diag_embed diagonal_copy diagonal_scatter digamma dist div dot elu embedding eq erf erfc
+    erfinv exp exp2 expand_copy expm1 eye fill flip floor floor_divide fmax fmin fmod frac full full_like gather ge
+    gelu glu grid_sampler_2d gt hardshrink hardsigmoid hardswish hardtanh heaviside histc huber_loss hypot i0 igamma
+    igammac im2col index index_add index_copy index_fill index_put index_select isfinite isin isinf isnan isneginf
+    isposinf kthvalue le leaky_relu lerp lgamma linalg_cholesky_ex linalg_cross linalg_householder_product
+    linalg_inv_ex linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex linalg_qr linalg_solve_triangular
+    linalg_vector_norm linspace log log10 log1p log2 log_sigmoid_forward logaddexp logaddexp2 logcumsumexp
+    logical_and logical_not logical_or logical_xor logit logspace logsumexp lt masked_fill masked_scatter max
+    max_pool2d_with_indices max_pool3d_with_indices maximum mean median min minimum mish mm mode mse_loss mul
+    multi_margin_loss mv nan_to_num nanmedian native_batch_norm native_group_norm native_layer_norm ne neg new_full
+    new_ones new_zeros nextafter nll_loss2d_forward nll_loss_forward norm ones ones_like permute_copy polar
+    polygamma pow prelu prod put rad2deg reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu
+    remainder renorm repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d roll round rsqrt
+    rsub scalar_tensor scatter scatter_add scatter_reduce searchsorted select_scatter sgn sigmoid sign signbit silu
+    sin sinc sinh slice_scatter smooth_l1_loss soft_margin_loss softplus softshrink sort special_airy_ai
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e
+    special_i1 special_i1e special_log_ndtr special_modified_bessel_i0 special_modified_bessel_k0 special_ndtri
+    special_xlog1py special_zeta sqrt square stack std std_mean sub sum t_copy take tan tanh threshold topk trace
+    triangular_solve tril tril_indices triu triu_indices trunc unfold_copy upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
+    vdot view_copy where xlogy zero zeros zeros_like
 """
 IN_PLACE = """
     abs add addcdiv addcmul addmm baddbmm bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max
@@ -164,6 +159,25 @@ def check_value(value: Any, tensors: int, where: str) -> None:
             check(good, f"{where}: bad argument {str(v)[:80]}")
 
     visit(value, 0)
+
+
+def rehearse(op: str, args: list, kwargs: dict, tensor: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
+    """The results of a checked call on meta tensors: shapes and dtypes, no data. tensor(i): a meta tensor for tensor i.
+
+    Raises PlanError if the call is not possible, or would change the shape of a tensor that it is given (`out=` does that).
+    """
+    packet, overload = op.split(".")
+    func = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+    check(isinstance(func, torch._ops.OpOverload), f"there is no operator {op}")
+    given = {i: tensor(i) for i in tensor_ids([args, kwargs])}
+    shapes = {i: (t.shape, t.stride()) for i, t in given.items()}
+    try:
+        device = torch.device("meta")
+        result = func(*decode(args, given.get, device), **{k: decode(v, given.get, device) for k, v in kwargs.items()})
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        raise PlanError(f"aten.{op}: {' '.join(str(error).split())[:200]}") from None
+    check(all((t.shape, t.stride()) == shapes[i] for i, t in given.items()), f"aten.{op} changes the shape of a tensor that it is given")
+    return list(result) if isinstance(result, tuple | list) else [result]
 
 
 TAGS = {

@@ -20,6 +20,7 @@ from nanotriton.tasks.task import Task
 from reward import rules
 
 PLAN_BYTES = 320 << 20
+CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
 ABLATIONS = 16  # launches that are left out one by one; of more, the last ones
 # What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
 CHILD_STATUSES = frozenset(
@@ -95,6 +96,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed}
+    args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
     if ended.signal == 9 and not ended.killed:  # somebody else's kill -9, or the kernel's for want of memory: once more
         ended = yield Spawn("record", args, limits)

@@ -18,7 +18,7 @@ from nanotriton.executor.zygote import Report
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Replay mode: record the candidate. args: inputs and init (descriptions), seed. The answer's payload is a plan."""
+    """Replay mode: record the candidate. args: inputs and init (descriptions), seed, configs (of an autotuner, at most). The answer's payload is a plan."""
     from nanotriton.executor import recorder
 
     report.stage("record")
@@ -26,7 +26,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     try:
         with draws.moved_constants(args["seed"]):
-            plan = recorder.record(source, init, inputs, seed=args["seed"], folder=folder)
+            plan = recorder.record(source, init, inputs, seed=args["seed"], folder=folder, max_configs=args["configs"])
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
         report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})

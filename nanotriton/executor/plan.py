@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from nanotriton.executor.aten import ALLOWED, PlanError, check, check_value, tensor_ids
+from nanotriton.executor.aten import ALLOWED, PlanError, check, check_value, rehearse, tensor_ids
 from nanotriton.executor.signature import flatten, signature
 
 MAGIC = b"nanotriton-plan-1\n"
@@ -267,6 +267,10 @@ class Plan:
     def _kind(self, index: int) -> str:
         return self.storages[self._tensor(index).storage].kind
 
+    def _meta(self, index: int) -> torch.Tensor:
+        t = self.tensors[index]
+        return torch.empty_strided(t.shape, t.stride, dtype=DTYPES[t.dtype], device="meta")
+
     def _check_tensor(self, i: int, t: Tensor) -> None:
         check(type(t.storage) is int and 0 <= t.storage < len(self.storages), f"tensor {i}: no storage {t.storage!r}")
         check(t.dtype in DTYPES, f"tensor {i}: unknown dtype {t.dtype!r}")
@@ -286,8 +290,13 @@ class Plan:
             for value in step.kwargs.values():
                 check_value(value, len(self.tensors), step.op)
             check(len(step.outs) <= 64, f"{step.op} has too many results")
-            for out in step.outs:
-                check(out is None or self._kind(out) == "temp", f"{step.op}: a result goes to a temporary")
+            results = rehearse(step.op, step.args, step.kwargs, self._meta)
+            check(len(step.outs) == len(results), f"{step.op} has {len(results)} results")
+            for out, result in zip(step.outs, results):
+                if out is not None:
+                    check(self._kind(out) == "temp", f"{step.op}: a result goes to a temporary")
+                    same = isinstance(result, torch.Tensor) and result.shape == self.tensors[out].shape and result.dtype == DTYPES[self.tensors[out].dtype]
+                    check(same, f"{step.op}: the result is not of the tensor's shape and dtype")
         elif isinstance(step, Launch):
             self._check_launch(step)
         else:
