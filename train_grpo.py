@@ -45,36 +45,39 @@ class Config:
     sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
-    steps: Annotated[int, ">= 1"] = 80  # rollouts
-    prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
-    group: Annotated[int, ">= 2"] = 8  # samples of each task (G)
-    updates: Annotated[int, ">= 1"] = 4  # optimizer steps on the samples of one rollout
+    steps: Annotated[int, ">= 1"] = 100  # rollouts; with --model 200
+    prompts: Annotated[int, ">= 1"] = 64  # tasks a step, over all ranks; with --model 32
+    group: Annotated[int, ">= 2"] = 4  # samples of each task (G); with --model 8
+    epochs: Annotated[int, ">= 1"] = 2  # passes over the samples of one rollout; with --model 1
+    updates: Annotated[int, ">= 1"] = 2  # optimizer steps of one pass; with --model 1
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
     advantage: Literal["mean_std", "mean", "rloo"] = "mean_std"  # the baseline, and whether it is divided by the group's std
     negative: Annotated[float, ">= 0"] = 1.0  # weight of negative advantages; below 1 trusts successes more than failures
     clip_low: Annotated[float | None, "> 0"] = None  # the ratio is clipped to [1 - low, 1 + high]; none: as the paper of the loss says
     clip_high: Annotated[float | None, "> 0"] = None  # dapo: 0.2 and 0.28 (clip-higher), grpo and dr_grpo: 0.2, cispo: 1 and 4, gspo: 3e-4 and 4e-4
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
-    lr: Annotated[float, "> 0"] = 5e-4  # peak learning rate: linear warm-up, then a cosine to 0
+    lr: Annotated[float, "> 0"] = 2e-4  # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
-    max_tokens: Annotated[int, ">= 1"] = 256  # longest completion
+    max_tokens: Annotated[int, ">= 1"] = 128  # longest completion; with --model 2048
     truncated: Literal["keep", "mask", "soft"] = "keep"  # a cut completion: keeps its reward, leaves the batch, or a length penalty
     policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
     mode: Literal["replay", "process"] = "replay"  # how candidates are run
     reward: str = ""  # a Python file with reward(verdict, completion, task) -> float | None; empty: Triton and correct
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
-    eval_every: Annotated[int, ">= 1"] = 20  # steps between held-out measurements
+    eval_every: Annotated[int, ">= 1"] = 25  # steps between held-out measurements
     eval_tasks: Annotated[int, ">= 0"] = 256  # held-out test tasks before and after (2 samples each, and greedy)
-    save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints
+    save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
     shuffle_rewards: bool = False  # a control: rewards permuted within the batch; success must not rise with it
 
 
-RECIPES = {"recipe": {"autotriton": dict(
-    lr=1e-6, prompts=64, group=8, updates=1, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384, save_every=10,
-)}}  # fmt: skip
+# The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to save.
+PRETRAINED = dict(steps=200, prompts=32, group=8, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
+# AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
+AUTOTRITON = PRETRAINED | dict(prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384)
+PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 
 def main(cfg: Config, world: distributed.World) -> None:
@@ -127,9 +130,9 @@ def main(cfg: Config, world: distributed.World) -> None:
 
             # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
             stats, norms = [], []
-            for update, share in enumerate(shares(len(groups), cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
-                done, of = step * cfg.updates + update, cfg.steps * cfg.updates
-                distributed.set_lr(optimizer, train_sft.learning_rate(done, of, cfg.lr, cfg.warmup))
+            for update, share in enumerate(shares(len(groups), cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
+                each = cfg.epochs * cfg.updates
+                distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
                 chosen = [k for g in share for k in range(g * cfg.group, (g + 1) * cfg.group) if spread[k]]
                 more, norm = update_policy([episodes[k] for k in chosen], model, reference, optimizer, cfg, world, tokenizer)
                 stats += more
@@ -191,10 +194,11 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
     return stats, float(norm)
 
 
-def shares(groups: int, n: int, seed: int) -> list[list[int]]:
-    """`n` random, disjoint shares of the groups, one for each optimizer step."""
-    order = random.Random(seed).sample(range(groups), groups)
-    return [order[k::n] for k in range(n)]
+def shares(groups: int, epochs: int, updates: int, seed: int) -> list[list[int]]:
+    """Which groups each optimizer step learns from: `epochs` random partitions of all of them into `updates` parts."""
+    rng = random.Random(seed)
+    orders = [rng.sample(range(groups), groups) for _ in range(epochs)]
+    return [order[k::updates] for order in orders for k in range(updates)]
 
 
 def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, stats, norms: list[float], clock: Clock) -> None:
@@ -262,4 +266,4 @@ def sft_config(cfg: Config) -> train_sft.Config:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config, presets=RECIPES))
+    distributed.launch(main, config.parse(Config, presets=PRESETS))

@@ -46,7 +46,7 @@ class Config:
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
-    steps: Annotated[int, ">= 0"] = 700  # optimizer steps; 0: as many as --epochs says
+    steps: Annotated[int, ">= 0"] = 520  # optimizer steps; 0: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
@@ -57,11 +57,13 @@ class Config:
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
     eval_every: Annotated[int, ">= 1"] = 100  # steps between measurements of the held-out loss
     eval_tasks: Annotated[int, ">= 0"] = 64  # held-out tasks whose kernels are executed at the end; 0: none
-    max_tokens: Annotated[int, ">= 1"] = 256  # longest completion sampled there
+    max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
 
 
-RECIPES = {"recipe": {"autotriton": dict(lr=1e-5, epochs=3.0, steps=0, max_len=16384, batch=64, warmup=0.1)}}
+# The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687, section 4.1).
+PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, max_len=8192, max_tokens=2048, save_every=100)
+PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
 
 
 def main(cfg: Config, world: distributed.World) -> str:
@@ -211,4 +213,4 @@ def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config, presets=RECIPES))
+    distributed.launch(main, config.parse(Config, presets=PRESETS))

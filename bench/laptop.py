@@ -2,7 +2,7 @@
 
     python -m bench.laptop main --seed 0                # SFT, then GRPO: what `torchrun train_grpo.py` does
     python -m bench.laptop control --seed 0             # the same SFT model, GRPO with rewards shuffled within the batch
-    python -m bench.laptop sft --seed 0 --factor 3      # `factor` times the SFT steps and no GRPO, on the same test tasks
+    python -m bench.laptop sft --seed 0 --factor 9      # `factor` times the SFT steps and no GRPO, on the same test tasks
     python -m bench.laptop table --out results/laptop.json
 
 Runs live in out/bench-ARM-SEED and continue when started again; `control` waits for nothing: run it after `main`.
@@ -30,7 +30,7 @@ from nanotriton.weights import load_model
 @dataclass
 class Config:
     seed: Annotated[int, ">= 0"] = 0  # of the run
-    factor: Annotated[float, "> 0"] = 3.0  # sft arm: its steps, in those of the laptop run's SFT
+    factor: Annotated[float, "> 0"] = 9.0  # sft arm: its steps, in those of the laptop run's SFT
     root: str = "out"  # where runs live
     out: str = "results/laptop.json"  # table: where the numbers go
     machine: str = ""  # table: what the runs ran on, in words
@@ -39,7 +39,9 @@ class Config:
 def sft_arm(cfg: Config) -> None:
     """SFT for as long as SFT and GRPO take together; then the test set, drawn and sampled as train_grpo.py does."""
     name = f"bench-sft-{cfg.seed}"
-    sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=round(train_sft.Config.steps * cfg.factor))
+    steps = round(train_sft.Config.steps * cfg.factor)
+    # never the same pair twice: the grammar has more, and so has a user who could write them
+    sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=steps, examples=steps * train_sft.Config.batch)
     grpo = train_grpo.Config(seed=cfg.seed)
 
     def run(sft: train_sft.Config, world: distributed.World) -> None:

@@ -113,8 +113,8 @@ def help_text(cls: type) -> str:
 def parse(cls: type, argv: list[str] | None = None, presets: dict[str, dict[str, dict[str, Any]]] | None = None) -> Any:
     """Build `cls` from the command line (sys.argv by default); prints help or one line of error, and exits.
 
-    `presets` maps a flag to {its value: {field: new default}}: `{"recipe": {"autotriton": {"lr": 1e-6}}}`.
-    A flag given by the user wins over a preset.
+    `presets` maps a flag to {its value: {field: new default}}, "*" being any that isn't empty:
+    `{"model": {"*": {"lr": 1e-6}}, "recipe": {"autotriton": {"lr": 1e-6}}}`. The last one wins, and a flag given over all.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "-h" in argv or "--help" in argv:
@@ -125,7 +125,7 @@ def parse(cls: type, argv: list[str] | None = None, presets: dict[str, dict[str,
         defaults: dict[str, Any] = {}
         for name, choices in (presets or {}).items():
             chosen = given.get(name, next(f.default for f in dataclasses.fields(cls) if f.name == name))
-            defaults |= choices.get(chosen, {})
+            defaults |= choices.get(chosen) or (choices.get("*", {}) if chosen else {})
         config = cls(**(defaults | given))
         if hasattr(config, "validate"):
             config.validate()

@@ -42,6 +42,10 @@ def test_presets_give_way_to_flags():
     presets = {"recipe": {"autotriton": {"lr": 1e-6, "steps": 5}}}
     assert parse("--recipe", "autotriton", "--steps", "6", presets=presets) == Demo(lr=1e-6, steps=6, recipe="autotriton")
     assert parse(presets=presets) == Demo()
+    presets = {"model": {"*": {"lr": 1e-5, "steps": 3}}} | presets
+    assert parse("--model", "m", presets=presets) == Demo(lr=1e-5, steps=3, model="m")
+    assert parse("--model", "m", "--recipe", "autotriton", presets=presets) == Demo(lr=1e-6, steps=5, model="m", recipe="autotriton")
+    assert parse(presets=presets) == Demo()
 
 
 @pytest.mark.parametrize(
