@@ -14,6 +14,7 @@ that the worker owns (`Report`), with a size limit and in a format that is parse
 Flavours: "record" (no GPU visible, Triton as it is), "interpret" (TRITON_INTERPRET=1) and "cuda" (no CUDA context yet).
 """
 
+import contextlib
 import fcntl
 import gc
 import json
@@ -33,6 +34,7 @@ from nanotriton.executor import sandbox
 
 BEACON = struct.Struct("qd16s")  # shared memory of worker and executor: the job that computes, when it is overdue (monotonic), its stage
 LOG = logging.getLogger(__name__)
+SLOW = 1.0  # seconds after which a child has to let others pass
 LOG_BYTES = 1 << 20  # what a child may print
 STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
 
@@ -116,6 +118,7 @@ class Child:
     limits: sandbox.Limits
     folder: str
     killed: str | None = None
+    slow: bool = False
 
 
 def child_main(request: dict, fds: list[int], parent: int, targets: dict, readable: list[str]) -> None:
@@ -175,7 +178,7 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
     poll.register(sock, select.POLLIN)
     while True:
         watched = any(c.limits.resident for c in children.values())
-        due = min((c.started + c.limits.seconds for c in children.values() if not c.killed), default=None)
+        due = min((c.started + (c.limits.seconds if c.slow else SLOW) for c in children.values() if not c.killed), default=None)
         wait = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
         for fd, _ in poll.poll(50 if watched else wait):
             if fd == sock.fileno():
@@ -196,6 +199,10 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
             if not child.killed and (reason := overdue(child, now)):
                 child.killed = reason
                 os.kill(child.pid, signal.SIGKILL)
+            elif not child.slow and now - child.started >= SLOW:
+                child.slow = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def reap(child: Child) -> dict:

@@ -1,0 +1,73 @@
+"""`python -m nanotriton.executor`: a contract that scripts depend on."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nanotriton.executor import Verdict, probe
+
+ROOT = Path(__file__).resolve().parents[1]
+RIGHT = probe.CANDIDATE
+START = "        y = torch"
+CANDIDATES = {
+    "right": (RIGHT, "correct"),
+    "wrong": (RIGHT.replace("x * 2 + 1", "x * 3"), "wrong_value"),
+    "hanging": (RIGHT.replace(START, f"        while True: pass\n{START}"), "timeout"),
+    "crashing": (RIGHT.replace(START, f"        torch.cuda.synchronize()\n        f = lambda: f()\n        [[f()]]\n{START}"), "runtime_error"),
+    "forking": (RIGHT.replace("import torch\n", "import torch\nimport os\n", 1).replace(START, f"        os.fork()\n{START}"), "rule_violation"),
+    "cheating": (RIGHT.replace("return y", "return x * 2 + 1"), "rule_violation"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "task.py").write_text(probe.TASK["source"])
+    for name, (source, _) in CANDIDATES.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    return tmp_path
+
+
+def run(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "nanotriton.executor", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_six_candidates_get_their_verdicts(folder):
+    files = [folder / f"{name}.py" for name in CANDIDATES]
+    started = time.monotonic()
+    done = run(folder / "task.py", *files, "--json", "--timeout", 5)
+    assert time.monotonic() - started < 30
+    assert done.returncode == 1 and done.stderr == ""
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line.pop("file") for line in lines] == [str(f) for f in files]
+    assert [Verdict(**line).status for line in lines] == [status for _, status in CANDIDATES.values()]
+
+
+def test_all_correct_is_exit_0_and_readable(folder):
+    done = run(folder / "task.py", folder / "right.py", "--policy", "none", "--time")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{folder / 'right.py'}: correct") and done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, clue",
+    [
+        ([], "required"),
+        (["task.py"], "candidates"),
+        (["nowhere.py", "right.py"], "nowhere.py"),
+        (["right.py", "right.py"], "get_inputs"),
+        (["task.py", "nowhere.py"], "nowhere.py"),
+        (["task.py", "right.py", "--device", "tpu"], "cuda"),
+        (["task.py", "right.py", "--policy", "lax"], "strict"),
+        (["task.py", "right.py", "--timeout", "soon"], "soon"),
+        (["task.py", "right.py", "--timeout", "-1"], "positive"),
+        (["task.py", "right.py", "--jsn"], "--jsn"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue):
+    done = run(*[folder / a if a.endswith(".py") else a for a in arguments])
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and clue in done.stderr

@@ -1,0 +1,156 @@
+"""Any process of the executor may be killed at any moment: every verdict is still right, and nothing is left behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from nanotriton.executor import Executor, probe
+from nanotriton.executor.zygote import BEACON
+from nanotriton.tasks.task import Task
+
+TASK = Task(**probe.TASK)
+RIGHT = probe.CANDIDATE
+WRONG = RIGHT.replace("x * 2 + 1", "x * 2 + 2")
+HANGING = RIGHT.replace("        y = torch", "        while True: pass\n        y = torch")
+PATIENCE = 120  # seconds; on a loaded machine imports alone take 30
+
+
+def processes(group: int) -> dict[int, int]:
+    """{pid: parent's pid} of the living processes of a process group."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent, pgrp = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
+        except (OSError, IndexError):
+            continue
+        if int(pgrp) == group and state not in "ZX":
+            found[int(folder.name)] = int(parent)
+    return found
+
+
+def level(pid: int, parents: dict[int, int]) -> int:
+    """0 base, 1 worker, 2 zygote, 3 child."""
+    return 1 + level(parents[pid], parents) if parents.get(pid) in parents else 0
+
+
+def wait_for(condition, what: str):
+    """Poll until `condition()` holds something true, and return it."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
+        select.select([], [], [], 0.01)
+    return found
+
+
+def at_level(executor: Executor, wanted: int) -> int | None:
+    for group in list(executor._groups):
+        parents = processes(group)
+        for pid in parents:
+            if level(pid, parents) == wanted:
+                return pid
+    return None
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(workers=1, seed=0, timeout=30.0) as executor:
+        assert executor.submit(TASK, RIGHT).result().correct
+        yield executor
+
+
+@pytest.mark.parametrize("victim", ["worker", "zygote", "child", "base"])
+def test_kill_minus_9_costs_no_verdict(executor, victim):
+    sources = [(RIGHT if i % 3 else WRONG) + f"# {victim} {i}\n" for i in range(9)]
+    wanted = {"base": 0, "worker": 1, "zygote": 2, "child": 3}[victim]
+    futures = [executor.submit(TASK, source) for source in sources]
+    pid = wait_for(lambda: at_level(executor, wanted), f"a {victim}")
+    os.kill(pid, signal.SIGKILL)
+    assert [f.result(PATIENCE).status for f in futures] == ["correct" if i % 3 else "wrong_value" for i in range(9)]
+
+
+def test_a_candidate_that_kills_its_workers_is_at_fault(executor):
+    """Two workers die while, as their beacons say, they compute it. A candidate known to be right is fine: so it has crashed."""
+    future = executor.submit(TASK, HANGING + "# suspect\n")
+    for _ in range(2):
+        process = wait_for(lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None), "a worker that has it")
+        wait_for(lambda p=process: grandchildren(executor, p.pid), "its child")
+        BEACON.pack_into(process.beacon, 0, next(iter(process.entries)), time.monotonic() + 1000, b"run")
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda p=process: p not in executor._processes, "the scheduler to see it")
+    verdict = future.result(PATIENCE)
+    assert verdict.status == "crashed" and "twice" in verdict.message
+
+
+def test_an_overdue_worker_is_killed_and_its_candidate_timed_out(executor):
+    """A worker that misses its own alarm, as in one long native call."""
+    future = executor.submit(TASK, HANGING + "# overdue\n")
+    process = wait_for(lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None), "a worker that has it")
+    wait_for(lambda: grandchildren(executor, process.pid), "its child")
+    BEACON.pack_into(process.beacon, 0, next(iter(process.entries)), time.monotonic() - 10, b"run")
+    assert future.result(PATIENCE).status == "timeout"
+    wait_for(lambda: not Path(f"/proc/{process.pid}/cwd").exists(), "its end")
+
+
+def grandchildren(executor: Executor, pid: int) -> list[int]:
+    parents = processes(executor._groups[0])
+    return [p for p in parents if parents.get(parents[p]) == pid]
+
+
+SCRIPT = """
+import sys
+from nanotriton.executor import Executor, probe
+from nanotriton.tasks.task import Task
+executor = Executor(workers=1, timeout=100.0)
+futures = [executor.submit(Task(**probe.TASK), sys.argv[1] + f"# {i}") for i in range(4)]
+executor.submit(Task(**probe.TASK), "syntax error").result()
+print(executor._groups[0], executor.root, flush=True)
+try:
+    futures[0].result()
+except KeyboardInterrupt:
+    executor.close()
+    print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_the_parent(signum):
+    """However the trainer's process ends, with four candidates in endless loops: no process and no folder is left."""
+    root = Path(__file__).resolve().parents[1]
+    script = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT), HANGING], stdout=subprocess.PIPE, text=True, cwd=root)
+    group, folder = script.stdout.readline().split()
+    group, folder = int(group), Path(folder)
+    wait_for(lambda: any(level(p, t) == 3 for t in [processes(group)] for p in t), "a hanging child")
+    assert folder.is_dir()
+    script.send_signal(signum)
+    rest, _ = script.communicate(timeout=PATIENCE)
+    assert rest == ("closed\n" if signum == signal.SIGINT else "")
+    wait_for(lambda: not processes(group), "every process to end")
+    wait_for(lambda: not folder.exists(), "the folder to go")
+
+
+def test_folders_of_dead_executors_are_swept(tmp_path, monkeypatch):
+    """When every process is killed at once nobody is left to clean up: the next executor does, and spares the living."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Executor(workers=1) as living:
+        stale = tmp_path / "nanotriton-executor-stale"
+        stale.mkdir()
+        (stale / "lock").touch()
+        (stale / "worker-1").mkdir()
+        with Executor(workers=1) as other:
+            assert not stale.exists()
+            assert Path(living.root).is_dir() and Path(other.root).is_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_base_that_does_not_start_is_an_infrastructure_failure(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with Executor(workers=1) as executor:
+        verdict = executor.submit(TASK, RIGHT).result(PATIENCE)
+    assert verdict.status == "infra_error" and "does not start" in verdict.message
