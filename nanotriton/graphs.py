@@ -104,6 +104,10 @@ class Graphs:
         self.step, self.max_batch, self.page_size, self.per_tile, self.device = step, max_batch, page_size, per_tile, device
         self.tail_table, self.prefix_table = torch.zeros(2, max_batch + 1, width, dtype=torch.int32, device=device)
         self.side = torch.cuda.Stream(device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the captured graphs: what they point to has moved."""
         self.captured: dict[tuple, tuple] = {}
         self.pool = torch.cuda.graph_pool_handle()
 

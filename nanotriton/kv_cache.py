@@ -47,14 +47,16 @@ class KVCache:
         self.memory: vmm.Memory | None = None
 
     def allocate(self, budget: int) -> None:
-        """Take at most `budget` bytes, once and for all. MemoryError if not even two pages fit in it, or it isn't there."""
+        """Take at most `budget` bytes, which settles the size. MemoryError if not even two pages fit in it, or it isn't there."""
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
             raise MemoryError(f"a KV budget of {budget / 2**20:.1f} MiB holds no page; two pages take {2 * self.page_bytes / 2**20:.1f} MiB")
+        self.memory = None
         self.resume()
 
     def resume(self) -> None:
+        """Take the memory again, as much as before."""
         size = (self.pages + 1) * self.page_bytes
         if self.device.type == "cuda":
             self.memory = self.memory or vmm.Memory(size, self.device)

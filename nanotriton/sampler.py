@@ -73,16 +73,24 @@ class Sampler:
     # ------------------------------------------------------------------------------------------- memory and weights
 
     def resume(self) -> None:
-        """Take the KV memory again after free(), at the address where it was. Does nothing if it is held."""
+        """Take the KV memory again after free(). Does nothing if it is held.
+
+        It comes back at its address, so that captured graphs stay valid. Where kv_fraction rules and training has since
+        taken so much that the old size doesn't fit, it is a fraction of what is free now, and graphs are captured anew.
+        """
         if self.kv.data is not None:
             return
         if self.kv.pages:
-            self.kv.resume()
-        elif self.kv_gib is not None:
-            self.kv.allocate(int(self.kv_gib * 2**30))
-        else:
-            torch.cuda.empty_cache()
-            self.kv.allocate(int(self.kv_fraction * torch.cuda.mem_get_info(self.device)[0]))
+            try:
+                return self.kv.resume()
+            except MemoryError:
+                if self.kv_gib is not None:
+                    raise
+                self.graphs.clear()
+        if self.kv_gib is not None:
+            return self.kv.allocate(int(self.kv_gib * 2**30))
+        torch.cuda.empty_cache()
+        self.kv.allocate(int(self.kv_fraction * torch.cuda.mem_get_info(self.device)[0]))
 
     def free(self) -> None:
         """Give the KV memory back, to train with. generate() or resume() takes it again."""

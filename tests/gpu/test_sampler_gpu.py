@@ -150,6 +150,11 @@ def test_nothing_grows_and_free_gives_memory_back():
     assert torch.cuda.mem_get_info()[0] - held > 0.19 * empty
     assert sampler.generate(greedy)[0][0].ids == first  # through the graphs of before
     assert sampler.kv.data.data_ptr() == address and sampler.graphs.captured == graphs
+    sampler.free()
+    training = torch.empty(int(0.9 * empty), dtype=torch.uint8, device="cuda")
+    assert sampler.generate(greedy)[0][0].ids == first  # in a smaller cache, with graphs of its own
+    assert sampler.kv.data.nbytes < 0.1 * empty
+    del training
     with pytest.raises(MemoryError, match="has not"):
         Sampler(model, kv_gib=1000)
     del sampler
