@@ -77,7 +77,7 @@ with torch.cuda.device(x.device), torch.cuda.stream(stream):
 torch.cuda.current_stream().wait_stream(stream)
 torch.cuda.synchronize(); torch.cuda.empty_cache()
 start = torch.cuda.Event(enable_timing=True); start.record()
-assert str(x.device) == "cuda:0" and not x.is_cpu and "cuda:0" in repr(x)
+assert str(x.device) == "cuda:0" and not x.is_cpu and "cuda:0" in repr(x) and x.half().type() == "torch.cuda.HalfTensor"
 return out"""
     assert len(record(module(forward), [X]).launches()) == 1
 
@@ -166,7 +166,7 @@ def test_host_tensors_do_not_mix_with_gpu_tensors():
         "x.sum().item()", "bool(x.max() > 0)", "float(x[0, 0])", "x.tolist()", "x.cpu()", "x.numpy()", "x.to('cpu')", "x.data_ptr()",
         "[1, 2][x.argmax()]", "torch.nonzero(x)", "x[x > 0]", "torch.equal(x, x)", "torch.zeros(6, 20).copy_(x)", "torch.unique(x)",
         "torch.compile(add)(x, x)", "torch.cuda.CUDAGraph()", "x.resize_(3)", "torch.rand(3, device='cuda')", "x.uniform_()",
-        "torch.autocast('cuda').__enter__()",
+        "torch.autocast('cuda').__enter__()", "torch.repeat_interleave(x[0], x[0].int())",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("caught", [False, True])

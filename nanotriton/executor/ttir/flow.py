@@ -11,7 +11,7 @@ import numpy as np
 
 from .analysis import captured, cost, walk
 from .numbers import DTYPE
-from .ops import Descriptor, constant
+from .ops import Descriptor, check, constant
 from .tensor import build
 from .types import TERMINATORS, Block, Function, Op, ParseError, Region, TTIRError, Unsupported
 
@@ -119,8 +119,8 @@ class Body:
         steps, end = [], block.ops[-1]
         if (end.name.startswith("cf.") or end.name == "tt.return") != any(block is b for b in self.f.body):
             raise ParseError(f"TTIR line {end.line}: {end.name} in the wrong place")
-        if end.name.startswith("cf.") and len(end.targets) != (2 if end.name == "cf.cond_br" else 1):
-            raise ParseError(f"TTIR line {end.line}: {end.name} to {len(end.targets)} blocks")
+        if end.name.startswith("cf."):
+            self.branch(end)
         for op in block.ops[:-1]:
             value = constant(op)
             if value is not None:
@@ -143,6 +143,19 @@ class Body:
         run, end = self.block(region[0])
         return run, end.operands
 
+    def agree(self, op: Op, *lists: list[int]) -> None:
+        """Values that are handed on keep their types: a step relies on the types it was built for."""
+        kinds = [[self.f.types[i] for i in slots] for slots in lists]
+        check(all(k == kinds[0] for k in kinds), op)
+
+    def branch(self, end: Op) -> None:
+        check(len(end.targets) == (2 if end.name == "cf.cond_br" else 1), end)
+        check(all(t == ("i1", (), "") for t in end.otypes), end)
+        labels = {b.label: b for b in self.f.body}
+        for label, args in end.targets:
+            check(label in labels, end)
+            self.agree(end, args, labels[label].args)
+
     def step(self, op: Op):
         if op.name == "scf.if":
             return self.scf_if(op)
@@ -152,14 +165,20 @@ class Body:
             return self.scf_while(op)
         if op.name == "tt.call":
             return self.call(op)
+        if op.name in ("tt.reduce", "tt.scan"):
+            block = op.regions[0][0] if op.regions else Block("")
+            kinds = [t._replace(shape=()) for t in op.otypes]
+            check([self.f.types[i] for i in block.args] == kinds * 2 and block.ops[-1].otypes == kinds, op)
         return build(op, self.region, bool(self.used.intersection(op.results)))
 
     def call(self, op: Op):
         callee = self.kernel.function(op.words[0][1:].strip('"') if op.words else "", self.callers)
         self.largest, self.callee_live = max(self.largest, callee.largest), max(self.callee_live, callee.live)
         kinds = [callee.f.types[i] for i in callee.f.args]
-        if kinds != op.otypes:
-            raise ParseError(f"TTIR line {op.line}: call of {callee.f.name[:40]} with other types")
+        returned = [
+            [callee.f.types[i] for i in end.operands] for *_, end in callee.blocks.values() if end.name == "tt.return"
+        ]
+        check(kinds == op.otypes and all(r == op.rtypes for r in returned), op)
 
         def step(v, frame):
             inner = Frame([], frame.n, frame.owner, frame.ids, frame.launch)
@@ -169,14 +188,12 @@ class Body:
         return step
 
     def scf_if(self, op: Op):
-        if not 1 <= len(op.regions) <= 2 or len(op.operands) != 1 or op.otypes[0] != ("i1", (), ""):
-            raise ParseError(f"TTIR line {op.line}: scf.if with {len(op.regions)} regions")
+        check(1 <= len(op.regions) <= 2 and op.otypes == [("i1", (), "")], op)
         sides = [(*self.region(r), captured(r)) for r in op.regions]
         if len(sides) == 1:
             sides.append((lambda v, frame: None, [], []))
         (condition,), outs = op.operands, op.results
-        if any(len(ends) != len(outs) for _, ends, _ in sides):
-            raise ParseError(f"TTIR line {op.line}: scf.if that yields other than it gives")
+        self.agree(op, outs, *(ends for _, ends, _ in sides))
 
         def step(v, frame):
             yes = v[condition]
@@ -201,8 +218,10 @@ class Body:
         captures, (bounds, inits, outs) = captured(op.regions[0]), (op.operands[:3], op.operands[3:], op.results)
         induction, *args = op.regions[0][0].args
         kind = self.f.types[induction]
-        if any(t != kind for t in op.otypes[:3]) or not len(ends) == len(inits) == len(outs) == len(args) or op.words:
-            raise ParseError(f"TTIR line {op.line}: scf.for {' '.join(op.words)[:20]}")
+        if op.words:
+            raise Unsupported(f"scf.for {op.words[0][:20]}")
+        check(op.otypes[:3] == [kind] * 3 and kind in (("i32", (), ""), ("i64", (), ""), ("index", (), "")), op)
+        self.agree(op, inits, args, ends, outs)
         dtype = DTYPE[kind.elem]
 
         def iterate(frame, i, values):
@@ -246,10 +265,9 @@ class Body:
         (before, test), (after, ends) = (self.region(r) for r in op.regions)
         captures = sorted(set(captured(op.regions[0])) | set(captured(op.regions[1])))
         before_args, after_args = (r[0].args for r in op.regions)
-        if not test or not (
-            len(before_args) == len(op.operands) == len(ends) and len(test) - 1 == len(after_args) == len(op.results)
-        ):
-            raise ParseError(f"TTIR line {op.line}: scf.while of {len(op.operands)} values")
+        check(bool(test) and self.f.types[test[0]] == ("i1", (), ""), op)
+        self.agree(op, op.operands, before_args, ends)
+        self.agree(op, test[1:], after_args, op.results)
 
         def step(v, frame):
             live, part, parts = np.arange(frame.n), frame, []

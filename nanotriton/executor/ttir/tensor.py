@@ -149,8 +149,12 @@ def combiner(op: Op, compile_region):
     block = op.regions[0][0]
     k = len(op.operands)
     check(len(block.args) == 2 * k == 2 * len(op.results) > 0, op)
+    for inner in block.ops[:-1]:  # they run on whole tensors, which only operations element by element allow
+        if inner.regions or inner.name in BUILD or inner.name.startswith(("tt.call", "tt.atomic")):
+            raise Unsupported(f"{inner.name[:40]} inside {op.name}")
+        check(all(not t.shape for t in inner.rtypes), inner)
     run, ends = compile_region(op.regions[0])
-    check(ends is not None and len(ends) == k, op)
+    check(len(ends) == k, op)
 
     def combine(v, frame, left, right):
         for slot, x in zip(block.args, left + right):
