@@ -83,7 +83,7 @@ class Layout:
         return Inputs(**out)
 
     def fill(self, buffer: torch.Tensor, arrays: dict[str, np.ndarray]) -> None:
-        host = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+        host = torch.empty(self.size, dtype=torch.uint8, pin_memory=buffer.is_cuda)
         memory = host.numpy()
         for name, (start, dtype, shape, padding) in self.fields.items():
             field = np.ndarray(shape, dtype, memory, start)

@@ -3,12 +3,15 @@
 import gc
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
 import torch
 
+from nanotriton import graphs
 from nanotriton.attention import packed
+from nanotriton.graphs import Graphs
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.sampler import Request, Sampler, main
@@ -122,6 +125,52 @@ def test_logprobs_equal_the_trainers(family, temperature):
             hidden = hidden[len(request.prompt_ids) - 1 : -1]  # the state that predicts each sampled token
             logp, _ = token_logprobs(hidden, model.head_weight, torch.tensor(sample.ids), temperature=temperature, valid_vocab=60)
             assert sample.logprobs == pytest.approx(logp.tolist(), abs=1e-5)
+
+
+class Eager(Graphs):
+    """Graphs whose replay is the step itself: padding, tables and late reading without a GPU."""
+
+    def __init__(self, sampler: Sampler):
+        self.step, self.max_batch, self.page_size, self.device = sampler.step, sampler.max_batch, sampler.page_size, sampler.device
+        self.per_tile, self.captured = sampler.per_tile, {}
+        self.tail_table, self.prefix_table = torch.full((2, self.max_batch + 1, sampler.width), -1, dtype=torch.int32)
+
+    def _capture(self, layout):
+        buffer = torch.empty(layout.size, dtype=torch.uint8)
+        x, rows = layout.views(buffer), layout.fields["slot"][2][0]
+        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+
+        def replay():
+            self.tail_table[x.slot, (x.tail_len.long() - 1) // self.page_size] = x.page
+            for kept, new in zip((tokens, logprobs), self.step(x, self.tail_table.clamp(min=0), self.prefix_table.clamp(min=0))):
+                kept.copy_(new)
+
+        return layout, buffer, SimpleNamespace(replay=replay), tokens, logprobs
+
+
+@pytest.mark.parametrize("pages", [20, 60, 1000])
+def test_graph_steps_are_the_same_steps(pages, monkeypatch):
+    """What a GPU does around the kernels: buckets, padding rows, device tables, and a host that reads two steps late."""
+    monkeypatch.setattr(graphs, "reader", lambda tokens, logprobs: lambda a=tokens.tolist(), b=logprobs.tolist(): (a, b))
+    model = make_model()
+    rng = random.Random(pages)
+    requests = [
+        Request(p, n=rng.randint(1, 5), max_tokens=rng.randint(1, 40), temperature=rng.choice([0, 1]), stop_ids=frozenset([rng.randrange(67)]),
+                top_k=rng.choice([0, 0, 9]))
+        for p in prompts([rng.randint(1, 30) for _ in range(12)])
+    ]  # fmt: skip
+    for request in requests:
+        request.seeds = [rng.randrange(2**63) for _ in range(request.n)]
+    expected = Sampler(model, kv_gib=0.05).generate(requests)
+    page = Sampler(model, kv_gib=0.05, page_size=8).kv.page_bytes
+    sampler = Sampler(model, kv_gib=pages * page / 2**30, page_size=8, max_batch=18)
+    sampler.graphs = Eager(sampler)
+    for _ in range(2):  # again with the graphs there already
+        got = sampler.generate(requests)
+        for a, b in zip(expected, got):
+            assert [(s.ids, s.finish_reason) for s in a] == [(s.ids, s.finish_reason) for s in b]
+    assert (sampler.stats["preemptions"] > 0) == (pages == 20)
+    assert {key[0] for key in sampler.graphs.captured} <= {1, 2, 4, 8, 16, 18}
 
 
 def chi_square_z(counts: torch.Tensor, expected: torch.Tensor) -> float:
