@@ -30,7 +30,7 @@ MAX_HEADER = 64 << 20
 MAX_MEMORY = 16 << 30  # all storages together
 MAX_COUNT = {"storages": 100_000, "tensors": 200_000, "kernels": 4_096, "steps": 100_000, "weights": 50_000}
 MAX_ALTERNATIVES = 256
-MAX_TTIR = 8 << 20
+MAX_TTIR = 4 << 20
 MAX_DIMS = 25  # torch's own is 64; Triton's and ATen's kernels stop at 25
 GRID_LIMIT = (2**31 - 1, 65_535, 65_535)  # CUDA's
 KINDS = ("input", "weight", "const", "temp")
@@ -82,7 +82,7 @@ class Kernel:
     @property
     def bare(self) -> str:
         """The text without locations: what is compiled, so that the same kernel elsewhere in a file is the same kernel."""
-        return re.sub(r"^#loc.*\n| loc\((?:[^()\n]|\([^()\n]*\))*\)", "", self.ttir, flags=re.MULTILINE)
+        return re.sub(r"^#loc.*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)", "", self.ttir, flags=re.MULTILINE)
 
     @property
     def key(self) -> str:

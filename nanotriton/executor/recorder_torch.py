@@ -84,7 +84,7 @@ class Functions(TorchFunctionMode):
         if func is Tensor.__repr__:
             return f"tensor(..., device='cuda:0', size={tuple(t.shape)}, dtype={t.dtype})"
         if func is Tensor.type and len(args) == 1:
-            return t.detach().to(CPU).type().replace("torch.", "torch.cuda.") if tape.building else "torch.cuda.FloatTensor"
+            return torch.empty(0, dtype=t.dtype).type().replace("torch.", "torch.cuda.")
         if tape.building:
             return NotImplemented
         if func is Tensor.data_ptr:
@@ -182,14 +182,16 @@ class Calls(TorchDispatchMode):
         args, kwargs = tree_map(lower, args), tree_map(lower, kwargs)
         try:
             out = func(*args, **kwargs)
-        except NotImplementedError:
-            tape.unrecordable(f"aten.{name} has a result whose shape depends on values")
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
+                tape.unrecordable(f"aten.{name} has a result whose shape depends on values")
+            raise
         self._write_down(func, name, args, kwargs, out, bool(mutable))
         return out
 
     def _draw(self, func, name: str, args, kwargs):
         """A script's random tensor: drawn on the host, so that it is the same wherever the plan is replayed."""
-        target = args[0]
+        target = args[0] if args else None
         args = [torch.empty(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args]
         drawn = self.tape.constant(func(*args, **{**kwargs, "device": CPU} if "device" in kwargs else kwargs))
         if name in RANDOM:
