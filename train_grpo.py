@@ -52,9 +52,9 @@ class Config:
     updates: Annotated[int, ">= 1"] = 2  # optimizer steps of one pass; with --model 1
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
     advantage: Literal["mean_std", "mean", "rloo"] = "mean_std"  # the baseline, and whether it is divided by the group's std
-    negative: Annotated[float, ">= 0"] = 1.0  # weight of negative advantages; below 1 trusts successes more than failures
     clip_low: Annotated[float | None, "> 0"] = None  # the ratio is clipped to [1 - low, 1 + high]; none: as the paper of the loss says
     clip_high: Annotated[float | None, "> 0"] = None  # dapo: 0.2 and 0.28 (clip-higher), grpo and dr_grpo: 0.2, cispo: 1 and 4, gspo: 3e-4 and 4e-4
+    mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "bypass"  # sampler against trainer: the clip corrects, or importance weights
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
     lr: Annotated[float, "> 0"] = 2e-4  # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
@@ -124,12 +124,13 @@ def main(cfg: Config, world: distributed.World) -> None:
 
             # 3. Advantages: how much better than the other samples of the task. A group of equal rewards teaches nothing.
             advantages, spread = grpo.advantages(rewards, [i for i, _ in batch for _ in range(cfg.group)], cfg.advantage)
-            advantages = torch.where(advantages < 0, cfg.negative * advantages, advantages)
             for e, r, a in zip(episodes, rewards, advantages.tolist()):
                 e.reward, e.advantage = r, a
 
             # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
             stats, norms = [], []
+            if cfg.mismatch != "bypass":
+                trainer_logprobs([e for e, s in zip(episodes, spread) if s], model, cfg, world, tokenizer)
             for update, share in enumerate(shares(len(groups), cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
                 each = cfg.epochs * cfg.updates
                 distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
@@ -144,6 +145,7 @@ def main(cfg: Config, world: distributed.World) -> None:
             clock("sync")
             report(run, step + 1, cfg, episodes, spread, stats, norms, clock)
             if (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps:
+                distributed.check_same(sampler.model.named_parameters(), world)
                 run.save(step + 1, model, optimizer)
 
         run.export(model, tokenizer)  # before it is measured: an evaluation that dies costs no training
@@ -167,6 +169,7 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
         merged.setdefault((*e.prompt_ids, -1, *e.ids, e.advantage), []).append(e)
     rows = [same[0] for same in merged.values()]
     weights = [float(len(same)) for same in merged.values()]
+    sampled, olds = [e.logprobs for e in rows], [e.old or e.logprobs for e in rows]
     stats = []
     parts = distributed.balance([len(e.prompt_ids) + len(e.ids) for e in rows], cfg.micro_tokens, world)
     for part in distributed.accumulate(model, parts):
@@ -174,8 +177,10 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
         batch = pack([(rows[k].prompt_ids, rows[k].ids) for k in part] or [([0], [0])]).to(world.device)
         advantage = torch.tensor([rows[k].advantage for k in part] or [0.0], device=world.device)[batch.rows]
         weight = torch.tensor([weights[k] for k in part] or [0.0], device=world.device)[batch.rows]
-        old = torch.tensor(list(chain(*(rows[k].logprobs for k in part))) or [0.0], device=world.device)  # bypass: the sampler's own
         mask = torch.full_like(batch.rows, bool(part), dtype=torch.bool)
+        drawn, old = (torch.tensor(list(chain(*(x[k] for k in part))) or [0.0], device=world.device) for x in (sampled, olds))
+        old, correction = grpo.mismatch(old, drawn, mask, batch.rows, cfg.mismatch)
+        weight = weight if correction is None else weight * correction
         logp, entropy = score(model, batch, cfg.temperature, tokenizer.vocab_size)
         loss, more = grpo.policy_loss(
             logp, old, advantage, mask, batch.rows, normalizer, cfg.loss, cfg.clip_low, cfg.clip_high, weight=weight
@@ -192,6 +197,17 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return stats, float(norm)
+
+
+@torch.no_grad()
+def trainer_logprobs(episodes: Sequence[Episode], model, cfg: Config, world: distributed.World, tokenizer: Tokenizer) -> None:
+    """The trainer's own logprobs of what was sampled, before any update: `old`, where the sampler's are not taken for it."""
+    parts = distributed.balance([len(e.prompt_ids) + len(e.ids) for e in episodes], cfg.micro_tokens, world)
+    for part in parts:
+        batch = pack([(episodes[k].prompt_ids, episodes[k].ids) for k in part] or [([0], [0])]).to(world.device)
+        logp = score(model, batch, cfg.temperature, tokenizer.vocab_size)[0].tolist()
+        for k in part:
+            episodes[k].old, logp = logp[: len(episodes[k].ids)], logp[len(episodes[k].ids) :]
 
 
 def shares(groups: int, epochs: int, updates: int, seed: int) -> list[list[int]]:
@@ -223,7 +239,7 @@ def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, st
         "grpo", step, cfg.steps, clock.seconds, ("reward", "spread", "length", "entropy", "kl", "clip_fraction", "norm"),
         reward=t["reward"] / max(t["scored"], 1), spread=t["spread"] / t["samples"], length=t["length"] / t["samples"],
         truncated=t["truncated"] / t["samples"], distinct=t["distinct"] / t["samples"], scored=t["scored"] / t["samples"],
-        **{k: v for k, v in policy.items() if k != "ratio"}, norm=sum(norms) / len(norms),
+        **policy, norm=sum(norms) / len(norms),
         statuses={s: int(t[s]) for s in sorted(STATUSES) if t[s]},
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ class Episode:
     ids: list[int]  # the sampled tokens, end token included
     logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
     finish_reason: str  # "stop" or "length"
+    old: list[float] | None = None  # the trainer's logprobs of them, where a mismatch correction needs them
     completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
