@@ -15,6 +15,7 @@ from nanotriton.executor.plan import DTYPES, Kernel, Launch, Storage
 from nanotriton.executor.replayer import ReplayError, poison
 
 ALIGN, GUARD = 256, 16 << 10  # bytes; the guard in front of the first buffer and behind each one
+OUT_OF_RESOURCES = 701  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
 PATTERN = 0x7FF9  # of `poison`, as int16
 
 
@@ -73,7 +74,8 @@ class CudaBackend:
                 self.prepared[id(call)] = (call, self._prepare(self.function(kernel), kernel, call, args))
             self.prepared[id(call)][1].go(torch.cuda.current_stream().cuda_stream)
         except driver.DriverError as error:
-            raise ReplayError("illegal_memory" if error.fatal else "runtime_error", f"kernel {kernel.name}: {error}", call.line, error.fatal) from None
+            status = "illegal_memory" if error.fatal else "out_of_resources" if error.code == OUT_OF_RESOURCES else "runtime_error"
+            raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line, error.fatal) from None
 
     def _prepare(self, function: driver.Function, kernel: Kernel, call: Launch, args: list) -> driver.Prepared:
         binary, programs = function.binary, call.grid[0] * call.grid[1] * call.grid[2]

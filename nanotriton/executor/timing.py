@@ -4,6 +4,7 @@ Before each timed run `before(i)` puts fresh inputs in place and poisons the out
 is written, so that nothing is warm. Several works are timed in turns, so that clocks that drift drift for all of them.
 """
 
+import logging
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 BATCH = 10  # runs of one work before the next has its turn
 MIN_RUNS, MAX_RUNS = 20, 200
 ENOUGH = 0.005  # stop when the median's standard error is below this share of it
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -76,11 +79,16 @@ class Stopwatch:
         work.before(0)
         work.run()  # loads and allocates what is loaded and allocated once
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph):
                 work.run()
-        except RuntimeError:
+        except Exception as error:
+            log.debug("not captured: %s", error)
+            torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
+            work.before(0)
+            work.run()  # what really fails, fails here again
+            torch.cuda.synchronize()
             return work.run, "event"
         return graph.replay, "graph"
 
