@@ -92,7 +92,9 @@ class GpuRunner(Runner):
         super().__init__(worker, job, reference, plan, recorded)
         self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.memory))
 
-    def __call__(self, inputs: list, seed: int, skip: int | None = None) -> tuple[object, dict[int, torch.Tensor]]:
+    def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
+        if self.worker.gpu.lost:  # by a run before this one, without a launch that kept the next in bounds: that launch mattered
+            raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
         self.worker.gpu.own(self)
         return super().__call__(inputs, seed, skip)
 
