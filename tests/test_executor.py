@@ -69,13 +69,13 @@ def strict():
 
 @pytest.fixture(scope="module")
 def free():
-    with Executor(workers=1, seed=0, policy="none", timeout=3.0) as executor:
+    with Executor(workers=1, seed=0, policy="none", timeout=6.0) as executor:
         yield executor
 
 
 @pytest.fixture(scope="module")
 def process():
-    with Executor(workers=1, seed=0, policy="none", mode="process", timeout=3.0) as executor:
+    with Executor(workers=1, seed=0, policy="none", mode="process", timeout=6.0) as executor:
         yield executor
 
 
@@ -110,7 +110,9 @@ def test_a_right_verdict_says_what_was_measured(strict):
 def test_decoys_are_refused(strict):
     twice = edit("y, x.numel(), BLOCK=64)", "y, x.numel(), BLOCK=64)\n        kernel[(1,)](x, torch.empty_like(x), 9, BLOCK=16)")
     never = edit("kernel[(triton.cdiv(x.numel(), 64),)]", "kernel[(0,)]")
-    verdicts = judge(strict, {"twice": twice, "never": never, "reads": FREE["reads"]})
+    again = edit("        return y", "        kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)\n        return y")
+    verdicts = judge(strict, {"twice": twice, "never": never, "reads": FREE["reads"], "again": again})
+    assert verdicts["again"].correct and (verdicts["again"].launches, verdicts["again"].effective_launches) == (2, 1)
     assert verdicts["twice"].correct and (verdicts["twice"].launches, verdicts["twice"].effective_launches) == (2, 1)
     assert not verdicts["never"].correct
     assert verdicts["reads"].status == "rule_violation" and verdicts["reads"].recordable is False and "line 17" in verdicts["reads"].message

@@ -177,19 +177,21 @@ def hinted(fault: Fault, plan: Plan) -> Fault:
 
 
 def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
-    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last ABLATIONS)."""
+    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last ABLATIONS).
+
+    1 if none does alone but all do together: a launch that only repeats another one makes neither of them a decoy.
+    """
     inputs = reference.inputs(trial.kind, trial.inputs)
     whole = Answer(runner(inputs, trial.weights)[0], None, None, [])
-    count = 0
-    for i in range(runner.launches)[-ABLATIONS:]:
-        if runner.worker.gpu is not None and runner.worker.gpu.lost:  # without an earlier launch this one read or wrote wildly
-            count += 1
-            continue
+
+    def matters(skip: int | range) -> bool:
         try:
-            count += not passes(runner(inputs, trial.weights, skip=i)[0], whole)
+            return not passes(runner(inputs, trial.weights, skip)[0], whole)
         except Fault:
-            count += 1
-    return count
+            return True
+
+    launches = range(runner.launches)
+    return sum(matters(i) for i in launches[-ABLATIONS:]) or int(len(launches) > 1 and matters(launches))
 
 
 class Runner:
@@ -201,7 +203,7 @@ class Runner:
         self.replay = Replay(plan, "cpu")
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
 
-    def __call__(self, inputs: list, seed: int, skip: int | None = None) -> tuple[object, dict[int, torch.Tensor]]:
+    def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
         weights = self.by_name(seed)
         with self.worker.stage("run", self.job.timeout):
             try:

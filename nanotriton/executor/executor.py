@@ -12,31 +12,25 @@ kills a worker too, a candidate known to be right is judged: if that works the f
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import logging
-import mmap
 import os
 import secrets
 import select
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from nanotriton.executor import probe, sandbox
+from nanotriton.executor.processes import Base, Process, ask_for_worker, end_processes, make_root, start_base
 from nanotriton.executor.verdict import Verdict
-from nanotriton.executor.zygote import BEACON, SLOW, pair, receive, remove_folder, send
+from nanotriton.executor.zygote import receive, send
 from nanotriton.tasks.task import Task
 from reward.policy import check_policy
 
@@ -45,9 +39,6 @@ GRACE = 2.0  # seconds that a worker has for its own alarm before it is killed
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
 REPLAYERS = 3  # workers on one GPU, as in gpu.py
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
-PREFIX = "nanotriton-executor-"
-# What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
-ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
 
 log = logging.getLogger(__name__)
 
@@ -65,40 +56,6 @@ class Entry:
     restarts: int = 0  # times it was in flight when a worker died of something else
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
-
-
-@dataclass(eq=False)
-class Process:
-    """A worker as the scheduler sees it."""
-
-    sock: socket.socket
-    beacon: mmap.mmap
-    flavour: str
-    folder: str
-    pid: int | None = None  # None: not forked yet
-    entries: dict[int, Entry] = field(default_factory=dict)
-    alone: bool = False  # it has a suspect: give it nothing else
-
-    def has_room(self, depth: int) -> bool:
-        """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest."""
-        young = sum(time.monotonic() - e.given < SLOW for e in self.entries.values())
-        return not self.alone and young < depth and len(self.entries) < 4 * depth
-
-    def computing(self) -> tuple[int, float, str]:
-        """(job, when it is overdue or 0, stage) that the worker last wrote."""
-        job, due, stage = BEACON.unpack_from(self.beacon)
-        return job, due, stage.rstrip(b"\0").decode("ascii", "replace")
-
-
-@dataclass(eq=False)
-class Base:
-    """A process that forks workers of one flavour."""
-
-    flavour: str
-    popen: subprocess.Popen
-    sock: socket.socket
-    ready: bool = False
-    unnamed: deque[Process] = field(default_factory=deque)  # workers asked for, in order
 
 
 class Executor:
@@ -206,7 +163,7 @@ class Executor:
 
     def _run(self) -> None:
         try:
-            self._start_base(self._flavour(self._first_phase()))
+            self._start(self._flavour(self._first_phase()))
             while not self._closing:
                 self._wait()
                 self._kill_overdue()
@@ -222,21 +179,22 @@ class Executor:
 
     def _wait(self) -> None:
         """Sleep until something happens, then handle it."""
-        sources: dict = {base.sock: base for base in self._bases.values()} | {p.sock: p for p in self._processes}
-        ready, _, _ = select.select([self._wake_read, *sources], [], [], 0.25 if any(p.entries for p in self._processes) else 2.0)
-        for source in ready:
-            if source is self._wake_read:
+        owners: dict[int, Base | Process] = {x.sock.fileno(): x for x in (*self._bases.values(), *self._processes)}
+        poll = select.poll()
+        for fd in (self._wake_read, *owners):
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(250 if any(p.entries for p in self._processes) else 2000):
+            if fd == self._wake_read:
                 os.read(self._wake_read, 1 << 16)
                 while self._submitted:
                     entry = self._submitted.popleft()
                     self._queue(entry).append(entry)
                 continue
-            message, _ = receive(source)
-            owner = sources[source]
-            if isinstance(owner, Base):
-                self._base_says(owner, message)
+            owner = owners[fd]
+            if isinstance(owner, Base) and owner in self._bases.values():
+                self._base_says(owner, receive(owner.sock)[0])
             elif owner in self._processes:
-                self._worker_says(owner, message)
+                self._worker_says(owner, receive(owner.sock)[0])
 
     def _queue(self, entry: Entry) -> deque[Entry]:
         return self._queues.setdefault(self._flavour(entry.job["phase"]), deque())
@@ -266,25 +224,9 @@ class Executor:
 
     # ---- processes ----
 
-    def _start_base(self, flavour: str) -> None:
-        ours, theirs = pair()
-        env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
-        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": self.root, "TMPDIR": self.root}
-        env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONDONTWRITEBYTECODE": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        if flavour == "cuda":
-            env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
-        else:
-            env["CUDA_VISIBLE_DEVICES"] = ""
-        if flavour == "interpret":
-            env["TRITON_INTERPRET"] = "1"
-        call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {self.root!r})"
-        command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
-        popen = subprocess.Popen(
-            command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
-        )
-        theirs.close()
-        self._groups.append(popen.pid)
-        self._bases[flavour] = Base(flavour, popen, ours)
+    def _start(self, flavour: str) -> None:
+        base = self._bases[flavour] = start_base(flavour, self.root)
+        self._groups.append(base.popen.pid)
 
     def _base_died(self, base: Base) -> None:
         base.sock.close()
@@ -299,24 +241,6 @@ class Executor:
         if self._failed_starts >= 3:
             self._failed_starts = 0
             self._finish_all(f"the {base.flavour} process does not start; its own message is on stderr")
-
-    def _start_worker(self, base: Base) -> None:
-        ours, theirs = pair()
-        fd = os.memfd_create("beacon")
-        os.ftruncate(fd, BEACON.size)
-        self._next_id += 1
-        process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(self.root, f"worker-{self._next_id}"))
-        options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(self.root, "cubins")}
-        options["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
-            options |= {"device": "cuda", "memory": None}
-        else:
-            options |= {"device": "cpu", "memory": self.memory}
-        send(base.sock, options, (theirs.fileno(), fd))
-        theirs.close()
-        os.close(fd)
-        base.unnamed.append(process)
-        self._processes.append(process)
 
     def _kill_overdue(self) -> None:
         """A worker whose alarm did not help (it is inside one long native call) is killed, and its candidate has its verdict."""
@@ -372,14 +296,15 @@ class Executor:
             if not queue:
                 continue
             if flavour not in self._bases:
-                self._start_base(flavour)
+                self._start(flavour)
             base = self._bases[flavour]
             own = [p for p in self._processes if p.flavour == flavour]
             workers, depth = self._wanted(flavour)
             for _ in range(workers - len(own) if base.ready else 0):
-                self._start_worker(base)
+                self._next_id += 1
+                self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory))
             for process in sorted((p for p in self._processes if p.flavour == flavour), key=lambda p: len(p.entries)):
-                while queue and not process.alone and len(process.entries) < depth:
+                while queue and process.has_room(depth):
                     if queue[0].deaths and process.entries:
                         break  # a suspect waits for an idle worker
                     if not self._give(process, queue.popleft()):
@@ -425,29 +350,3 @@ class Executor:
             process.entries.clear()
         for entry in waiting:
             self._finish(dataclasses.replace(entry, is_probe=False), status="infra_error", message=message)
-
-
-# ---- the folder, and the end ---------------------------------------------------------------------------------------
-
-
-def make_root() -> tuple[str, int]:
-    """A private folder and a lock on it; folders whose owner is gone (kill -9 of every process at once) are removed."""
-    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(old / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
-    root = tempfile.mkdtemp(prefix=PREFIX)
-    fd = os.open(os.path.join(root, "lock.new"), os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.rename(os.path.join(root, "lock.new"), os.path.join(root, "lock"))  # it is never there unlocked
-    return root, fd
-
-
-def end_processes(groups: list[int], root: str) -> None:
-    """Kill every process of these groups and remove the folder."""
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(group, 0)
-    remove_folder(root)

@@ -153,11 +153,11 @@ class Replay:
         self.chosen: dict[int, int] = {}  # key of a choice -> alternative
         self.modified_inputs: list[int] = []
 
-    def run(self, inputs: list, weights: dict[str, torch.Tensor] | None = None, skip_launch: int | None = None) -> Any:
+    def run(self, inputs: list, weights: dict[str, torch.Tensor] | None = None, skip_launch: int | range | None = None) -> Any:
         """Outputs as forward returned them: same containers, tensors of their own.
 
         inputs: the arguments of forward: shapes, dtypes and non-tensor values as recorded. They are copied, never written.
-        weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0).
+        weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0), or those.
         Raises ReplayError for the candidate's failures, ValueError if inputs or weights do not fit the plan.
         """
         self.load(inputs, weights)
@@ -175,15 +175,15 @@ class Replay:
             self._fill(index, given, "input")
         self._fill_weights(weights or {})
 
-    def execute(self, skip_launch: int | None = None) -> None:
+    def execute(self, skip_launch: int | range | None = None) -> None:
         """Second third: every step. This is what is timed."""
-        launches = 0
+        launches, skipped = 0, skip_launch if isinstance(skip_launch, range) else (skip_launch,)
         for step in self.plan.steps:
             for call in step.alternatives[self.chosen.get(step.key, 0)] if isinstance(step, Choice) else [step]:
                 if isinstance(call, Aten):
                     self._aten(call)
                     continue
-                if launches != skip_launch:
+                if launches not in skipped:
                     self._launch(call)
                 launches += 1
 

@@ -1,0 +1,123 @@
+"""The executor's processes as its scheduler sees them: how they are started, what they inherit, and how all of it ends."""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
+
+PREFIX = "nanotriton-executor-"
+# What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
+
+
+@dataclass(eq=False)
+class Process:
+    """A worker as the scheduler sees it."""
+
+    sock: socket.socket
+    beacon: mmap.mmap
+    flavour: str
+    folder: str
+    pid: int | None = None  # None: not forked yet
+    entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
+    alone: bool = False  # it has a suspect: give it nothing else
+
+    def has_room(self, depth: int) -> bool:
+        """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest."""
+        young = sum(time.monotonic() - e.given < SLOW for e in self.entries.values())
+        return not self.alone and young < depth and len(self.entries) < 4 * depth
+
+    def computing(self) -> tuple[int, float, str]:
+        """(job, when it is overdue or 0, stage) that the worker last wrote."""
+        job, due, stage = BEACON.unpack_from(self.beacon)
+        return job, due, stage.rstrip(b"\0").decode("ascii", "replace")
+
+
+@dataclass(eq=False)
+class Base:
+    """A process that forks workers of one flavour."""
+
+    flavour: str
+    popen: subprocess.Popen
+    sock: socket.socket
+    ready: bool = False
+    unnamed: deque[Process] = field(default_factory=deque)  # workers asked for, in order
+
+
+def start_base(flavour: str, root: str) -> Base:
+    """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
+    ours, theirs = pair()
+    env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": root, "TMPDIR": root}
+    env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    if flavour == "cuda":
+        env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    if flavour == "interpret":
+        env["TRITON_INTERPRET"] = "1"
+    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
+    command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
+    popen = subprocess.Popen(
+        command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
+    )
+    theirs.close()
+    return Base(flavour, popen, ours)
+
+
+def ask_for_worker(base: Base, root: str, number: int, memory: int) -> Process:
+    """Let a base fork a worker. Its process id comes later; work may be sent to it at once."""
+    ours, theirs = pair()
+    fd = os.memfd_create("beacon")
+    os.ftruncate(fd, BEACON.size)
+    process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(root, f"worker-{number}"))
+    options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(root, "cubins")}
+    options["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
+        options |= {"device": "cuda", "memory": None}
+    else:
+        options |= {"device": "cpu", "memory": memory}
+    send(base.sock, options, (theirs.fileno(), fd))
+    theirs.close()
+    os.close(fd)
+    base.unnamed.append(process)
+    return process
+
+
+# ---- the folder, and the end ---------------------------------------------------------------------------------------
+
+
+def make_root() -> tuple[str, int]:
+    """A private folder and a lock on it; folders whose owner is gone (kill -9 of every process at once) are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), open(old / "lock") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old, ignore_errors=True)
+    root = tempfile.mkdtemp(prefix=PREFIX)
+    fd = os.open(os.path.join(root, "lock.new"), os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(os.path.join(root, "lock.new"), os.path.join(root, "lock"))  # it is never there unlocked
+    return root, fd
+
+
+def end_processes(groups: list[int], root: str) -> None:
+    """Kill every process of these groups and remove the folder."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(group, 0)
+    remove_folder(root)
