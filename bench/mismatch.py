@@ -4,7 +4,7 @@
 
 Tokens are drawn by the sampler (one token at a time, paged cache) and scored by the trainer (packed, fused head) with the
 same weights, so that in exact arithmetic nothing would be left. The true importance weight of a token is
-r = exp(trainer - sampler); a loss that multiplies by w leaves log(r / w) uncorrected.
+r = exp(trainer - sampler), of a sequence the product; a loss that multiplies by w leaves log(r / w) uncorrected.
 """
 
 import json
@@ -72,8 +72,9 @@ def main(cfg: Config) -> None:
         old, weight = mismatch(trainer, rollout, torch.ones_like(owner), owner, mode, high=cfg.high, low=cfg.low)
         if weight is None:  # the loss's ratio is exp(logp - old): with the sampler's old, r is in it
             weight = (trainer - old).exp()
+        true = torch.zeros(int(owner.max()) + 1).index_add_(0, owner, gap)[owner] if mode.startswith("sequence") else gap
         kept = weight > 0
-        left = (gap - weight.log())[kept].abs()
+        left = (true - weight.log())[kept].abs()
         report["left"][mode] = {"mean": left.mean().item(), "max": left.max().item(), "kept": kept.float().mean().item()}
     print(json.dumps(report, indent=1))
     if cfg.out:

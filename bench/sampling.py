@@ -1,8 +1,9 @@
-"""Sampling speed with random weights and no early stop, beside transformers, in one process. Needs a GPU.
+"""Sampling speed with random weights and no early stop, beside transformers, in one process. Needs a GPU, but for `laptop`.
 
     python -m bench.sampling --shapes 0.6b 8b --loads grouped mixed --out results/sampling.json
     python -m bench.sampling --shapes 0.6b --loads small --engines ours generate continuous
     python -m bench.sampling --shapes 0.6b --loads grouped --profile      # what a decode step's time goes to
+    OMP_NUM_THREADS=1 python -m bench.sampling --shapes laptop --out results/sampling_cpu.json      # one core, fp32
 
 The limit is what must be read: all weights at every step, each sample's own keys and values, and each prompt's once for its
 group, at the bandwidth of a copy. `limit_ungrouped` counts the prompt for every sample, as other engines read it.
@@ -32,7 +33,7 @@ SHAPES = {
 
 @dataclass
 class Config:
-    shapes: list[Literal["0.6b", "8b"]] = field(default_factory=lambda: ["0.6b"])  # Qwen3's
+    shapes: list[Literal["0.6b", "8b", "laptop"]] = field(default_factory=lambda: ["0.6b"])  # Qwen3's two; laptop: 1M parameters, CPU
     loads: list[Literal["grouped", "mixed", "small"]] = field(default_factory=lambda: ["grouped"])  # see `requests`
     engines: list[Literal["ours", "generate", "continuous"]] = field(default_factory=lambda: ["ours"])  # the last two are transformers'
     repeats: int = 1  # timed runs after the warm-up; the fastest counts
@@ -136,9 +137,28 @@ def profile(model: Transformer, work: list[Request]) -> None:
     print(trace.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=60))
 
 
+def laptop(repeats: int) -> dict:
+    """The laptop run's shape on the CPU: 32 prompts of 40 to 60 tokens, 8 samples of 60 to 100. CPU time: cores are shared."""
+    shape = dict(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4)
+    sampler, rng = Sampler(Transformer(ModelConfig(**shape)).init_weights(0).requires_grad_(False)), random.Random(0)
+    work = [Request([rng.randrange(512) for _ in range(rng.randint(40, 60))], n=8, max_tokens=rng.randint(60, 100)) for _ in range(32)]
+    tokens, best = sum(r.n * r.max_tokens for r in work), float("inf")
+    for _ in range(repeats + 1):
+        start = time.process_time()
+        sampler.generate(work)
+        best = min(best, time.process_time() - start)
+    return {"shape": "laptop", "tokens": tokens, "cpu_seconds": round(best, 3), "tokens_per_cpu_second": round(tokens / best), **sampler.stats}
+
+
 def main(cfg: Config) -> None:
+    if cfg.shapes == ["laptop"]:
+        report = environment() | {"command": "python -m bench.sampling --shapes laptop", "threads": torch.get_num_threads()} | laptop(cfg.repeats)
+        print(report)
+        if cfg.out:
+            Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
+        return
     if not torch.cuda.is_available():
-        config.die("bench.sampling needs a GPU")
+        config.die("bench.sampling needs a GPU for every shape but laptop, which goes alone")
     bandwidth, rows = copy_bandwidth(), []
     for shape in cfg.shapes:
         model = make_model(shape)

@@ -78,27 +78,31 @@ class _Pages:
 
 
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
-    units, longest, device = len(line), max(int(length.max()), 1), table.device
-    first = torch.arange(0, longest, page_size, device=device)  # the token each page of a unit starts with
-    used = first < length[:, None]  # [U, J]
-    owner, j = used.nonzero(as_tuple=True)
-    ids = table[line.long()[owner], j].long()
-    filled = (length[owner] - first[j]).clamp(max=page_size)
+    units, device = len(line), table.device
+    most = max(-(-int(length.max()) // page_size), 1)
+    left = length[:, None] - torch.arange(0, most * page_size, page_size, device=device)  # [U, J] tokens from each page on
+    used = left > 0
+    pages = table.index_select(0, line)[:, :most].long()
+    ids, owner, filled = pages[used], used.nonzero()[:, 0], left[used]
+    if len(ids) == 0:
+        return _Pages(ids, owner, torch.zeros(0, 1, 1, page_size, device=device), torch.zeros(units, dtype=torch.long, device=device), 1)
+    low, high = (int(x) for x in ids.aminmax())
+    size = high + 1 - low
+    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that again.
+    if 2 * len(ids) > size:
+        spread = torch.full((2, size), units, device=device)
+        spread[1] = 0
+        spread[:, ids - low] = torch.stack([owner, filled])
+        if int((spread[0] < units).sum()) == len(ids):  # no page is read by two tiles
+            where = torch.where(used, pages - low, size)
+            return _Pages(slice(low, high + 1), spread[0], _mask(spread[1], page_size), where.flatten(), most)
     where = torch.full(used.shape, len(ids), device=device)
     where[used] = torch.arange(len(ids), device=device)
-    low, high = (int(ids.min()), int(ids.max()) + 1) if len(ids) else (0, 0)
-    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that again.
-    if len(ids) * 2 > high - low and len(ids) == len(ids.unique()):
-        where = torch.full(used.shape, high - low, device=device)
-        where[used] = ids - low
-        owner, filled = _spread(owner, ids - low, high - low, units), _spread(filled, ids - low, high - low, 0)
-        ids = slice(low, high)
-    mask = torch.where(torch.arange(page_size, device=device) < filled[:, None], 0.0, MASKED)[:, None, None]
-    return _Pages(ids, owner, mask, where.flatten(), len(first))
+    return _Pages(ids, owner, _mask(filled, page_size), where.flatten(), most)
 
 
-def _spread(x: torch.Tensor, index: torch.Tensor, size: int, fill: int) -> torch.Tensor:
-    return torch.full((size,), fill, dtype=x.dtype, device=x.device).index_copy_(0, index, x)
+def _mask(filled: torch.Tensor, page_size: int) -> torch.Tensor:
+    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[:, None, None]
 
 
 def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
