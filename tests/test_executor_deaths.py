@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import Executor, probe
-from nanotriton.executor.zygote import BEACON
+from nanotriton.executor import Executor, probe, sandbox
+from nanotriton.executor.zygote import BEACON, Zygote
 from nanotriton.tasks.task import Task
 
 TASK = Task(**probe.TASK)
@@ -105,7 +105,7 @@ def grandchildren(executor: Executor, pid: int) -> list[int]:
 
 SCRIPT = """
 import sys
-from nanotriton.executor import Executor, probe
+from nanotriton.executor import Executor, probe, sandbox
 from nanotriton.tasks.task import Task
 executor = Executor(workers=1, timeout=100.0)
 futures = [executor.submit(Task(**probe.TASK), sys.argv[1] + f"# {i}") for i in range(4)]
@@ -154,3 +154,26 @@ def test_a_base_that_does_not_start_is_an_infrastructure_failure(monkeypatch):
     with Executor(workers=1) as executor:
         verdict = executor.submit(TASK, RIGHT).result(PATIENCE)
     assert verdict.status == "infra_error" and "does not start" in verdict.message
+
+
+def leave_a_stray(report, fds, folder, args):
+    """A child that may fork, and leaves a process that never ends."""
+    if not os.fork():
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        while True:
+            select.select([], [], [], 1000)
+    report.finish({"left": True})
+
+
+def test_a_zygote_kills_what_its_children_leave(tmp_path):
+    (tmp_path / "job").mkdir()
+    zygote = Zygote({"stray": leave_a_stray}, sandbox.readable_paths())
+    try:
+        zygote.spawn("stray", str(tmp_path / "job"), {}, sandbox.Limits(), exec_ok=True)
+        assert zygote.event() is None  # it has started
+        ended = zygote.event()
+        assert ended.header == {"left": True} and ended.code == 0
+        assert not [p for p, parent in processes(os.getpgrp()).items() if parent == zygote.pid]
+    finally:
+        zygote.sock.close()
+        os.waitpid(zygote.pid, 0)

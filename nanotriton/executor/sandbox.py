@@ -13,8 +13,8 @@ What this does NOT protect:
 - what world-readable system folders (/usr, /lib, the Python environment) hold: secrets do not belong there. Everything
   else (home, the project's runs, /tmp, /proc, /dev/shm) is unreadable, but only where the kernel has Landlock (5.13 or later);
 - memory that it inherits from its zygote: the zygote never holds a secret, a reference output or another candidate;
-- process mode on CUDA: Triton needs a compiler there, so fork and exec stay possible (in a PID namespace of its own where the kernel
-  allows one), and GPU memory is limited only by the card.
+- where compilers must run (process mode on CUDA, making cubins) fork and exec stay possible: what is left over when the child ends is
+  killed by its zygote, which adopts it. In process mode on CUDA, moreover, GPU memory is limited only by the card.
 If the kernel lacks Landlock or seccomp, `support()` says so, the executor logs it once, and the rest still holds.
 """
 
@@ -31,8 +31,8 @@ from pathlib import Path
 libc = ctypes.CDLL(None, use_errno=True)
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 24, 38, 22
-CLONE_THREAD, CLONE_NEWUSER, CLONE_NEWPID = 0x10000, 0x10000000, 0x20000000
+PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 21, 22, 36, 38
+CLONE_THREAD = 0x10000
 
 # x86-64 system calls that are refused with EPERM. Everything a recorder needs (files, memory, threads) is not among them.
 DENIED = {
@@ -81,7 +81,7 @@ def support() -> str | None:
     missing = []
     if not landlock_abi():
         missing.append("Landlock (candidates can read every file that you can)")
-    if libc.prctl(21, 0, 0, 0, 0) < 0:  # PR_GET_SECCOMP
+    if libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
         missing.append("seccomp (candidates can fork, exec and open sockets)")
     return f"sandbox: this kernel lacks {' and '.join(missing)}" if missing else None
 
@@ -159,10 +159,8 @@ def _filter(exec_ok: bool) -> list[bytes]:
     program += [equal(CLONE3, 0, 1), fail(38)]  # its flags are behind a pointer; glibc falls back to clone
     if not exec_ok:
         program += [equal(CLONE, 0, 4), load(16), has_bit(CLONE_THREAD, 0, 1), allow, fail(1)]
-    own = os.getpid()
     for number in (KILL, TGKILL):  # abort() signals itself
-        if not exec_ok:
-            program += [equal(number, 0, 4), load(16), equal(own, 0, 1), allow, fail(1)]
+        program += [equal(number, 0, 4), load(16), equal(os.getpid(), 0, 1), allow, fail(1)]
     program += [equal(PRCTL, 0, 4), load(16), equal(PR_SET_PDEATHSIG, 0, 1), fail(1), allow]
     # prlimit64 may only read: root could raise its own limits, or touch another process's
     program += [equal(PRLIMIT64, 0, 6), load(32), equal(0, 0, 3), load(36), equal(0, 0, 1), allow, fail(1)]
@@ -174,7 +172,7 @@ def restrict_calls(exec_ok: bool = False) -> None:
     program = _filter(exec_ok)
     code = ctypes.create_string_buffer(b"".join(program))
     prog = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
-    if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(prog), 0, 0) != 0 and libc.prctl(21, 0, 0, 0, 0) >= 0:
+    if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(prog), 0, 0) != 0 and libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0:
         raise OSError(ctypes.get_errno(), "seccomp filter refused")
 
 
@@ -206,8 +204,13 @@ def limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (value, value))
 
 
-def enter(folder: str, limits: Limits, read: list[str], *, write: bool = False, devices: list[str] = (), exec_ok: bool = False):
-    """Confine this process for good. `folder` becomes its home and working folder, writable only with `write`."""
+def enter(
+    folder: str, limits: Limits, read: list[str], *, write: bool = False, also: list[str] = (), devices: list[str] = (), exec_ok: bool = False
+) -> None:
+    """Confine this process for good. `folder` becomes its home and working folder, writable only with `write`.
+
+    read, also: what it may read. devices: what it may also write and control. exec_ok: it may fork and run programs.
+    """
     os.chdir(folder)
     os.umask(0o077)
     keep = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "LANG", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES") if k in os.environ}
@@ -217,5 +220,5 @@ def enter(folder: str, limits: Limits, read: list[str], *, write: bool = False, 
     set_limits(limits)
     drop_capabilities()
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    restrict_files([*read, *([] if write else [folder])], [folder] if write else [], devices)
+    restrict_files([*read, *also, *([] if write else [folder])], [folder] if write else [], devices)
     restrict_calls(exec_ok)

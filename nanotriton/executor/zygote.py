@@ -118,6 +118,7 @@ class Child:
     limits: sandbox.Limits
     folder: str
     killed: str | None = None
+    forks: bool = False  # it may, so it may leave strays
     slow: bool = False
 
 
@@ -129,10 +130,10 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
         result, log, *extra = fds
         null = os.open(os.devnull, os.O_RDONLY)
         wanted = [null, log, log, result, *extra]
-        high = [os.dup2(fd, 500 + i) for i, fd in enumerate(wanted)]  # out of the way first, then 0, 1, 2, 3, ...
+        high = [os.dup2(fd, 100 + i) for i, fd in enumerate(wanted)]  # out of the way first, then 0, 1, 2, 3, ...
         for i, fd in enumerate(high):
             os.dup2(fd, i)
-        os.closerange(len(wanted), 1024)
+        os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
         options = request["sandbox"]
         sandbox.enter(request["folder"], sandbox.Limits(**request["limits"]), readable, **options)
         targets[request["target"]](Report(3), list(range(4, 4 + len(extra))), request["folder"], request["args"])
@@ -150,7 +151,7 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
         child_main(request, fds, parent, targets, readable)
     for fd in fds:
         os.close(fd)
-    return Child(request["id"], pid, started, sandbox.Limits(**request["limits"]), request["folder"])
+    return Child(request["id"], pid, started, sandbox.Limits(**request["limits"]), request["folder"], forks=bool(request["sandbox"].get("exec_ok")))
 
 
 def overdue(child: Child, now: float) -> str | None:
@@ -174,6 +175,7 @@ def resident(pid: int) -> int:
 def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> None:
     """The zygote's life: fork a child per request, report each one's end. Returns when its worker is gone."""
     children: dict[int, Child] = {}  # by pidfd
+    sandbox.libc.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while True:
@@ -193,7 +195,11 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
             else:
                 poll.unregister(fd)
                 os.close(fd)
-                send(sock, reap(children.pop(fd)))
+                child = children.pop(fd)
+                ended = reap(child)
+                if child.forks:
+                    kill_strays({c.pid for c in children.values()})
+                send(sock, ended)
         now = time.monotonic()
         for child in children.values():
             if not child.killed and (reason := overdue(child, now)):
@@ -212,6 +218,23 @@ def reap(child: Child) -> dict:
     if os.WIFSIGNALED(status):
         return ended | {"signal": os.WTERMSIG(status)}
     return ended | {"code": os.WEXITSTATUS(status)}
+
+
+def kill_strays(known: set[int]) -> None:
+    """End the processes that ended children have left: as a subreaper, this process has become their parent."""
+    while strays := [p for p in own_children() if p not in known]:
+        for pid in strays:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def own_children() -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if int(file.read().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.append(int(name))
+    return found
 
 
 class Zygote:
@@ -306,6 +329,7 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str) -> None:
             os.waitpid(pid, 0)
         if os.getppid() != parent:  # nobody else is left to do it
             remove_folder(root)
+            os.killpg(0, signal.SIGKILL)  # and whatever a child that may fork has left
 
 
 def remove_folder(path: str) -> None:
