@@ -107,6 +107,8 @@ class Reference:
         with excused("on its own inputs"):
             for s in (seed, seed + 1):
                 inputs = self.inputs("plain", s)
+                if wire.describe(inputs)[0] != self.described_inputs:
+                    raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
                 known.append((inputs, self.answer(inputs, s)))
             model, seen = self.build(seed + 1), Computing()
             with torch.no_grad(), self.on_device(), seen:
@@ -206,11 +208,11 @@ def passes(got, answer: Answer) -> bool:
 def weakness(known: list[tuple[list, Answer]]) -> str | None:
     """What passes on every known draw without computing anything, in words; None if nothing does."""
     first = known[0][1].own
-    mean = [t.double().mean() for _, t in leaves(first) if isinstance(t, torch.Tensor) and not t.is_complex()]
+    means = [t.double().mean().item() for _, t in leaves(first) if isinstance(t, torch.Tensor) and not t.is_complex()] or [0.0]
     fakes: list[tuple[str, Callable]] = [
         ("an answer of zeros", lambda inputs, own: draws.mapped(own, torch.zeros_like)),
         ("an answer of ones", lambda inputs, own: draws.mapped(own, torch.ones_like)),
-        ("one constant", lambda inputs, own: draws.mapped(own, lambda t: torch.full_like(t, mean[0].item()))),
+        ("one constant", lambda inputs, own: draws.mapped(own, lambda t: torch.full_like(t, means[0]))),
     ]
     for i in range(len(known[0][0])):
         fakes.append((f"input {i} returned as it is", lambda inputs, own, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)))

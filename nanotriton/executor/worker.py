@@ -184,6 +184,9 @@ class Worker:
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback)
         except Overtime:  # the alarm went off just as the stage was over
             self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
+        except Exception:  # an error of ours: die, and leave word in the beacon of whose job it was, so that only this one is suspected
+            BEACON.pack_into(self.beacon, 0, job.id, time.monotonic() + PATIENCE, self.last.encode())
+            raise
         else:
             if not os.path.isdir(folder):
                 os.mkdir(folder, 0o700)
