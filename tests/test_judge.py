@@ -340,3 +340,14 @@ def test_a_stressed_trial_counts_only_where_the_reference_is_finite():
     assert judge_trial(reference, Trial("scaled", 1, 1), anything) is None
     with pytest.raises(Fault):
         judge_trial(reference, Trial("plain", 1, 1), anything)
+
+
+def test_complex_answers_can_be_judged():
+    reference = Reference(task("return torch.complex(x, 2 * x)"))
+    assert judge_trial(reference, reference.trials(b"s", "c")[0], lambda inputs, _: (torch.complex(inputs[0], 2 * inputs[0]), {})).max_error == 0
+
+
+def test_a_task_that_draws_numbers_anew_is_no_fair_question():
+    with pytest.raises(Fault, match="draws shapes or numbers anew") as caught:
+        Reference(task("return x * s", inputs="torch.randn(4), torch.rand(()).item()", more=", s"))
+    assert caught.value.status == "unsupported"
