@@ -3,8 +3,8 @@
     python -m bench.recordability --data FOLDER [--replay cpu|cuda] [--out FILE.json] [--limit SECONDS]
 
 FOLDER holds Python files that run their own tests and leave the answers in a variable named result... or test_results (TritonBench's format).
-Each file is recorded with its whole script in a process of its own, and, with --replay, replayed. On CUDA the answers are
-compared with a plain run of the same file with the same random tensors; on the CPU they have to be finite where poison was.
+Each file is recorded with its whole script in a process of its own, and, with --replay, replayed. The answers are compared with a
+plain run of the same file with the same random tensors; on the CPU that is possible for files without Triton ("cuda" reads "cpu").
 """
 
 import argparse
@@ -97,8 +97,8 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     os._exit(0)
 
 
-def replay(name: str, path: Path, data: bytes, device: str, plain: bool) -> dict:
-    """Replay one plan; on CUDA compare with a plain run."""
+def replay(path: Path, data: bytes, device: str) -> dict:
+    """Replay one plan, and compare with a plain run where there can be one."""
     from nanotriton.executor.replayer import Replay, ReplayError
 
     try:
@@ -119,15 +119,18 @@ def replay(name: str, path: Path, data: bytes, device: str, plain: bool) -> dict
         return {"replay": "plan", "message": str(error)}
     except ReplayError as error:
         return {"replay": error.status, "message": error.message, "line": error.line, "fatal": error.fatal}
+    plain = device == "cuda" or "triton" not in path.read_text()
     tensors = [t.cpu() for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
-    return {"replay": "ran"} if not plain else compare(path, tensors)
+    return compare(path, tensors, device) if plain else {"replay": "ran"}
 
 
-def compare(path: Path, tensors: list[torch.Tensor]) -> dict:
+def compare(path: Path, tensors: list[torch.Tensor], device: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         script, saved = Path(folder) / "plain.py", Path(folder) / "out.pt"
         script.write_text(PLAIN.replace("SEED", str(SEED)))
-        run = subprocess.run([sys.executable, script, path, saved], capture_output=True, text=True, timeout=120)
+        source = Path(folder) / "source.py"
+        source.write_text(path.read_text() if device == "cuda" else path.read_text().replace("cuda", "cpu"))
+        run = subprocess.run([sys.executable, script, source, saved], capture_output=True, text=True, timeout=120)
         if run.returncode:
             return {"replay": "ran", "plain": (run.stderr.strip().splitlines() or ["?"])[-1][:200]}
         want = torch.load(saved)
@@ -169,7 +172,7 @@ def main() -> None:
         if args.replay:
             for path in files:
                 if facts[path.stem]["status"] == "recorded":
-                    facts[path.stem] |= replay(path.stem, path, Path(folder, path.stem).read_bytes(), args.replay, args.replay == "cuda")
+                    facts[path.stem] |= replay(path, Path(folder, path.stem).read_bytes(), args.replay)
                     print(f"{path.stem:40} {facts[path.stem]}", flush=True)
     for key in ("status", "replay"):
         print(key, dict(collections.Counter(f[key] for f in facts.values() if key in f)))

@@ -147,6 +147,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:An output with")
 @pytest.mark.parametrize("what", BAD)
 def test_refuses(what):
     plan = make()
