@@ -136,9 +136,9 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
         batch.cache["twin"] = (
             _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
             _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
-            tile_rows.clamp(min=0).flatten(), place[:rows],
+            tile_rows.clamp(min=0).flatten(), place[:rows], (batch.tail_len == 0).nonzero()[:, 0],
         )  # fmt: skip
-    prefix, tail, tile_rows, place = batch.cache["twin"]
+    prefix, tail, tile_rows, place, padding = batch.cache["twin"]
     scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
     tiles = scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
 
@@ -149,7 +149,9 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     parts = [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)], _attend_pages(scaled, k_cache, v_cache, tail)
     out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
     out = (out * lse.softmax(1)[..., None]).sum(1)
-    return out.view(rows, heads, dim).masked_fill_((batch.tail_len == 0)[:, None, None], 0.0).to(q.dtype)
+    if len(padding):
+        out[padding] = 0.0
+    return out.view(rows, heads, dim).to(q.dtype)
 
 
 # -------------------------------------------------------------------------------------------------- Triton kernels
