@@ -64,7 +64,8 @@ def main(cfg: Config) -> None:
     trainer, rollout, owner = (torch.cat(x) for x in (trainer, rollout, owner))
     gap = trainer - rollout
     report = environment() | {
-        "command": f"python -m bench.mismatch --model {Path(cfg.model).name} --dtype {cfg.dtype}",
+        "command": f"python -m bench.mismatch --model {Path(cfg.model).name} --dtype {cfg.dtype} --prompts {cfg.prompts} --n {cfg.n} "
+        f"--max-tokens {cfg.max_tokens} --high {cfg.high} --low {cfg.low}",
         "tokens": len(gap), "mean_gap": gap.abs().mean().item(), "max_gap": gap.abs().max().item(),
         "mean_ratio": gap.exp().mean().item(), "left": {},
     }  # fmt: skip
