@@ -12,7 +12,7 @@ REFLECTION = words("getattr setattr delattr")
 BANNED_ATTRIBUTES = words(
     """f_globals f_locals f_back f_builtins f_code tb_frame tb_next gi_frame gi_code cr_frame cr_code ag_frame co_code
     func_globals mro
-    os sys builtins subprocess socket ctypes importlib inspect gc io shutil signal threading multiprocessing pickle _os _sys _io"""
+    os sys builtins subprocess socket ctypes importlib inspect gc io shutil signal threading multiprocessing pickle copyreg _os _sys _io"""
 )  # the second half: modules that other modules hold, as in `torch.os`
 DUNDER_NAMES = words("__name__ __doc__ __file__ __all__ __version__ __debug__ __class__")
 DUNDER_ATTRIBUTES = words(
@@ -48,8 +48,13 @@ REFUSED = words(
     triton.compile triton.compiler triton.backends triton.tools.compile triton.tools.link triton.tools.disasm triton._C triton._internal_testing triton.runtime.interpreter
     triton.runtime.build triton.runtime.cache triton.knobs triton.experimental
     numpy.ctypeslib numpy.load numpy.save numpy.fromfile numpy.memmap numpy.f2py numpy.distutils numpy.lib
-    typing.get_type_hints typing.ForwardRef logging.currentframe torch.fx torch.utils._python_dispatch torch.utils._config_module"""
+    typing.get_type_hints typing.ForwardRef logging.currentframe torch.fx torch.utils.collect_env
+    torch.utils.bottleneck numpy.testing"""
 )
+
+# Of what is internal to a module, what real kernels use all the same: by path and, wherever it is, by name.
+INTERNAL = frozenset(path for path in MODULES if "._" in path)
+PRIVATE = words("_assert _int_mm _scaled_mm _weight_norm _softmax _log_softmax _reinterpret_tensor _DeviceGuard")
 
 
 def _under(path: str, prefixes) -> bool:
@@ -64,14 +69,17 @@ def refused(path: str, importing: bool) -> str | None:
         if rest and rest[0] not in PARTS[root]:
             return f"{path} is not allowed; of {root}, only {', '.join(sorted(PARTS[root]))}"
         return None
+    if root in rest:  # torch.torch, nn.modules.module.torch: the same module again
+        return refused(".".join(path.split(".")[len(rest) - rest[::-1].index(root) :]), importing)
     if hidden := BANNED_ATTRIBUTES.intersection(rest):
         return f"{path} is not allowed: {min(hidden)} reaches out of the candidate"
     if _under(path, REFUSED):
         return f"{path} is not allowed: it runs code that is not this kernel"
     if importing and path != "torch" and not _under(path, MODULES) and not (root == "torch" and len(rest) == 1 and rest[0][0] != "_"):
         return f"import of {path} is not allowed; torch, triton, math, typing and a few others are"
-    if root == "torch" and rest and rest[0] in ("_C", "_inductor") and len(rest) > 1 and not _under(path, MODULES):
-        return f"{path} is not allowed: it is internal to torch"
+    private = [p for p in rest if p[0] == "_" and not p.endswith("__") and p not in PRIVATE]
+    if private and not _under(path, INTERNAL) and not any(m.startswith(path + ".") for m in INTERNAL):
+        return f"{path} is not allowed: {private[0]} is internal to {root}"
     return None
 
 
