@@ -113,6 +113,7 @@ def main(cfg: Config, world: distributed.World) -> None:
             groups = rollout([task for _, task in batch], cfg.group, sampler, executor, tokenizer, seeds=seeds,
                              temperature=cfg.temperature, max_tokens=cfg.max_tokens)  # fmt: skip
             episodes = list(chain(*groups))
+            sampler.free()  # the KV memory is the training's until the next rollout
             clock("rollout")
 
             # 2. Rewards: is it Triton, is it right? None (we failed, or the task is void) leaves the batch.
