@@ -48,7 +48,7 @@ def excused(doing: str):
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise Fault("memory_limit", f"the task needs more memory than the executor allows ({doing})") from error
+            raise Fault("memory_limit", f"the task needs more memory than the executor allows (memory_gib), {doing}") from error
         text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
         raise Fault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
