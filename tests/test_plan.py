@@ -243,3 +243,8 @@ def test_the_bare_text_has_no_locations_and_nothing_else_is_missing():
     assert kernel.bare == kernel.ttir
     text = '#loc = loc("candidate.py":2:1)\nmodule {\n  %x = tt.load %p : !tt.ptr<f32> loc(#loc3)\n  ^bb0(%a: f32 loc(callsite(#loc9 at #loc2))):\n} loc(#loc)\n#loc1 = loc(unknown)\n'
     assert Kernel("k", text, {}).bare == "module {\n  %x = tt.load %p : !tt.ptr<f32>\n  ^bb0(%a: f32):\n}\n"
+
+
+def test_the_bare_text_prints_nothing():
+    line = '    tt.print " x: " {hex = false, isSigned = array<i32: 1>} : %o : tensor<256xi32> loc(#loc5)\n'
+    assert Kernel("k", f"module {{\n{line}    tt.return\n}}\n", {}).bare == "module {\n    tt.return\n}\n"

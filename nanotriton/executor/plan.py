@@ -81,8 +81,9 @@ class Kernel:
 
     @property
     def bare(self) -> str:
-        """The text without locations: what is compiled, so that the same kernel elsewhere in a file is the same kernel."""
-        return re.sub(r"^#loc.*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)", "", self.ttir, flags=re.MULTILINE)
+        """What is compiled: the text without locations, so that the same kernel elsewhere in a file is the same kernel, and without
+        device_print, which computes nothing and on a GPU writes to the console of whoever judges."""
+        return re.sub(r"^#loc.*\n|^ *tt\.print .*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)", "", self.ttir, flags=re.MULTILINE)
 
     @property
     def key(self) -> str:
