@@ -219,6 +219,7 @@ def test_tasks_that_cannot_be_judged(strict):
     huge = Task("huge", TASK.source.replace("torch.randn(4, 33)", "torch.empty(1 << 42)"))
     statuses = [strict.submit(task, RIGHT).result() for task in (weak, random, huge)]
     assert [v.status for v in statuses] == ["weak_task", "unsupported", "memory_limit"]
+    assert [v.stage for v in statuses] == ["task"] * 3 and not any(v.scored for v in statuses)
     assert "memory" in statuses[2].message
 
 

@@ -49,7 +49,8 @@ class Verdict:
 
     @property
     def scored(self) -> bool:
-        return self.status not in UNSCORED
+        """Whether it says anything of the candidate: not if we failed, or the task did (a reference that needs too much memory)."""
+        return self.status not in UNSCORED and self.stage != "task"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

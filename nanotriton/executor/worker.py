@@ -129,6 +129,7 @@ class Worker:
                 self.references.popitem(last=False)
         self.references.move_to_end(task.key)
         if isinstance(found, Fault):
+            self.last = "task"  # also when it was found out before: a verdict of this stage says nothing of the candidate
             raise Fault(found.status, found.message)
         return found
 
