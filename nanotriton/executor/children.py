@@ -12,8 +12,10 @@ import traceback
 from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
+from nanotriton.executor.recorder_torch import answers, is_cuda
 from nanotriton.executor.zygote import Report
 
 
@@ -55,6 +57,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
     data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
     described, tensors, stage = [], [], "import_error"
+    if device.type == "cpu":
+        cuda_means_cpu()
     try:
         report.stage("import")
         module = load(path)
@@ -77,6 +81,23 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
         report.finish({"trials": described}, wire.raw(tensors))
     except (Exception, SystemExit) as error:
         report.finish(explain(error, stage, path))
+
+
+class CudaMeansCpu(TorchFunctionMode):
+    """Candidates are written for "cuda"; here that is the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.cuda:
+            return args[0]
+        swap = lambda x: torch.device("cpu") if is_cuda(x) else x
+        return func(*map(swap, args), **{name: swap(value) for name, value in (kwargs or {}).items()})
+
+
+def cuda_means_cpu() -> None:
+    """For good: this process has one candidate. torch.cuda answers as in a recording."""
+    for owner, name, value in answers():
+        setattr(owner, name, value)
+    CudaMeansCpu().__enter__()
 
 
 def load(path: str):

@@ -36,7 +36,7 @@ RANDOM_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_
 STORAGE_OPS = {"resize_", "set_", "resize_as_", "_resize_output_"}
 
 
-def _is_cuda(value) -> bool:
+def is_cuda(value) -> bool:
     if isinstance(value, torch.device):
         return value.type == "cuda"
     return isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value) is not None
@@ -103,7 +103,7 @@ class Functions(TorchFunctionMode):
         here = CPU if self.tape.building else META
         to_cuda = func is Tensor.cuda
         if any(isinstance(a, torch.device | str) for a in args):
-            cuda = [_is_cuda(a) for a in args]
+            cuda = [is_cuda(a) for a in args]
             to_cuda = to_cuda or any(cuda)
             args = tuple(here if c else a for c, a in zip(cuda, args))
         if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
@@ -111,7 +111,7 @@ class Functions(TorchFunctionMode):
         device = kwargs.get("device")
         if device is None and self.tape.default_cuda and func in _device_constructors():
             device = CUDA
-        if _is_cuda(device) or type(device) is int:
+        if is_cuda(device) or type(device) is int:
             kwargs["device"], to_cuda = here, True
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
@@ -267,7 +267,7 @@ def _refuse(what: str):
 
 def _set_default_device(device) -> None:
     if Tape.active is not None:
-        Tape.active.default_cuda = _is_cuda(device) or type(device) is int
+        Tape.active.default_cuda = is_cuda(device) or type(device) is int
 
 
 def _empty_strided_cuda(size, stride, dtype) -> Tensor:

@@ -7,7 +7,7 @@ STATUSES = frozenset(
     """correct
     no_code syntax_error rule_violation import_error runtime_error compile_error out_of_resources
     illegal_memory out_of_bounds timeout crashed memory_limit output_limit wrong_shape wrong_dtype wrong_value
-    not_finite input_modified nondeterministic too_fast weak_task unsupported infra_error""".split()
+    not_finite input_modified nondeterministic too_fast weak_task unsupported infra_error""".split()  # noqa: SIM905
 )
 # Neither right nor wrong: the sample leaves the batch, it is never scored 0 (our failure, or the task's, is not the model's).
 UNSCORED = frozenset({"infra_error", "unsupported", "weak_task"})
