@@ -12,7 +12,7 @@ samples.jsonl, curves.png, summary.json and model/, a Hugging Face folder. The s
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ import torch
 import train_sft
 from nanotriton import config, distributed, grpo
 from nanotriton.data import pack, score
-from nanotriton.executor.verdict import STATUSES
+from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.rollout import Episode, rollout, seed_of
 from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
 from nanotriton.tasks import synthetic
@@ -84,9 +84,9 @@ def main(cfg: Config, world: distributed.World) -> None:
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
+    tasks, dev, test = task_sets(cfg)  # mistakes in what was named come out before anything is trained
+    reward_of = reward_function(cfg)
     model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
-    tasks, dev, test = task_sets(cfg)
-    reward_fn = load_reward(cfg.reward) if cfg.reward else lambda verdict, completion, task: reward(verdict)
     tokenizer = Tokenizer(model_folder)
     model, model_config = load_model(model_folder, torch.float32, world.device)
     reference = load_model(model_folder, world.dtype, world.device)[0] if cfg.kl else None
@@ -117,7 +117,7 @@ def main(cfg: Config, world: distributed.World) -> None:
             clock("rollout")
 
             # 2. Rewards: is it Triton, is it right? None (we failed, or the task is void) leaves the batch.
-            rewards = [reward_fn(e.verdict, e.completion, e.task) for e in episodes]
+            rewards = [reward_of(e.verdict, e.completion, e.task) for e in episodes]
             rewards = grpo.truncation(rewards, [len(e.ids) for e in episodes], [e.finish_reason == "length" for e in episodes],
                                       cfg.truncated, cfg.max_tokens, cache=max(cfg.max_tokens // 4, 1))  # fmt: skip
             if cfg.shuffle_rewards:
@@ -260,6 +260,16 @@ def summary(run: Run, cfg: Config) -> dict:
 def draw(tasks: Sequence[Task], n: int, step: int, seed: int) -> list[tuple[int, Task]]:
     """The (place in the batch, task) pairs of one step."""
     return list(enumerate(tasks[i] for i in train_sft.indices(step, n, len(tasks), seed)))
+
+
+def reward_function(cfg: Config) -> Callable[[Verdict, str, Task], float | None]:
+    """(verdict, completion, task) -> the reward, or None for a sample that leaves the batch."""
+    if not cfg.reward:
+        return lambda verdict, completion, task: reward(verdict)
+    try:
+        return load_reward(cfg.reward)
+    except ValueError as error:
+        raise config.ConfigError(f"--reward {error}") from None
 
 
 def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import train_grpo
+from nanotriton import config, distributed
+
 ROOT = Path(__file__).parent.parent
 TINY = ["--sft-steps", "6", "--steps", "2", "--prompts", "2", "--group", "2", "--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "40"]
 
@@ -66,12 +69,22 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
         assert (straight / "model" / name).exists()
 
 
-def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight):
+def here(argv: list[str]) -> int:
+    """The script's main in this process: for what ends before any training."""
+    try:
+        distributed.launch(train_grpo.main, config.parse(train_grpo.Config, argv, train_grpo.PRESETS))
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight, capsys):
     before = (straight / "metrics.jsonl").read_bytes()
-    again = run(command(straight.parent))
-    assert again.returncode == 0 and "is finished" in again.stdout and (straight / "metrics.jsonl").read_bytes() == before
-    other = run(command(straight.parent, "--lr", "1e-3"))
-    assert other.returncode == 2 and "holds a run with --lr 0.0" in other.stderr and other.stderr.strip().count("\n") == 0
+    assert here(["--out", str(straight.parent), *TINY]) == 0
+    assert "is finished" in capsys.readouterr().out and (straight / "metrics.jsonl").read_bytes() == before
+    assert here(["--out", str(straight.parent), *TINY, "--lr", "1e-3"]) == 2
+    err = capsys.readouterr().err
+    assert "holds a run with --lr 0.0002" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "kill worker", "kill agent"])
@@ -112,6 +125,7 @@ def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_proces
         (["--kll", "1"], "did you mean --kl"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, argv, says):
-    done = run([sys.executable, "train_grpo.py", "--out", str(tmp_path), *argv])
-    assert done.returncode == 2 and says in done.stderr and done.stderr.strip().count("\n") == 0, done.stderr
+def test_a_mistake_is_one_line(tmp_path, argv, says, capsys):
+    assert here(["--out", str(tmp_path), *argv]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
