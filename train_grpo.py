@@ -9,6 +9,10 @@ Without `--model`, train_sft.py's own code first makes one. The run lives in out
 samples.jsonl, curves.png, summary.json and model/, a Hugging Face folder. The same command continues a run that was stopped.
 """
 
+import nanotriton  # first, because it says what is supported where something is missing  # noqa: F401
+
+# isort: split
+
 import json
 import random
 from collections import Counter

@@ -9,6 +9,10 @@ the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, sam
 The same command continues a run that was stopped.
 """
 
+import nanotriton  # first, because it says what is supported where something is missing  # noqa: F401
+
+# isort: split
+
 import json
 import math
 import random

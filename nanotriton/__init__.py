@@ -2,12 +2,16 @@
 
 import platform
 import sys
+from importlib.util import find_spec
 
 # The first import of the package is the first line a user sees: say what is supported instead of failing later in a wheel.
+SUPPORTED = "nanotriton runs on Linux x86-64 with Python 3.11 to 3.14"
 if sys.platform != "linux" or platform.machine() != "x86_64":
     raise SystemExit(
-        f"nanotriton runs on Linux x86-64 (Triton publishes no wheel for {sys.platform} {platform.machine()}); "
-        "on Windows use WSL2, on macOS a Linux container or virtual machine"
+        f"{SUPPORTED}; Triton publishes no wheel for {sys.platform} {platform.machine()}: "
+        "on Windows use WSL2, on macOS a Linux x86-64 virtual machine or container"
     )
-if not ((3, 11) <= sys.version_info[:2] <= (3, 14)):
-    raise SystemExit(f"nanotriton needs Python 3.11 to 3.14; this is {platform.python_version()}")
+if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+    raise SystemExit(f"{SUPPORTED}; this is Python {platform.python_version()}")
+if missing := [name for name in ("torch", "triton") if find_spec(name) is None]:
+    raise SystemExit(f"{SUPPORTED}; {' and '.join(missing)} can't be imported here: pip install -r requirements.txt")
