@@ -65,6 +65,7 @@ class Config:
     concurrency: Annotated[int, ">= 1"] = 16  # requests at a time
     per_minute: Annotated[float, ">= 0"] = 0.0  # requests a minute, at most; 0: no limit
     retries: Annotated[int, ">= 0"] = 6  # times a request is sent again
+    request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
     memory_gib: Annotated[float, "> 0"] = 4.0  # for each judging process
@@ -84,7 +85,7 @@ class Config:
         self.policy = sorted(set(self.policy), key=POLICIES.index)  # strictest first: see `implied`
 
 
-FREE = {"out", "fresh", "ids", "limit", "levels", "n", "policy", "ks", "workers", "concurrency", "per_minute", "retries", "key_env", "baseline"}
+FREE = {"out", "fresh", "ids", "limit", "levels", "n", "policy", "ks", "workers", "concurrency", "per_minute", "retries", "request_timeout", "key_env", "baseline"}
 
 
 def main(cfg: Config, world: distributed.World) -> int:
@@ -144,16 +145,7 @@ def collect(run: "Run", wanted: list[tuple[Problem, int]], given: dict[tuple[str
         sources.Ask(p.name, s, kernelbench.messages(p.task.source, cfg.prompt), p.task.source, seed_of(cfg.seed, 20, p.level, p.id, s))
         for p, s in missing
     ]
-    sampling = sources.Sampling(cfg.temperature, cfg.top_p, cfg.max_tokens)
-    if cfg.model:
-        sources.from_model(cfg.model, asks, sampling, run.world, save)
-        return []
-    if not asks:
-        return []
-    endpoint = sources.Endpoint(
-        cfg.endpoint, cfg.served_model, sampling, key_env=cfg.key_env, retries=cfg.retries, concurrency=cfg.concurrency, per_minute=cfg.per_minute
-    )
-    return endpoint.run(asks, save)
+    return sources.collect(cfg, asks, run.world, save)
 
 
 def read_samples(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]:

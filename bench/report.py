@@ -74,15 +74,31 @@ def markdown(results: dict) -> str:
     done = "" if results["complete"] else f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.\n"
     lines = [f"# {kind}", "", f"`{results['command']}`", "", done, f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
     lines += table(["", *columns], ours + published)
+    if kind == "tritonbench":
+        lines += gold_notes(results)
     for policy, groups in scores.items():
         lines += [f"## {policy}", "", *detail(groups)]
     environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
 
 
+def gold_notes(results: dict) -> list[str]:
+    """What is to be known of the gold files and of what passed."""
+    failures, weak = results["gold_failures"], results["weak_tests"]
+    lines = [f"Correct by tensors without a Triton kernel in the text: {results['correct_without_triton']}. "
+             f"Candidates that contain a gold solution: {results['contain_gold']}.", ""]  # fmt: skip
+    if failures:
+        lines += ["Gold files that do not run here:", "", *(f"- {name}: {clean(message)}" for name, message in failures.items()), ""]
+    if weak:
+        lines += ["Weak tests: " + ", ".join(f"{name} ({reason})" for name, reason in weak.items()) + ".", ""]
+    return lines
+
+
 def detail(groups: dict) -> list[str]:
     rows = []
     for name, parts in groups.items():
+        if name == "all" and len(groups) == 2:  # it is the same as the only group
+            continue
         for part, title in (("all", name), ("fair", f"{name}, without weak")):
             s = parts[part]
             if s["samples"]:

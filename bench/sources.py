@@ -59,8 +59,6 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     from nanotriton.tokenizer import Tokenizer
     from nanotriton.weights import load_model
 
-    if not asks:
-        return
     tokenizer = Tokenizer(folder)
     model, _ = load_model(folder, world.dtype, world.device)
     sampler = Sampler(model.requires_grad_(False), valid_vocab=tokenizer.vocab_size)
@@ -252,6 +250,19 @@ def retry_after(value: str | None) -> float | None:
         except ValueError:
             return None
     return max(0.0, seconds) if seconds < 86400 else None
+
+
+def collect(cfg, asks: list[Ask], world, save: Save) -> list[str]:
+    """From wherever the options say; returns a line for each candidate that could not be had. cfg: a benchmark's Config."""
+    sampling = Sampling(cfg.temperature, cfg.top_p, cfg.max_tokens)
+    if not asks:
+        return []
+    if cfg.model:
+        from_model(cfg.model, asks, sampling, world, save)
+        return []
+    endpoint = Endpoint(cfg.endpoint, cfg.served_model, sampling, key_env=cfg.key_env, timeout=cfg.request_timeout, retries=cfg.retries,
+                        concurrency=cfg.concurrency, per_minute=cfg.per_minute)  # fmt: skip
+    return endpoint.run(asks, save)
 
 
 # ---- files ----

@@ -120,7 +120,8 @@ def record_script(source: str, *, seed: int, folder: str | Path) -> Plan:
     Its outputs are what the file leaves in its last variable named result... or test_results. Raises RecordError.
     """
     path = str(Path(folder) / "candidate.py")
-    Path(path).write_text(source, encoding="utf-8")
+    if not Path(path).exists():  # as in `record`
+        Path(path).write_text(source, encoding="utf-8")
     tape = Tape.active = Tape(path, max_configs=1, max_bytes=1 << 31)
     tape.building, tape.draws = False, True
     try:

@@ -20,7 +20,7 @@ from select import POLLIN, poll
 
 import torch
 
-from nanotriton.executor import children, probe, sandbox
+from nanotriton.executor import children, probe, sandbox, script
 from nanotriton.executor.candidate import Job, Spawn, Unrecordable, replay_mode
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.judge import Reference
@@ -31,8 +31,8 @@ from nanotriton.tasks.task import Task
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 REFERENCES = 64  # tasks kept loaded
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
-TARGETS = {"record": children.record_child, "compile": children.compile_child, "process": children.process_child}
-MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode}
+TARGETS = {"record": children.record_child, "compile": children.compile_child, "process": children.process_child, "script": script.script_child}
+MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
 
 
 class Overtime(BaseException):
