@@ -29,7 +29,7 @@ def all_paths(out: Path) -> list[Path]:
 class Journal:
     """Append-only; `entries` maps (kind, problem, sample, policy) to its line. ConfigError for another run's or a locked journal."""
 
-    def __init__(self, out: Path, settings: dict, rank: int = 0, fresh: bool = False):
+    def __init__(self, out: Path, settings: dict, rank: int = 0, size: int = 1, fresh: bool = False):
         self.out, self.settings = out, settings
         self.entries: dict[tuple, dict] = {}
         path = path_of(out, rank)
@@ -44,9 +44,18 @@ class Journal:
             raise ConfigError(f"{path} belongs to a run that is still going; wait for it, or give another --out") from None
         if fresh:
             self.file.truncate(0)
+            for old in all_paths(out) if rank == 0 else ():  # of a run with more ranks
+                if old not in [path_of(out, r) for r in range(size)]:
+                    old.unlink()
         self._cut_half_line()
         if os.fstat(self.file.fileno()).st_size == 0:
             self.append({"kind": "settings", **settings})
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.file.close()
 
     def _cut_half_line(self) -> None:
         self.file.seek(0)
@@ -65,9 +74,12 @@ class Journal:
         for path in all_paths(self.out):
             for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
                 try:
-                    self._take(json.loads(text))
+                    line = json.loads(text)
+                    if line["kind"] != "settings":
+                        line["problem"], line["sample"]
                 except (ValueError, KeyError, TypeError):
                     raise ConfigError(f"{path} line {number}: not a line of a journal; repair it, or start over with --fresh") from None
+                self._take(line)
         return self
 
     def _take(self, line: dict) -> None:

@@ -105,24 +105,19 @@ def main(cfg: Config, world: distributed.World) -> int:
         wanted = [(p, s) for p in problems for s in range(cfg.n or 1)]
     out = Path(cfg.out)
     settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
-    journal = Journal(out, settings, world.rank, cfg.fresh)
-    world.barrier()
-    journal.read()
-    run = Run(cfg, world, journal, problems, wanted, baseline, start)
-    mine = world.share(wanted)
-    run.failures += collect(run, mine, given)
-    for policy in cfg.policy:
-        judge(run, mine, policy)
-    world.barrier()
-    if world.is_main:
-        journal.read()
-        report.print_results(run.write())
-    for failure in run.failures[:10]:
-        print(failure, file=sys.stderr)
-    if run.failures:
-        print(f"{len(run.failures)} candidates are missing; the same command tries them again", file=sys.stderr)
-    world.barrier()
-    return 1 if run.failures else 0
+    with Journal(out, settings, world.rank, world.world_size, cfg.fresh) as journal:
+        world.barrier()
+        run = Run(cfg, world, journal.read(), problems, wanted, baseline, start)
+        mine = world.share(wanted)
+        run.failures += collect(run, mine, given)
+        for policy in cfg.policy:
+            judge(run, mine, policy)
+        world.barrier()
+        if world.is_main:
+            journal.read()
+            report.print_results(run.write())
+        world.barrier()
+    return sources.tell(run.failures)
 
 
 # ---- candidates ----

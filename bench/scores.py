@@ -42,7 +42,7 @@ def score(outcomes: Sequence[Outcome], ks: Sequence[int]) -> dict:
         problems.setdefault(outcome.problem, []).append(outcome)
     groups = list(problems.values())
     smallest = min((len(g) for g in groups), default=0)
-    rate = lambda test: interval([mean([float(test(o)) for o in g]) for g in groups])
+    rate = lambda test: interval([mean([float(bool(test(o))) for o in g]) for g in groups])
     right = [o for o in outcomes if o.correct]
     timed = [o.speedup for o in right if o.speedup is not None]
     return {

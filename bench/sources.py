@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import random
+import sys
 import threading
 import time
 import urllib.error
@@ -220,6 +221,8 @@ class Endpoint:
                 try:
                     done.put((ask, self._persist(ask)))
                 except Exception as error:  # whatever it is belongs to the thread that waits for this answer
+                    if not isinstance(error, Later):
+                        self.stop.set()  # no more requests
                     done.put((ask, error))
 
         for _ in range(min(self.concurrency, len(asks))):
@@ -263,6 +266,15 @@ def collect(cfg, asks: list[Ask], world, save: Save) -> list[str]:
     endpoint = Endpoint(cfg.endpoint, cfg.served_model, sampling, key_env=cfg.key_env, timeout=cfg.request_timeout, retries=cfg.retries,
                         concurrency=cfg.concurrency, per_minute=cfg.per_minute)  # fmt: skip
     return endpoint.run(asks, save)
+
+
+def tell(failures: list[str]) -> int:
+    """Say which candidates are missing, on stderr -> exit status."""
+    for failure in failures[:10]:
+        print(failure, file=sys.stderr)
+    if failures:
+        print(f"{len(failures)} candidates are missing; the same command tries them again", file=sys.stderr)
+    return 1 if failures else 0
 
 
 # ---- files ----

@@ -104,23 +104,19 @@ def main(cfg: Config, world: distributed.World) -> int:
             raise config.ConfigError(f"--predictions {cfg.predictions}: no candidate for the problems asked for")
     else:
         wanted = [(p, s) for p in problems for s in range(cfg.n or 1)]
-    journal = Journal(Path(cfg.out), {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}, world.rank, cfg.fresh)
-    world.barrier()
-    journal.read()
-    run = Run(cfg, world, journal, wanted, Golds({p.name: p.code for p in known}), start)
-    mine = world.share(wanted)
-    run.failures += collect(run, mine, given)
-    judge(run, mine)
-    world.barrier()
-    if world.is_main:
-        journal.read()
-        report.print_results(run.write())
-    for failure in run.failures[:10]:
-        print(failure, file=sys.stderr)
-    if run.failures:
-        print(f"{len(run.failures)} candidates are missing; the same command tries them again", file=sys.stderr)
-    world.barrier()
-    return 1 if run.failures else 0
+    settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+    with Journal(Path(cfg.out), settings, world.rank, world.world_size, cfg.fresh) as journal:
+        world.barrier()
+        run = Run(cfg, world, journal.read(), wanted, Golds({p.name: p.code for p in known}), start)
+        mine = world.share(wanted)
+        run.failures += collect(run, mine, given)
+        judge(run, mine)
+        world.barrier()
+        if world.is_main:
+            journal.read()
+            report.print_results(run.write())
+        world.barrier()
+    return sources.tell(run.failures)
 
 
 def collect(run: "Run", wanted: list[tuple[Problem, int]], given: dict[tuple[str, int], str]) -> list[str]:

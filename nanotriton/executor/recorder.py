@@ -114,10 +114,11 @@ def record(
         Tape.active = None
 
 
-def record_script(source: str, *, seed: int, folder: str | Path) -> Plan:
+def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:
     """The plan of a whole file that calls its own kernels, as TritonBench's do: random tensors are constants of the plan.
 
-    Its outputs are what the file leaves in its last variable named result... or test_results. Raises RecordError.
+    Its outputs are what the file leaves in its last variable named result... or test_results; None if it has none and none is
+    `required`. Raises RecordError.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # as in `record`
@@ -129,9 +130,9 @@ def record_script(source: str, *, seed: int, folder: str | Path) -> Plan:
             torch.manual_seed(seed)
             module = _stage(tape, "runtime_error", lambda: _load(path))
         names = [name for name in vars(module) if name.startswith(("result", "test_results"))]
-        if not names:
+        if not names and required:
             raise RecordError("runtime_error", "the script leaves its answers in no variable named result... or test_results")
-        found = getattr(module, names[-1])
+        found = getattr(module, names[-1]) if names else None
         tape.plan.inputs = []
         tape.plan.outputs = _outputs(tape, tree_map(lambda x: _uploaded(tape, x) if isinstance(x, torch.Tensor) else x, found))
         return tape.plan

@@ -85,7 +85,7 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     try:
         with contextlib.redirect_stdout(printed):
             if args["how"] == "record":
-                plan = recorder.record_script(Path(path).read_text(encoding="utf-8"), seed=0, folder=folder)
+                plan = recorder.record_script(Path(path).read_text(encoding="utf-8"), seed=0, folder=folder, required=False)
                 header, payload = {}, plan.to_bytes()
             else:
                 description, tensors = wire.describe(run_file(path))
