@@ -157,7 +157,7 @@ def judge(run: "Run", wanted: list[tuple[Problem, int]]) -> None:
         if sample["candidate"] is None:
             run.save(p.name, s, Verdict("no_code", "extract", sample.get("error") or "the completion has no code"), False, False)
         else:
-            todo.setdefault(p.name, []).append((s, tritonbench.script(sample["candidate"], p.test, cfg.seed)))
+            todo.setdefault(p.name, []).append((s, tritonbench.script(sample["candidate"], p.test, cfg.seed, p.name)))
     if not todo:
         return
     with ScriptExecutor(cfg.device, cfg.workers, cfg.timeout, memory_gib=cfg.memory_gib) as executor, log.bar(total=sum(map(len, todo.values())), desc="judging") as progress:
@@ -166,7 +166,7 @@ def judge(run: "Run", wanted: list[tuple[Problem, int]]) -> None:
         for name, candidates in todo.items():
             while waiting and len(running) < AHEAD:
                 ahead = waiting.pop(0)
-                gold = tritonbench.script(problems[ahead].code, problems[ahead].test, cfg.seed)
+                gold = tritonbench.script(problems[ahead].code, problems[ahead].test, cfg.seed, ahead)
                 running[ahead] = gold, executor.run(gold), [executor.run(source) for _, source in todo[ahead]]
             gold, gold_future, futures = running.pop(name)
             reference = Gold(executor, gold, gold_future.result())

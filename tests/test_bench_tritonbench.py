@@ -70,7 +70,7 @@ def lay_out(folder: Path) -> Path:
     for style in ("simp", "comp"):
         (data / f"TritonBench_G_{style}_alpac_v1.json").write_text(json.dumps([{"instruction": f"Write {n}, {style}.", "input": "", "output": code[n]} for n in code]))
     (data / "TritonBench_T_v1" / "twice.py").write_text(
-        f"import torch\ndef twice(x):\n    return x + x\n{LINE}\nimport torch\ntest_results = {{'a': twice(torch.randn(40, device='cuda'))}}\n"
+        f"import torch\ndef twice(x):\n    return x + x\n{LINE}\nimport torch\nfrom twice import twice\ntest_results = {{'a': twice(torch.randn(40, device='cuda'))}}\n"
     )
     (data / "TritonBench_T_v1.jsonl").write_text(json.dumps([{"file": "twice.py", "name": "twice", "description": "Adds the input to itself."}]))
     return folder / "clone"

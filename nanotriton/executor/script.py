@@ -29,6 +29,8 @@ from nanotriton.tasks.task import Task
 NAMES = ("result", "test_results")
 STDOUT = 1 << 16  # characters kept of what a file prints
 ANSWER_BYTES = 1 << 30
+# What PyTorch says where it has no CUDA, or lacks on the CPU: no fault of the file's, as a GPU would run it.
+CPU_ONLY = ("ATen_cuda library", "not implemented on the CPU", "Torch not compiled with CUDA")
 
 
 @dataclass
@@ -92,7 +94,8 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 header, payload = {"tree": description}, wire.raw(tensors)
         report.finish(header | {"stdout": printed.getvalue()[:STDOUT]}, payload)
     except recorder.RecordError as error:
-        report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})
+        recordable = error.recordable and not any(text in error.message for text in CPU_ONLY)
+        report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": recordable})
     except (Exception, SystemExit) as error:
         report.finish(children.explain(error, "runtime_error", path))
 
@@ -116,7 +119,7 @@ def run_file(path: str) -> Any:
 def script_mode(job, worker) -> Generator:
     """One file to its end, its answer written to the executor's folder. Raises Fault if it does not get there."""
     from nanotriton.executor import wire
-    from nanotriton.executor.candidate import PLAN_BYTES, Spawn, check_ended, check_rules
+    from nanotriton.executor.candidate import Spawn, check_ended, check_rules
     from nanotriton.executor.compare import Fault
     from nanotriton.executor.process import confinement
     from nanotriton.executor.sandbox import Limits
@@ -124,7 +127,7 @@ def script_mode(job, worker) -> Generator:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     if worker.device == "cpu":
-        how, limits, options = "record", Limits(job.timeout, job.memory, output=PLAN_BYTES), {}
+        how, limits, options = "record", Limits(job.timeout, job.memory, output=ANSWER_BYTES), {}
     else:
         how, (limits, options) = "run", confinement(job, worker.device, ANSWER_BYTES)
     ended: Ended = yield Spawn("script", {"how": how}, limits, (), options)
@@ -164,7 +167,8 @@ def replay(job, worker, data: bytes) -> Any:
     except PlanError as error:
         raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
     except ReplayError as error:
-        raise Fault(error.status, f"line {error.line}: {error.message}" if error.line else error.message) from None
+        status = "unsupported" if any(text in error.message for text in CPU_ONLY) else error.status
+        raise Fault(status, f"line {error.line}: {error.message}" if error.line else error.message) from None
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

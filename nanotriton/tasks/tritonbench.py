@@ -107,15 +107,18 @@ def select(problems: list[Problem], ids: Sequence[str] = (), limit: int = 0) -> 
 # ---- scripts ----
 
 
-def script(code: str, test: str, seed: int) -> str:
-    """An implementation with the test behind it, as one file.
+def script(code: str, test: str, seed: int, name: str = "") -> str:
+    """An implementation with the test behind it, as one file. name: the file's own, by which some tests import the implementation.
 
     The test draws from `seed` whatever was drawn before it; what it leaves in its own result variable is the file's answer, under a
     name that no implementation has; and a test under `if __name__ == "__main__"` runs.
     """
-    name = answer_name(test)
+    answer = answer_name(test)
+    start = f"import torch\n\ntorch.manual_seed({seed})\n"
+    if name.isidentifier() and re.search(rf"^\s*(from|import)\s+{name}\b", test, re.M):
+        start += f"import sys\n\nsys.modules[{name!r}] = sys.modules[__name__]\n"
     test = MAIN.sub("if True:", test)
-    return f"{code.rstrip()}\n\n{'#' * 146}\nimport torch\n\ntorch.manual_seed({seed})\n{test.rstrip()}\n\ntest_results_of_this_file = {name}\n"
+    return f"{code.rstrip()}\n\n{'#' * 146}\n{start}{test.rstrip()}\n\ntest_results_of_this_file = {answer}\n"
 
 
 def answer_name(test: str) -> str | None:
