@@ -150,7 +150,8 @@ def main(cfg: Config, world: distributed.World) -> None:
             clock("sync")
             report(run, step + 1, cfg, episodes, spread, stats, norms, clock)
             if (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps:
-                distributed.check_same(sampler.model.named_parameters(), world)
+                if world.world_size > 1:
+                    distributed.check_same(sampler.model.named_parameters(), world)
                 run.save(step + 1, model, optimizer)
 
         run.export(model, tokenizer)  # before it is measured: an evaluation that dies costs no training
