@@ -17,7 +17,10 @@ from bench import report
 from nanotriton.config import ConfigError
 from nanotriton.distributed import World
 from nanotriton.executor import Verdict, probe
+from nanotriton.model import ModelConfig, Transformer
 from nanotriton.tasks import kernelbench as tasks
+from nanotriton.tasks.bpe import train_tokenizer
+from nanotriton.weights import save_model
 
 ROOT = Path(__file__).resolve().parents[1]
 DOUBLE, KERNEL = probe.TASK["source"], probe.CANDIDATE
@@ -132,6 +135,56 @@ def test_baseline_times(tmp_path, data):
     path.write_text("[1]")
     with pytest.raises(ValueError, match="not KernelBench's format"):
         bench.read_baseline(str(path))
+
+
+# ---- a model ----
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model folder of our own: a tokenizer without a chat template, random weights, so its answers are noise."""
+    folder = tmp_path / "model"
+    train_tokenizer([DOUBLE, KERNEL], 300, folder)
+    config = ModelConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=512)
+    save_model(Transformer(config).init_weights(0), folder, [])
+    return folder
+
+
+def completions(folder: Path) -> dict[tuple[str, int], str]:
+    lines = [json.loads(line) for path in folder.glob("r.journal*.jsonl") for line in path.read_text().splitlines()]
+    found = [((line["problem"], line["sample"]), line["completion"]) for line in lines if line["kind"] == "sample"]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+def test_samples_of_a_model_depend_on_problem_and_number_only(tmp_path, data, model):
+    options = dict(model=str(model), levels=[1], max_tokens=12, policy=["strict"])
+    results = run(tmp_path, data, n=3, **options)
+    whole = completions(tmp_path)
+    assert len(whole) == 9 and len(set(whole.values())) > 1 and results["complete"]
+    assert set(statuses(results, "strict").values()) == {"no_code"}
+    assert all(row["tokens"] <= 12 and row["finish_reason"] in ("stop", "length") for row in results["samples"])
+    (tmp_path / "b").mkdir()
+    run(tmp_path / "b", data, n=1, **options)
+    assert len(completions(tmp_path / "b")) == 3
+    run(tmp_path / "b", data, n=3, **options)  # more of the same run
+    assert completions(tmp_path / "b") == whole
+    with pytest.raises(ConfigError, match="a smaller --max-tokens may help"):
+        run(tmp_path / "b", data, n=1, fresh=True, **options | {"max_tokens": 512})
+
+
+def test_two_ranks_share_the_problems(tmp_path, data, model):
+    run(tmp_path, data, n=2, model=str(model), levels=[1], max_tokens=12, policy=["strict"])
+    out = tmp_path / "two"
+    out.mkdir()
+    words = f"--data {data} --levels 1 --model {model} --n 2 --max-tokens 12 --policy strict --device cpu --workers 1 --out {out}/r.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "bench.kernelbench", *words.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.glob("r.journal*")) == ["r.journal.1.jsonl", "r.journal.jsonl"]
+    assert completions(out) == completions(tmp_path)
+    results = json.loads((out / "r.json").read_text())
+    assert results["complete"] and results["judged"] == {"strict": 6}
 
 
 # ---- an endpoint, and kill -9 ----
