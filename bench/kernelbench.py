@@ -296,13 +296,15 @@ class Run:
             self.journal.read()
             self.write()
 
-    def outcomes(self, policy: str) -> list[Outcome]:
+    def outcomes(self, policy: str, baseline: bool = False) -> list[Outcome]:
+        """The judged samples; with `baseline` their speed-ups are against --baseline's times and not the eager reference's."""
         found = []
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, policy):
                 v = Verdict(**entry["verdict"])
                 loose = bool(v.kernelbench_allclose) if v.status not in ("infra_error", "unsupported") else None
-                found.append(Outcome(p.name, v.status, v.stage, v.message, v.status not in NOT_COMPILED, loose, v.speedup))
+                speedup = v.speedup if not baseline else self.baseline[p.name] / v.time_us if v.time_us and p.name in self.baseline else None
+                found.append(Outcome(p.name, v.status, v.stage, v.message, v.status not in NOT_COMPILED, loose, speedup))
         return found
 
     def weak(self) -> dict[str, str]:
@@ -317,21 +319,19 @@ class Run:
         """Write the JSON, the table and the plots for what there is; returns the results."""
         cfg, weak = self.cfg, self.weak()
         title = {p.name: p.task.name for p in self.problems}
-        judged = {q: self.outcomes(q) for q in cfg.policy}
-        rows = []
+        judged, rows = {q: self.outcomes(q) for q in cfg.policy}, []
         for p, s in self.wanted:
             sample = self.journal.get("sample", p.name, s) or {}
             verdicts = {q: e["verdict"] for q in cfg.policy if (e := self.journal.get("verdict", p.name, s, q))}
             row = {"problem": p.name, "title": title[p.name], "sample": s, "weak": weak.get(p.name), "verdicts": verdicts}
             row |= {k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample}
-            times = [v["time_us"] for v in verdicts.values() if v["time_us"]]
-            rows.append(row | ({"baseline_speedup": self.baseline[p.name] / times[0]} if times and p.name in self.baseline else {}))
+            rows.append(row)
+        score = lambda against: tables(lambda q: self.outcomes(q, against), cfg.policy, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks)
         results = {
             "benchmark": "kernelbench", "command": command(), "complete": all(len(o) == len(self.wanted) for o in judged.values()),
             "wanted": len(self.wanted), "judged": {q: len(o) for q, o in judged.items()}, "seconds": round(time.perf_counter() - self.start, 1),
             "environment": environment(), "settings": dataclasses.asdict(cfg), "prompt": kernelbench.messages("{source}", cfg.prompt),
-            "scores": tables(judged.__getitem__, cfg.policy, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks),
-            "samples": rows,
+            "scores": score(False), "scores_against_baseline": score(True) if self.baseline else None, "samples": rows,
         }  # fmt: skip
         write_json(Path(cfg.out), results)
         report.write(results, Path(cfg.out))

@@ -78,6 +78,10 @@ def markdown(results: dict) -> str:
         lines += gold_notes(results)
     for policy, groups in scores.items():
         lines += [f"## {policy}", "", *detail(groups)]
+        if against := results.get("scores_against_baseline"):
+            fast = lambda s: [", ".join(f"{p}: {percent(r)}" for p, r in s["fast_p"].items() if r is not None), times(s["speedup"])]
+            lines += table([f"against {Path(results['settings']['baseline']).name}", "fast_p", "speed-up [95%]"],
+                           [[name, *fast(parts["all"])] for name, parts in against[policy].items()])  # fmt: skip
     environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
 

@@ -132,6 +132,19 @@ def test_baseline_times(tmp_path, data):
     path = tmp_path / "baseline_time_torch_compile.json"
     path.write_text(json.dumps({"level1": {"1_Double.py": {"mean": 0.5}}}))
     assert bench.read_baseline(str(path)) == {"1/1": 500.0}
+    row = {"kind": "verdict", "problem": "1/1", "policy": "strict"}
+    lines = [{"kind": "sample", "problem": "1/1", "sample": i, "candidate": KERNEL} for i in range(2)]
+    lines += [row | {"sample": i, "verdict": asdict(Verdict("correct", time_us=t, reference_us=300.0, speedup=300 / t))} for i, t in enumerate((100.0, 250.0))]
+    cfg = bench.Config(data=str(data), levels=[1], ids=[1], samples=str(tmp_path / "s"), policy=["strict"], baseline=str(path), out=str(tmp_path / "r.json"), workers=1, device="cpu")
+    with bench.Journal(Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in bench.FREE}) as journal:  # as a run on a GPU leaves it
+        for line in lines:
+            journal.append(line)
+    runs(tmp_path / "s", {"1/1/0": KERNEL, "1/1/1": KERNEL})
+    results = run(tmp_path, data, levels=[1], ids=[1], samples=str(tmp_path / "s"), policy=["strict"], baseline=str(path))
+    assert results["scores"]["strict"]["all"]["all"]["speedup"]["value"] == pytest.approx((3 * 1.2) ** 0.5)
+    against = results["scores_against_baseline"]["strict"]["all"]["all"]
+    assert against["speedup"]["value"] == pytest.approx((5 * 2) ** 0.5) and against["fast_p"]["2"]["value"] == 0.5
+    assert "against baseline_time_torch_compile.json" in (tmp_path / "r.md").read_text()
     path.write_text("[1]")
     with pytest.raises(ValueError, match="not KernelBench's format"):
         bench.read_baseline(str(path))
