@@ -114,6 +114,7 @@ def operator(name: str) -> torch._ops.OpOverload:
 
 
 COPIES = {"clone", "_to_copy"}
+RESIZES = {"smooth_l1_loss"}  # reduced, its out variant first takes the result for an unreduced one
 FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
 
 
@@ -125,6 +126,8 @@ def writes_into(name: str) -> Callable[[list, dict, list[torch.Tensor]], Any] | 
         return lambda args, kwargs, outs: outs[0].copy_(args[0])
     if packet in FILLS:
         return lambda args, kwargs, outs: outs[0].fill_(FILLS[packet])
+    if packet in RESIZES:
+        return None
     plain = {a.name: str(a.type) for a in operator(name)._schema.arguments}
     factory = {"dtype", "layout", "device", "pin_memory"}  # the result has them already
     for overload in getattr(torch.ops.aten, packet).overloads():

@@ -131,7 +131,8 @@ def script_mode(job, worker) -> Generator:
     else:
         how, (limits, options) = "run", confinement(job, worker.device, ANSWER_BYTES)
     ended: Ended = yield Spawn("script", {"how": how}, limits, (), options)
-    if ended.signal == 9 and not ended.killed:  # as in candidate.record
+    waited = ended.killed == "timeout" and ended.cpu < job.timeout / 2  # for the machine more than for itself
+    if waited or (ended.signal == 9 and not ended.killed):  # as in candidate.record
         ended = yield Spawn("script", {"how": how}, limits, (), options)
     worker.add_cost(how, ended.seconds)
     header = check_ended(ended, limits)
