@@ -68,7 +68,6 @@ def weakness(want: Any) -> list[str]:
         found.append("only shapes, booleans or sums")
     try:
         compare(mapped(want, torch.zeros_like), want)
-        found.append("zeros pass")
     except Fault:
-        pass
-    return found
+        return found
+    return [*found, "zeros pass"]

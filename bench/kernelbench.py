@@ -344,11 +344,4 @@ def command() -> str:
 
 
 if __name__ == "__main__":
-    status = 0
-
-    def entry(cfg: Config, world: distributed.World) -> None:
-        global status
-        status = main(cfg, world)
-
-    distributed.launch(entry, config.parse(Config))
-    sys.exit(status)
+    sys.exit(distributed.launch(main, config.parse(Config)))

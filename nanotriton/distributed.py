@@ -145,10 +145,10 @@ def fresh_store(rank: int, size: int) -> dist.Store:
     return dist.PrefixStore(space, store)
 
 
-def launch(main: Callable[[Any, World], Any], cfg: Any) -> None:
-    """Run main(cfg, world) in every process; a user's mistake ends in one line and not in a traceback."""
+def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
+    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in a traceback."""
     try:
-        main(cfg, setup())
+        return main(cfg, setup())
     except (ConfigError, ModelError) as error:
         die(error)
     except CheckpointError as error:
