@@ -51,7 +51,7 @@ class KVCache:
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
-            raise MemoryError(f"a KV budget of {budget / 2**20:.1f} MiB holds no page; two pages take {2 * self.page_bytes / 2**20:.1f} MiB")
+            raise MemoryError(f"a KV budget of {budget / 2**20:.1f} MiB holds no page; at least {(2 * self.page_bytes + slack) / 2**20:.1f} MiB are needed")
         self.memory = None
         self.resume()
 

@@ -222,7 +222,7 @@ class Runner:
     def by_name(self, seed: int) -> dict[str, torch.Tensor]:
         """The reference's weights for this seed, if every weight of the plan has a twin there; else none: draw order decides."""
         if seed not in self.weights:
-            state = self.reference.build(seed).state_dict() if self.plan.weights else {}
+            state = self.reference.weights(seed) if self.plan.weights else {}
             self.weights[seed] = state if all(self.has_twin(w, state) for w in self.plan.weights) else {}
         return self.weights[seed]
 

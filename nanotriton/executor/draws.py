@@ -29,19 +29,25 @@ def seed_from(*parts: bytes | str | int) -> int:
 
 
 def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:
-    """Distort a freshly drawn tensor in place; anything but floating point is left alone."""
+    """Distort a freshly drawn tensor in place; anything but floating point is left alone.
+
+    What is drawn for each element is drawn where the tensor is: a CPU takes a second for what a GPU does in a millisecond.
+    """
     if not t.is_floating_point() or not t.numel() or kind == "plain":
         return t
+    if t.device.type != "cpu":
+        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
+        generator = torch.Generator(t.device).manual_seed(seed)
 
     def uniform(*shape, low=0.0, high=1.0):
-        return torch.empty(shape, dtype=torch.float32, device="cpu").uniform_(low, high, generator=generator).to(t.device)
+        return torch.empty(shape, dtype=torch.float32, device=t.device).uniform_(low, high, generator=generator)
 
     with torch.no_grad():
         x = t.detach()
         if kind in ("scaled", "heavy"):
             x.mul_((uniform(*t.shape) < 0.5).to(t.dtype).mul_(-2).add_(1))
         if kind == "heavy":  # log-normal factors: a few elements are ten times the others
-            normal = torch.empty(t.shape, dtype=torch.float32, device="cpu").normal_(0, 0.8, generator=generator).to(t.device)
+            normal = torch.empty(t.shape, dtype=torch.float32, device=t.device).normal_(0, 0.8, generator=generator)
             x.mul_(normal.exp_().to(t.dtype)).add_(float(uniform(low=-1.5, high=1.5)))
         else:  # a scale from 1/2 to 4 and factors from 1/2 to 2 along one dimension
             x.mul_(2.0 ** float(uniform(low=-1, high=2)))

@@ -49,6 +49,11 @@ def call(name: str, *args) -> None:
         raise DriverError(code, name)
 
 
+def fill(address: int, size: int, stream: int) -> None:
+    """Set bytes of the GPU's memory to 0xFF, NaN in every float type."""
+    call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0xFF), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+
+
 @dataclass
 class Function:
     """A loaded kernel. `unload` it before forgetting it."""

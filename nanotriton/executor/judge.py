@@ -22,6 +22,7 @@ from nanotriton.executor.draws import seed_from
 from nanotriton.tasks.task import Task
 from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
+BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 TRIALS = (("plain",), ("scaled", "positive", "plain"), ("heavy", "positive", "plain"))  # the first kind that the task survives
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 
@@ -59,10 +60,11 @@ class Reference:
     def __init__(self, task: Task, device: str = "cpu"):
         self.task, self.device = task, torch.device(device)
         self.names: dict = {"__name__": "task"}
+        self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.kinds: frozenset[str] = frozenset(["plain"])
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
-            self.has_weights = bool(self.build(0).state_dict())
+            self.has_weights = bool(self.weights(0))
             self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
             self.described_init = wire.describe(self.init_arguments(0))[0]
         self.calibrate()
@@ -74,11 +76,22 @@ class Reference:
         return self.device if self.device.type != "cpu" else contextlib.nullcontext()
 
     def build(self, seed: int) -> torch.nn.Module:
-        """The reference, constructed as a candidate is: same seed, same moved constants."""
-        with self.on_device(), draws.moved_constants(seed):
-            arguments = self.init_arguments(seed)
-            draws.seed_everything(seed)
-            return self.names["Model"](*arguments)
+        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. Then it goes to its device."""
+        return to_device(copy.deepcopy(self.on_host(seed)), self.device)
+
+    def weights(self, seed: int) -> dict[str, torch.Tensor]:
+        """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
+        return dict(self.on_host(seed).state_dict())
+
+    def on_host(self, seed: int) -> torch.nn.Module:
+        if seed not in self.built:
+            with draws.moved_constants(seed):
+                arguments = self.init_arguments(seed)
+                draws.seed_everything(seed)
+                self.built[seed] = self.names["Model"](*arguments)
+            while len(self.built) > BUILT:
+                del self.built[next(iter(self.built))]
+        return self.built[seed]
 
     def init_arguments(self, seed: int) -> list:
         draws.seed_everything(seed)
@@ -110,6 +123,8 @@ class Reference:
                 if wire.describe(inputs)[0] != self.described_inputs:
                     raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
                 known.append((inputs, self.answer(inputs, s)))
+            if not identical(self.inputs("plain", seed + 1), inputs):
+                raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
             model, seen = self.build(seed + 1), Computing()
             with torch.no_grad(), self.on_device(), seen:
                 draws.seed_everything(seed + 2)
@@ -149,6 +164,15 @@ class Reference:
         kinds = [next(k for k in options if k in self.kinds) for options in TRIALS]
         inputs = [seed_from(secret, self.task.key, source, "inputs", i) for i in range(len(kinds))]
         return [Trial(k, seed, weights[i % 2 if self.has_weights else 0]) for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))]
+
+
+def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """`model.to(device)`, and the tensors too that are plain attributes of it."""
+    model = model.to(device)
+    for module in model.modules():
+        attributes = vars(module)
+        attributes.update({name: t.to(device) for name, t in attributes.items() if isinstance(t, torch.Tensor)})
+    return model
 
 
 class Computing(TorchDispatchMode):
@@ -242,7 +266,9 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
     """
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)
-    outputs, after = run(clone(inputs), trial.weights)
+    outputs, after = run(inputs, trial.weights)
+    with excused("drawing inputs"):  # the same again: nobody has had a chance to write to these
+        inputs = reference.inputs(trial.kind, trial.inputs)
     with excused("on its own inputs"):
         answer = reference.answer(inputs, trial.weights)
     if trial.kind != "plain" and not all_finite(answer.own):

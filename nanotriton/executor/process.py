@@ -55,7 +55,7 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     described = []
     for trial in trials:
         inputs, tensors = wire.describe(reference.inputs(trial.kind, trial.inputs))
-        state, weights = wire.describe(dict(reference.build(trial.weights).state_dict()))
+        state, weights = wire.describe(reference.weights(trial.weights))
         for t in (*tensors, *weights):
             view = memoryview(wire.raw([t]))
             while view:

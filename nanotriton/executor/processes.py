@@ -36,9 +36,12 @@ class Process:
     alone: bool = False  # it has a suspect: give it nothing else
 
     def has_room(self, depth: int) -> bool:
-        """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest."""
+        """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest.
+
+        There is an end to that, or slow compilations crowd the cores until all of them are late.
+        """
         young = sum(time.monotonic() - e.given < SLOW for e in self.entries.values())
-        return not self.alone and young < depth and len(self.entries) < 4 * depth
+        return not self.alone and young < depth and len(self.entries) < 2 * depth
 
     def computing(self) -> tuple[int, float, str]:
         """(job, when it is overdue or 0, stage) that the worker last wrote."""

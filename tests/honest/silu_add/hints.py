@@ -10,8 +10,8 @@ def silu_add(x, y, out, n, B: tl.constexpr):
     tl.assume(n > 0)
     pid = tl.program_id(axis=0).to(tl.int64)
     o = tl.max_contiguous(tl.multiple_of(pid * B + tl.arange(0, B), B), B)
-    v = tl.load(x + o, mask=o < n, cache_modifier=".cg", eviction_policy="evict_first")
-    w = tl.load(y + o, mask=o < n, eviction_policy="evict_last")
+    v = tl.load(x + o, mask=o < n, cache_modifier=".cg")
+    w = tl.load(y + o, mask=o < n, eviction_policy="evict_first")
     tl.debug_barrier()
     tl.store(out + o, v * tl.sigmoid(v) + w, mask=o < n, cache_modifier=".cs")
 
