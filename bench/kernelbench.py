@@ -9,14 +9,14 @@
 of this script, or rows of {level, problem_id, sample_id, completion or candidate}. Under policy none a candidate that defines `Model` and
 no `ModelNew` is taken as it is, so that the problems themselves can be given as candidates. Behind torchrun's `--` its options end.
 
+Speed-ups are against the problem's own module, eager; with `--compile-baseline` also against torch.compile, timed here (bench/compiled.py).
+
 The run writes OUT.json, OUT.md and two plots as it goes, and OUT.journal.jsonl, with which the same command continues after a kill.
 Exit status: 0 finished, 1 some candidates could not be had or not be judged (run it again), 2 a mistake of the user's.
 """
 
-import dataclasses
 import json
 import sys
-import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from bench import environment, report, sources
-from bench.journal import Journal, write_json
+from bench import compiled, sources
+from bench.run import FREE, REFRESH, Run, check
 from bench.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, distributed, log
 from nanotriton.executor import Executor, Verdict
@@ -37,7 +37,7 @@ from reward import rules
 from reward.extract import defines, extract_candidate, parse
 from reward.policy import POLICIES
 
-REFRESH = 20.0  # seconds between two versions of the results while candidates are judged
+COMPILE = "torch.compile"  # what its baseline is called
 
 
 @dataclass
@@ -70,26 +70,16 @@ class Config:
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
     memory_gib: Annotated[float, "> 0"] = 4.0  # for each judging process
     baseline: str = ""  # KernelBench's baseline_time_*.json (torch.compile, say): speed-ups against it as well
+    compile_baseline: bool = False  # speed-ups against torch.compile too, timed here once a problem (seconds each)
 
     def validate(self) -> None:
-        if sum(map(bool, (self.model, self.endpoint, self.samples))) != 1:
-            raise config.ConfigError("give one of --model FOLDER, --endpoint URL and --samples PATH")
-        if not self.data:
-            raise config.ConfigError("--data: a clone of KernelBench is expected, or hub")
-        if not self.out.endswith(".json"):
-            raise config.ConfigError(f"--out {self.out}: a name that ends in .json is expected")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
-        if any(k < 1 for k in self.ks):
-            raise config.ConfigError("--ks: each must be at least 1")
+        check(self, "samples", "a clone of KernelBench, or hub,")
+        if self.compile_baseline and self.device != "cuda":
+            raise config.ConfigError("--compile-baseline times torch.compile on a GPU: it needs --device cuda")
         self.policy = sorted(set(self.policy), key=POLICIES.index)  # strictest first: see `implied`
 
 
-FREE = {"out", "fresh", "ids", "limit", "levels", "n", "policy", "ks", "workers", "concurrency", "per_minute", "retries", "request_timeout", "key_env", "baseline"}
-
-
 def main(cfg: Config, world: distributed.World) -> int:
-    start = time.perf_counter()
     try:
         known = kernelbench.load_problems(cfg.data, cfg.levels)
         problems = kernelbench.select(known, cfg.ids, cfg.limit)
@@ -97,50 +87,10 @@ def main(cfg: Config, world: distributed.World) -> int:
         baseline = read_baseline(cfg.baseline) if cfg.baseline else {}
     except ValueError as error:
         raise config.ConfigError(error) from None
-    if cfg.samples:
-        wanted = [(p, s) for p in problems for s in sorted(s for name, s in given if name == p.name)[: cfg.n]]
-        if not wanted:
-            raise config.ConfigError(f"--samples {cfg.samples}: no candidate for the problems asked for")
-    else:
-        wanted = [(p, s) for p in problems for s in range(cfg.n or 1)]
-    out = Path(cfg.out)
-    settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
-    with Journal(out, settings, world.rank, world.world_size, cfg.fresh) as journal:
-        world.barrier()
-        run = Run(cfg, world, journal.read(), problems, wanted, baseline, start)
-        mine = world.share(wanted)
-        run.failures += collect(run, mine, given)
-        for policy in cfg.policy:
-            judge(run, mine, policy)
-        world.barrier()
-        if world.is_main:
-            journal.read()
-            report.print_results(run.write())
-        world.barrier()
-    return sources.tell(run.failures)
+    return KernelBench(cfg, world, problems, given, baseline).go()
 
 
 # ---- candidates ----
-
-
-def collect(run: "Run", wanted: list[tuple[Problem, int]], given: dict[tuple[str, int], dict]) -> list[str]:
-    """Bring in the candidates that the journal lacks; returns a line for each that could not be had."""
-    cfg, journal = run.cfg, run.journal
-    missing = [(p, s) for p, s in wanted if journal.get("sample", p.name, s) is None]
-
-    def save(ask: sources.Ask, completion: str, details: dict) -> None:
-        journal.append({"kind": "sample", "problem": ask.problem, "sample": ask.sample, "completion": completion,
-                        "candidate": extract_candidate(completion), **details})  # fmt: skip
-
-    if given:
-        for p, s in missing:
-            journal.append({"kind": "sample", "problem": p.name, "sample": s, **given[p.name, s]})
-        return []
-    asks = [
-        sources.Ask(p.name, s, kernelbench.messages(p.task.source, cfg.prompt), p.task.source, seed_of(cfg.seed, 20, p.level, p.id, s))
-        for p, s in missing
-    ]
-    return sources.collect(cfg, asks, run.world, save)
 
 
 def read_samples(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]:
@@ -235,75 +185,83 @@ def implied(stricter: Verdict, source: str, policy: str) -> Verdict | None:
     return stricter
 
 
-def judge(run: "Run", wanted: list[tuple[Problem, int]], policy: str) -> None:
-    """Give every candidate its verdict under one policy, and write down each as it comes."""
-    journal, cfg = run.journal, run.cfg
-    pending: list[tuple[Problem, int, str]] = []
-    for p, s in wanted:
-        sample = journal.get("sample", p.name, s)
-        if sample is None or journal.get("verdict", p.name, s, policy):
-            continue
-        if sample["candidate"] is None:
-            run.save(p, s, policy, Verdict("no_code", "extract", sample.get("error") or "no fenced Python block defines ModelNew"))
-            continue
-        source = entry_point(sample["candidate"], policy)
-        earlier = [journal.get("verdict", p.name, s, q) for q in POLICIES[: POLICIES.index(policy)]] if source == sample["candidate"] else []
-        known = next((v for e in reversed(earlier) if e and (v := implied(Verdict(**e["verdict"]), source, policy))), None)
-        if known is not None:
-            run.save(p, s, policy, known)
-        else:
-            pending.append((p, s, source))
-    if not pending:
-        return
-    with Executor(cfg.device, policy=policy, timeout=cfg.timeout, workers=cfg.workers, memory_gib=cfg.memory_gib, seed=cfg.seed,
-                  time=cfg.device == "cuda") as executor, log.bar(total=len(pending), desc=f"judging ({policy})") as progress:  # fmt: skip
-        futures: dict[Future[Verdict], list[tuple[Problem, int]]] = {}
-        for p, s, source in pending:
-            futures.setdefault(executor.submit(p.task, source), []).append((p, s))
-        while futures:
-            for future in wait(futures, timeout=REFRESH, return_when=FIRST_COMPLETED).done:
-                for p, s in futures.pop(future):
-                    run.save(p, s, policy, future.result())
-                    progress.update()
-            run.refresh()
+class KernelBench(Run):
+    benchmark = "kernelbench"
+    free = FREE | {"levels", "policy", "baseline", "compile_baseline"}
 
+    def __init__(self, cfg: Config, world: distributed.World, problems: list[Problem], given: dict, baseline: dict[str, float]):
+        super().__init__(cfg, world, problems, given, f"--samples {cfg.samples}")
+        self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}  # {its name: {problem's name: us}}
+        self.not_compiled: dict[str, str] = {}  # {problem's name: why}
 
-# ---- results ----
+    def sample(self, problem: Problem, given: dict | str) -> dict:
+        return given if isinstance(given, dict) else {"completion": given, "candidate": extract_candidate(given)}
 
+    def ask(self, p: Problem, s: int) -> sources.Ask:
+        return sources.Ask(p.name, s, kernelbench.messages(p.task.source, self.cfg.prompt), p.task.source, seed_of(self.cfg.seed, 20, p.level, p.id, s))
 
-@dataclass
-class Run:
-    """What all steps of a run share, and the results as far as they go."""
+    # ---- verdicts ----
 
-    cfg: Config
-    world: distributed.World
-    journal: Journal
-    problems: list[Problem]
-    wanted: list[tuple[Problem, int]]
-    baseline: dict[str, float]
-    start: float
-    written: float = 0.0
-    failures: list[str] = field(default_factory=list)  # a line for each candidate that could not be had, or not be judged
+    def judge(self, wanted: list[tuple[Problem, int]]) -> None:
+        """Give every candidate its verdict under each policy, and write down each as it comes."""
+        for policy in self.cfg.policy:
+            if pending := self.pending(wanted, policy):
+                self.execute(pending, policy)
 
-    def save(self, p: Problem, s: int, policy: str, verdict: Verdict) -> None:
-        if verdict.status == "infra_error":  # ours: not written down, so that it is tried again when the run is continued
-            self.failures.append(f"problem {p.name}, sample {s}, policy {policy}: {verdict.message}")
-        else:
-            self.journal.append({"kind": "verdict", "problem": p.name, "sample": s, "policy": policy, "verdict": dataclasses.asdict(verdict)})
+    def pending(self, wanted: list[tuple[Problem, int]], policy: str) -> list[tuple[Problem, int, str]]:
+        """(problem, sample, source) of the candidates that must run; the others have their verdicts already, or get them here."""
+        pending, get = [], self.journal.get
+        for p, s in wanted:
+            sample = get("sample", p.name, s)
+            if sample is None or get("verdict", p.name, s, policy):
+                continue
+            if sample["candidate"] is None:
+                self.save(p.name, s, policy, Verdict("no_code", "extract", sample.get("error") or "no fenced Python block defines ModelNew"))
+                continue
+            source = entry_point(sample["candidate"], policy)
+            stricter = [get("verdict", p.name, s, q) for q in POLICIES[: POLICIES.index(policy)]] if source == sample["candidate"] else []
+            known = next((v for e in reversed(stricter) if e and (v := implied(Verdict(**e["verdict"]), source, policy))), None)
+            if known is not None:
+                self.save(p.name, s, policy, known)
+            else:
+                pending.append((p, s, source))
+        return pending
 
-    def refresh(self) -> None:
-        if self.world.is_main and time.monotonic() - self.written > REFRESH:
-            self.journal.read()
-            self.write()
+    def execute(self, pending: list[tuple[Problem, int, str]], policy: str) -> None:
+        cfg, futures = self.cfg, {}
+        with Executor(cfg.device, policy=policy, timeout=cfg.timeout, workers=cfg.workers, memory_gib=cfg.memory_gib, seed=cfg.seed,
+                      time=cfg.device == "cuda") as executor, log.bar(total=len(pending), desc=f"judging ({policy})") as progress:  # fmt: skip
+            for p, s, source in pending:
+                future: Future[Verdict] = executor.submit(p.task, source)
+                futures.setdefault(future, []).append((p, s))
+            while futures:
+                for future in wait(futures, timeout=REFRESH, return_when=FIRST_COMPLETED).done:
+                    for p, s in futures.pop(future):
+                        self.save(p.name, s, policy, future.result())
+                        progress.update()
+                self.refresh()
 
-    def outcomes(self, policy: str, baseline: bool = False) -> list[Outcome]:
-        """The judged samples; with `baseline` their speed-ups are against --baseline's times and not the eager reference's."""
+    def measure(self) -> None:
+        """torch.compile's times, of the problems that some candidate solved; the ranks share them, each on its own GPU."""
+        if not self.cfg.compile_baseline:
+            return
+        solved = {o.problem for policy in self.cfg.policy for o in self.outcomes(policy) if o.speedup is not None}
+        mine = self.world.share([p for p in self.problems if p.name in solved])
+        found = compiled.times([p.task for p in mine], Path(self.cfg.out).parent, self.world.local_rank)
+        everywhere = {name: line for part in self.world.gather({p.name: found[p.task.key] for p in mine}) for name, line in part.items()}
+        self.baselines[COMPILE] = {name: line["us"] for name, line in everywhere.items() if "us" in line}
+        self.not_compiled = {name: line["error"] for name, line in everywhere.items() if "error" in line}
+
+    # ---- results ----
+
+    def outcomes(self, policy: str, baseline: dict[str, float] | None = None) -> list[Outcome]:
+        """The judged samples; with `baseline` their speed-ups are against its times and not the eager reference's."""
         found = []
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, policy):
                 v = Verdict(**entry["verdict"])
                 loose = bool(v.kernelbench_allclose) if v.status not in ("infra_error", "unsupported") else None
-                speedup = v.speedup if not baseline else self.baseline[p.name] / v.time_us if v.time_us and p.name in self.baseline else None
+                speedup = v.speedup if baseline is None else baseline[p.name] / v.time_us if v.time_us and p.name in baseline else None
                 found.append(Outcome(p.name, v.status, v.stage, v.message, v.status not in NOT_COMPILED, loose, speedup))
         return found
 
@@ -315,32 +273,18 @@ class Run:
                 found.setdefault(name, entry["verdict"]["message"])
         return found
 
-    def write(self) -> dict:
-        """Write the JSON, the table and the plots for what there is; returns the results."""
-        cfg, weak = self.cfg, self.weak()
-        title = {p.name: p.task.name for p in self.problems}
-        judged, rows = {q: self.outcomes(q) for q in cfg.policy}, []
-        for p, s in self.wanted:
-            sample = self.journal.get("sample", p.name, s) or {}
-            verdicts = {q: e["verdict"] for q in cfg.policy if (e := self.journal.get("verdict", p.name, s, q))}
-            row = {"problem": p.name, "title": title[p.name], "sample": s, "weak": weak.get(p.name), "verdicts": verdicts}
-            row |= {k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample}
-            rows.append(row)
-        score = lambda against: tables(lambda q: self.outcomes(q, against), cfg.policy, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks)
-        results = {
-            "benchmark": "kernelbench", "command": command(), "complete": all(len(o) == len(self.wanted) for o in judged.values()),
-            "wanted": len(self.wanted), "judged": {q: len(o) for q, o in judged.items()}, "seconds": round(time.perf_counter() - self.start, 1),
-            "environment": environment(), "settings": dataclasses.asdict(cfg), "prompt": kernelbench.messages("{source}", cfg.prompt),
-            "scores": score(False), "scores_against_baseline": score(True) if self.baseline else None, "samples": rows,
+    def row(self, p: Problem, s: int, sample: dict) -> dict:
+        verdicts = {q: e["verdict"] for q in self.cfg.policy if (e := self.journal.get("verdict", p.name, s, q))}
+        return {"title": p.task.name, "verdicts": verdicts}
+
+    def results(self, weak: dict[str, str], rows: list[dict]) -> dict:
+        cfg = self.cfg
+        score = lambda baseline=None: tables(lambda q: self.outcomes(q, baseline), cfg.policy, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks)
+        return {
+            "judged": {q: len(self.outcomes(q)) for q in cfg.policy}, "prompt": kernelbench.messages("{source}", cfg.prompt), "scores": score(),
+            "scores_against": {name: score(baseline) for name, baseline in self.baselines.items()}, "baselines_us": self.baselines,
+            "not_compiled": self.not_compiled,
         }  # fmt: skip
-        write_json(Path(cfg.out), results)
-        report.write(results, Path(cfg.out))
-        self.written = time.monotonic()
-        return results
-
-
-def command() -> str:
-    return " ".join(["python -m bench.kernelbench", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ benchmarks' own checks; ours are stricter, so the column to put beside them is t
 import json
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 
+from bench.scores import kind_of
 from nanotriton.config import die
 
 PUBLISHED = {
@@ -54,7 +56,8 @@ def cell(scores: dict | None, exact: str) -> str:
     if scores is None:
         return "-"
     fast = [percent(scores["fast_p"].get(p)) for p in ("1", "2")]
-    return f"{percent(scores['compiled'])}/{percent(scores[exact])}" + (f" ({fast[0]}/{fast[1]})" if fast != ["-", "-"] else "")
+    known = fast != ["-", "-"] and exact == "correct"  # speed counts where it is right by our own check
+    return f"{percent(scores['compiled'])}/{percent(scores[exact])}" + (f" ({fast[0]}/{fast[1]})" if known else "")
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
@@ -78,10 +81,11 @@ def markdown(results: dict) -> str:
         lines += gold_notes(results)
     for policy, groups in scores.items():
         lines += [f"## {policy}", "", *detail(groups)]
-        if against := results.get("scores_against_baseline"):
-            fast = lambda s: [", ".join(f"{p}: {percent(r)}" for p, r in s["fast_p"].items() if r is not None), times(s["speedup"])]
-            lines += table([f"against {Path(results['settings']['baseline']).name}", "fast_p", "speed-up [95%]"],
-                           [[name, *fast(parts["all"])] for name, parts in against[policy].items()])  # fmt: skip
+        for baseline, against in results.get("scores_against", {}).items():
+            rows = [[name, str(parts[part]["timed"]), fast_list(parts[part]), times(parts[part]["speedup"])] for name, part, parts in parts_of(against[policy])]
+            lines += table([f"against {baseline}", "timed", "fast_p", "speed-up [95%]"], rows)
+    if missing := results.get("not_compiled"):
+        lines += ["torch.compile has no time for:", "", *(f"- {name}: {clean(why)}" for name, why in missing.items()), ""]
     environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
 
@@ -91,6 +95,12 @@ def gold_notes(results: dict) -> list[str]:
     failures, weak = results["gold_failures"], results["weak_tests"]
     lines = [f"Correct by tensors without a Triton kernel in the text: {results['correct_without_triton']}. "
              f"Candidates that contain a gold solution: {results['contain_gold']}.", ""]  # fmt: skip
+    why = Counter(kind_of(row["why"]) for row in results["samples"] if row.get("why"))
+    lines += [results["not_timed"] + "."] if results["not_timed"] else [
+        f"Times: the gold {'kernel' if results['channel'] == 'G' else 'torch code'} beside the candidate, by the executor's clock, on inputs of the benchmark's scripts"
+        + (f"; correct but without a time, counted as not faster: {sum(why.values())}." if why else "."),
+        *(f"- {clean(text)}: {count}" for text, count in why.most_common(5))]  # fmt: skip
+    lines += [""]
     if failures:
         lines += ["Gold files that do not run here:", "", *(f"- {name}: {clean(message)}" for name, message in failures.items()), ""]
     if weak:
@@ -98,19 +108,25 @@ def gold_notes(results: dict) -> list[str]:
     return lines
 
 
+def fast_list(scores: dict) -> str:
+    return ", ".join(f"{p}: {percent(r)}" for p, r in scores["fast_p"].items() if r is not None)
+
+
+def parts_of(groups: dict) -> list[tuple[str, str, dict]]:
+    """(title, part, parts) of every row of a table: each group with and without weak problems, where there are samples."""
+    names = [name for name in groups if name != "all" or len(groups) != 2]  # it is the same as the only group
+    rows = [(title, part, groups[name]) for name in names for part, title in (("all", name), ("fair", f"{name}, without weak"))]
+    return [row for row in rows if row[2][row[1]]["samples"]]
+
+
 def detail(groups: dict) -> list[str]:
     rows = []
-    for name, parts in groups.items():
-        if name == "all" and len(groups) == 2:  # it is the same as the only group
-            continue
-        for part, title in (("all", name), ("fair", f"{name}, without weak")):
-            s = parts[part]
-            if s["samples"]:
-                passes = ", ".join(f"{k}: {percent(r)}" for k, r in s["pass_at_k"].items())
-                fast = ", ".join(f"{p}: {percent(r)}" for p, r in s["fast_p"].items() if r is not None)
-                rows.append([title, str(s["problems"]), str(s["samples"]), str(s["not_judged"]), percent(s["compiled"]), percent(s["correct"], True),
-                             percent(s["loose"]), passes, fast, times(s["speedup"])])  # fmt: skip
-    head = ["", "problems", "samples", "not judged", "compiled", "correct [95%]", "own check", "pass@k", "fast_p", "speed-up [95%]"]
+    for title, part, parts in parts_of(groups):
+        s = parts[part]
+        passes = ", ".join(f"{k}: {percent(r)}" for k, r in s["pass_at_k"].items())
+        rows.append([title, str(s["problems"]), str(s["samples"]), str(s["not_judged"]), percent(s["compiled"]), percent(s["correct"], True),
+                     percent(s["loose"]), passes, str(s["timed"]), fast_list(s), times(s["speedup"])])  # fmt: skip
+    head = ["", "problems", "samples", "not judged", "compiled", "correct [95%]", "own check", "pass@k", "timed", "fast_p", "speed-up [95%]"]
     lines = table(head, rows)
     failures = groups["all"]["failures"]
     if failures:

@@ -10,13 +10,15 @@ test runs in the candidate's and in the gold's namespace, with the same seed, in
 returns are compared. Tests that can't tell (no float tensor, only shapes, zeros pass) are flagged and scored apart. Without a GPU files are
 recorded and replayed (nanotriton/executor/script.py); what can't be is `unsupported`.
 
+On a GPU correct candidates are timed on inputs of the benchmark's own performance scripts, against the gold kernel (G) or the torch code (T),
+timed beside them (bench/perf.py). What is not recordable is not timed: no clock here is within reach of a candidate.
+
 The run writes OUT.json, OUT.md and two plots as it goes, and OUT.journal.jsonl, with which the same command continues after a kill.
 Exit status: 0 finished, 1 some candidates could not be had or not be judged (run it again), 2 a mistake of the user's.
 """
 
 import dataclasses
 import sys
-import time
 import zlib
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -25,11 +27,13 @@ from typing import Annotated, Literal
 
 import torch
 
-from bench import answers, environment, report, sources
+from bench import answers, perf, sources
 from bench.contamination import FLAG, Golds
-from bench.journal import Journal, write_json
+from bench.helper import Helper
+from bench.run import FREE, Run, check
 from bench.scores import Outcome, tables
 from nanotriton import config, distributed, log
+from nanotriton.executor import Executor
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.script import ScriptExecutor, answer_path
 from nanotriton.executor.verdict import Verdict
@@ -38,7 +42,7 @@ from nanotriton.tasks import tritonbench
 from nanotriton.tasks.tritonbench import Problem
 from reward import rules
 
-REFRESH = 20.0  # seconds between two versions of the results while candidates are judged
+SECONDS = 120.0  # for a look at one performance script
 AHEAD = 16  # problems whose files run before the first of them is compared: answers lie on the disk meanwhile
 SYSTEM = "You are an expert in writing Triton kernels. Answer with one complete Python file in a single ```python block."
 
@@ -72,25 +76,13 @@ class Config:
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 60.0  # seconds for each stage of a file
     memory_gib: Annotated[float, "> 0"] = 4.0  # for each judging process
+    speed_inputs: Annotated[int, ">= 0"] = 3  # inputs of each performance script that correct candidates are timed on, on a GPU; 0: none
 
     def validate(self) -> None:
-        if sum(map(bool, (self.model, self.endpoint, self.predictions, self.gold))) != 1:
-            raise config.ConfigError("give one of --model FOLDER, --endpoint URL, --predictions FILE.jsonl and --gold")
-        if not self.data:
-            raise config.ConfigError("--data: a clone of TritonBench is expected")
-        if not self.out.endswith(".json"):
-            raise config.ConfigError(f"--out {self.out}: a name that ends in .json is expected")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
-        if any(k < 1 for k in self.ks):
-            raise config.ConfigError("--ks: each must be at least 1")
-
-
-FREE = {"out", "fresh", "ids", "limit", "n", "ks", "workers", "concurrency", "per_minute", "retries", "request_timeout", "key_env"}
+        check(self, "predictions", "a clone of TritonBench")
 
 
 def main(cfg: Config, world: distributed.World) -> int:
-    start = time.perf_counter()
     try:
         known = tritonbench.load_problems(cfg.data, cfg.channel)
         problems = tritonbench.select(known, cfg.ids, cfg.limit)
@@ -98,85 +90,7 @@ def main(cfg: Config, world: distributed.World) -> int:
         given |= {(p.name, 0): p.code for p in problems} if cfg.gold else {}
     except ValueError as error:
         raise config.ConfigError(error) from None
-    if given:
-        wanted = [(p, s) for p in problems for s in sorted(s for name, s in given if name == p.name)[: cfg.n]]
-        if not wanted:
-            raise config.ConfigError(f"--predictions {cfg.predictions}: no candidate for the problems asked for")
-    else:
-        wanted = [(p, s) for p in problems for s in range(cfg.n or 1)]
-    settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
-    with Journal(Path(cfg.out), settings, world.rank, world.world_size, cfg.fresh) as journal:
-        world.barrier()
-        run = Run(cfg, world, journal.read(), wanted, Golds({p.name: p.code for p in known}), start)
-        mine = world.share(wanted)
-        run.failures += collect(run, mine, given)
-        judge(run, mine)
-        world.barrier()
-        if world.is_main:
-            journal.read()
-            report.print_results(run.write())
-        world.barrier()
-    return sources.tell(run.failures)
-
-
-def collect(run: "Run", wanted: list[tuple[Problem, int]], given: dict[tuple[str, int], str]) -> list[str]:
-    """Bring in the candidates that the journal lacks; returns a line for each that could not be had."""
-    missing = [(p, s) for p, s in wanted if run.journal.get("sample", p.name, s) is None]
-    entries = {p.name: p.entries for p, _ in wanted}
-
-    def save(name: str, sample: int, completion: str, **details) -> None:
-        candidate = completion if run.cfg.gold else tritonbench.extract(completion, entries[name])
-        run.journal.append({"kind": "sample", "problem": name, "sample": sample, "completion": completion, "candidate": candidate, **details})
-
-    if given:
-        for p, s in missing:
-            save(p.name, s, given[p.name, s])
-        return []
-    if lacking := sorted({p.name for p, _ in missing if run.cfg.style not in p.instructions}):
-        raise config.ConfigError(f"{run.cfg.data}: no {run.cfg.style} instruction for {', '.join(lacking[:3])}")
-    asks = [
-        sources.Ask(p.name, s, (("system", SYSTEM), ("user", p.instructions[run.cfg.style])), p.instructions[run.cfg.style],
-                    seed_of(run.cfg.seed, 21, "GT".index(run.cfg.channel), zlib.crc32(p.name.encode()), s))
-        for p, s in missing
-    ]  # fmt: skip
-    return sources.collect(run.cfg, asks, run.world, lambda ask, text, details: save(ask.problem, ask.sample, text, **details))
-
-
-# ---- verdicts ----
-
-
-def judge(run: "Run", wanted: list[tuple[Problem, int]]) -> None:
-    """Run each candidate's file and its gold file, compare what they answer, and write down each verdict as it comes."""
-    cfg, journal = run.cfg, run.journal
-    todo: dict[str, list[tuple[int, str]]] = {}
-    problems = {p.name: p for p, _ in wanted}
-    for p, s in wanted:
-        sample = journal.get("sample", p.name, s)
-        if sample is None or journal.get("verdict", p.name, s, "tensors"):
-            continue
-        if sample["candidate"] is None:
-            run.save(p.name, s, Verdict("no_code", "extract", sample.get("error") or "the completion has no code"), False, False)
-        else:
-            todo.setdefault(p.name, []).append((s, tritonbench.script(sample["candidate"], p.test, cfg.seed, p.name)))
-    if not todo:
-        return
-    with ScriptExecutor(cfg.device, cfg.workers, cfg.timeout, memory_gib=cfg.memory_gib) as executor, log.bar(total=sum(map(len, todo.values())), desc="judging") as progress:
-        running: dict[str, tuple[str, Future[Verdict], list[Future[Verdict]]]] = {}
-        waiting = list(todo)
-        for name, candidates in todo.items():
-            while waiting and len(running) < AHEAD:
-                ahead = waiting.pop(0)
-                gold = tritonbench.script(problems[ahead].code, problems[ahead].test, cfg.seed, ahead)
-                running[ahead] = gold, executor.run(gold), [executor.run(source) for _, source in todo[ahead]]
-            gold, gold_future, futures = running.pop(name)
-            reference = Gold(executor, gold, gold_future.result())
-            journal.append({"kind": "gold", "problem": name, "sample": 0, "weak": reference.weak, "verdict": dataclasses.asdict(reference.verdict)})
-            for (s, source), future in zip(candidates, futures, strict=True):
-                run.save(name, s, *reference.judge(executor, source, future.result()))
-                progress.update()
-            for source in {gold, *(source for _, source in candidates)}:
-                Path(answer_path(executor.root, source)).unlink(missing_ok=True)
-            run.refresh()
+    return TritonBench(cfg, world, problems, given, Golds({p.name: p.code for p in known})).go()
 
 
 class Gold:
@@ -204,75 +118,142 @@ class Gold:
         return ran, True, printed
 
 
-# ---- results ----
+class TritonBench(Run):
+    benchmark = "tritonbench"
+    free = FREE | {"speed_inputs"}
 
+    def __init__(self, cfg: Config, world: distributed.World, problems: list[Problem], given: dict, golds: Golds):
+        super().__init__(cfg, world, problems, given, f"--predictions {cfg.predictions}")
+        self.golds, self.entries = golds, {p.name: p.entries for p in problems}
+        lacking = [p.name for p in problems if cfg.style not in p.instructions] if not given else []
+        if lacking:
+            raise config.ConfigError(f"{cfg.data}: no {cfg.style} instruction for {', '.join(lacking[:3])}")
+        self.scripts = perf.find_scripts(cfg.data, cfg.channel)
+        self.not_timed = ""  # why nothing is
+        if cfg.device != "cuda" or not cfg.speed_inputs:
+            self.not_timed = "no speed: it is measured on a GPU" if cfg.speed_inputs else "no speed: --speed-inputs 0"
+        elif self.scripts is None:
+            self.not_timed = f"no speed: {cfg.data} has no performance_metrics/perf_{cfg.channel}/golden_metrics, as a whole clone of TritonBench has"
+            if world.is_main:
+                print(self.not_timed, file=sys.stderr)
 
-@dataclass
-class Run:
-    """What all steps of a run share, and the results as far as they go."""
+    def sample(self, problem: Problem, given: str) -> dict:
+        return {"completion": given, "candidate": given if self.cfg.gold else tritonbench.extract(given, self.entries[problem.name])}
 
-    cfg: Config
-    world: distributed.World
-    journal: Journal
-    wanted: list[tuple[Problem, int]]
-    golds: Golds
-    start: float
-    written: float = 0.0
-    failures: list[str] = field(default_factory=list)  # a line for each candidate that could not be had, or not be judged
+    def ask(self, p: Problem, s: int) -> sources.Ask:
+        text = p.instructions[self.cfg.style]
+        seed = seed_of(self.cfg.seed, 21, "GT".index(self.cfg.channel), zlib.crc32(p.name.encode()), s)
+        return sources.Ask(p.name, s, (("system", SYSTEM), ("user", text)), text, seed)
 
-    def save(self, name: str, s: int, verdict: Verdict, call: bool | None, stdout: bool | None) -> None:
-        if verdict.status == "infra_error":  # ours: not written down, so that it is tried again when the run is continued
-            self.failures.append(f"problem {name}, sample {s}: {verdict.message}")
-        else:
-            line = {"kind": "verdict", "problem": name, "sample": s, "policy": "tensors", "call": call, "stdout": stdout}
-            self.journal.append(line | {"verdict": dataclasses.asdict(verdict)})
+    # ---- verdicts ----
 
-    def refresh(self) -> None:
-        if self.world.is_main and time.monotonic() - self.written > REFRESH:
-            self.journal.read()
-            self.write()
+    def judge(self, wanted: list[tuple[Problem, int]]) -> None:
+        """Run each candidate's file and its gold file, compare what they answer, and write down each verdict as it comes."""
+        cfg, journal = self.cfg, self.journal
+        todo: dict[str, list[tuple[int, str]]] = {}
+        problems = {p.name: p for p, _ in wanted}
+        for p, s in wanted:
+            sample = journal.get("sample", p.name, s)
+            if sample is None or journal.get("verdict", p.name, s, "tensors"):
+                continue
+            if sample["candidate"] is None:
+                verdict = Verdict("no_code", "extract", sample.get("error") or "the completion has no code")
+                self.save(p.name, s, "tensors", verdict, call=False, stdout=False)
+            else:
+                todo.setdefault(p.name, []).append((s, tritonbench.script(sample["candidate"], p.test, cfg.seed, p.name)))
+        if not todo:
+            return
+        with ScriptExecutor(cfg.device, cfg.workers, cfg.timeout, memory_gib=cfg.memory_gib) as executor, log.bar(total=sum(map(len, todo.values())), desc="judging") as progress:
+            running: dict[str, tuple[str, Future[Verdict], list[Future[Verdict]]]] = {}
+            waiting = list(todo)
+            for name, candidates in todo.items():
+                while waiting and len(running) < AHEAD:
+                    ahead = waiting.pop(0)
+                    gold = tritonbench.script(problems[ahead].code, problems[ahead].test, cfg.seed, ahead)
+                    running[ahead] = gold, executor.run(gold), [executor.run(source) for _, source in todo[ahead]]
+                gold, gold_future, futures = running.pop(name)
+                reference = Gold(executor, gold, gold_future.result())
+                journal.append({"kind": "gold", "problem": name, "sample": 0, "weak": reference.weak, "verdict": dataclasses.asdict(reference.verdict)})
+                for (s, source), future in zip(candidates, futures, strict=True):
+                    verdict, call, stdout = reference.judge(executor, source, future.result())
+                    self.save(name, s, "tensors", verdict, call=call, stdout=stdout)
+                    progress.update()
+                for source in {gold, *(source for _, source in candidates)}:
+                    Path(answer_path(executor.root, source)).unlink(missing_ok=True)
+                self.refresh()
 
-    def outcomes(self, policy: str) -> list[Outcome]:
+    def measure(self) -> None:
+        """Time the correct candidates, each on a few inputs of its problem's performance script."""
+        get = self.journal.get
+        right = [(p, s) for p, s in self.world.share(self.wanted) if (e := get("verdict", p.name, s, "tensors")) and e["verdict"]["status"] == "correct"]
+        todo = [(p, s) for p, s in right if not get("speed", p.name, s)] if not self.not_timed else []
+        if not todo:
+            return
+        scripts = {p.name: path.read_text(encoding="utf-8") for p, _ in todo if (path := self.scripts / f"{p.name}_perf.py").is_file()}
+        facts: dict[str, dict] = {}
+        with Helper("bench.perf", SECONDS) as helper:
+            for p in log.bar({p.name: p for p, _ in todo}.values(), desc="performance scripts"):
+                request = {"code": p.code, "wanted": self.cfg.speed_inputs, "device": self.world.local_rank}
+                facts[p.name] = helper.ask(request | {"script": scripts[p.name]}) if p.name in scripts else {"error": "it has no performance script"}
+                if "CUDA error" in facts[p.name].get("error", ""):
+                    helper.stop()  # its context is lost
+        with Executor("cuda", "replay", self.cfg.workers, "none", self.cfg.timeout, time=True, memory_gib=self.cfg.memory_gib) as executor:
+            futures = []
+            for p, s in todo:
+                found, source = facts[p.name], get("sample", p.name, s)["candidate"]
+                futures.append([executor.submit(perf.task(p.name, p.code, scripts[p.name], i, found), perf.candidate(source, scripts[p.name], found))
+                                for i in found.get("numbers", ())])  # fmt: skip
+            for (p, s), parts in zip(log.bar(todo, desc="timing"), futures, strict=True):
+                self.save_speed(p.name, s, [f.result() for f in parts], facts[p.name].get("error"))
+                self.refresh()
+
+    def save_speed(self, name: str, s: int, verdicts: list[Verdict], error: str | None) -> None:
+        """One line for a candidate: its speed-up, or why it has none, and the times behind it."""
+        if any(v.status == "infra_error" for v in verdicts):
+            self.failures.append(f"problem {name}, sample {s}, speed: {next(v.message for v in verdicts if v.status == 'infra_error')}")
+            return
+        failed = next((f"{v.status}: {v.message}" for v in verdicts if not v.correct), "it was not timed")
+        speedup = perf.speedup(verdicts, self.cfg.channel)
+        times = [[v.time_us, v.reference_us] for v in verdicts]
+        line = {"kind": "speed", "problem": name, "sample": s, "speedup": speedup, "times_us": times}
+        self.journal.append(line | ({} if speedup else {"why": error or failed}))
+
+    # ---- results ----
+
+    def outcomes(self) -> list[Outcome]:
         found = []
         for p, s in self.wanted:
-            if e := self.journal.get("verdict", p.name, s, policy):
-                v = e["verdict"]
-                found.append(Outcome(p.name, v["status"], v["stage"], v["message"], bool(e["call"]), bool(e["stdout"])))
+            if e := self.journal.get("verdict", p.name, s, "tensors"):
+                v, speed = e["verdict"], self.journal.get("speed", p.name, s) or {}
+                found.append(Outcome(p.name, v["status"], v["stage"], v["message"], bool(e["call"]), bool(e["stdout"]), speed.get("speedup")))
         return found
 
-    def write(self) -> dict:
-        """Write the JSON, the table and the plots for what there is; returns the results."""
-        cfg, get = self.cfg, self.journal.get
-        golds = {p.name: g for p, _ in self.wanted if (g := get("gold", p.name, 0))}
-        weak = {name: "; ".join(g["weak"]) for name, g in golds.items() if g["weak"]}
-        rows, judged = [], self.outcomes("tensors")
-        for p, s in self.wanted:
-            sample, entry = get("sample", p.name, s) or {}, get("verdict", p.name, s, "tensors")
-            row = {"problem": p.name, "sample": s, "difficulty": p.difficulty, "weak": weak.get(p.name)}
-            row |= {k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample}
-            if candidate := sample.get("candidate"):
-                row["triton"] = rules.check_source(candidate, "autotriton") is None
-                contained = self.golds.contained(candidate)
-                row["gold_inside"] = {k: round(v, 3) for k, v in contained.items() if v >= FLAG}
-            row |= {"call": entry["call"], "stdout": entry["stdout"]} if entry else {}
-            rows.append(row | {"verdicts": {"tensors": entry["verdict"]} if entry else {}})
-        results = {
-            "benchmark": "tritonbench", "channel": cfg.channel, "command": command(), "complete": len(judged) == len(self.wanted),
-            "wanted": len(self.wanted), "judged": {"tensors": len(judged)}, "seconds": round(time.perf_counter() - self.start, 1),
-            "environment": environment() | {"device": cfg.device}, "settings": dataclasses.asdict(cfg), "prompt": [["system", SYSTEM], ["user", f"the benchmark's own, {cfg.style}"]],
-            "scores": tables(lambda _: judged, ["tensors"], lambda _: cfg.channel, weak, cfg.ks),
-            "gold_failures": {n: f"{g['verdict']['status']}: {g['verdict']['message']}" for n, g in golds.items() if g["verdict"]["status"] != "correct"},
-            "weak_tests": weak, "correct_without_triton": sum(r["verdicts"]["tensors"]["status"] == "correct" and not r.get("triton") for r in rows if r["verdicts"]),
-            "contain_gold": sum(bool(r.get("gold_inside")) for r in rows), "samples": rows,
+    def gold_lines(self) -> dict[str, dict]:
+        return {p.name: g for p in self.problems if (g := self.journal.get("gold", p.name, 0))}
+
+    def weak(self) -> dict[str, str]:
+        return {name: "; ".join(g["weak"]) for name, g in self.gold_lines().items() if g["weak"]}
+
+    def row(self, p: Problem, s: int, sample: dict) -> dict:
+        row, entry = {"difficulty": p.difficulty, "verdicts": {}}, self.journal.get("verdict", p.name, s, "tensors")
+        if candidate := sample.get("candidate"):
+            row["triton"] = rules.check_source(candidate, "autotriton") is None
+            row["gold_inside"] = {k: round(v, 3) for k, v in self.golds.contained(candidate).items() if v >= FLAG}
+        if entry:
+            speed = self.journal.get("speed", p.name, s) or {}
+            row |= {"call": entry["call"], "stdout": entry["stdout"], "verdicts": {"tensors": entry["verdict"] | {"speedup": speed.get("speedup")}}}
+            row |= {k: speed[k] for k in ("times_us", "why") if k in speed}
+        return row
+
+    def results(self, weak: dict[str, str], rows: list[dict]) -> dict:
+        judged, failed = self.outcomes(), {n: g["verdict"] for n, g in self.gold_lines().items() if g["verdict"]["status"] != "correct"}
+        correct = [r for r in rows if r["verdicts"] and r["verdicts"]["tensors"]["status"] == "correct"]
+        return {
+            "channel": self.cfg.channel, "judged": {"tensors": len(judged)}, "prompt": [["system", SYSTEM], ["user", f"the benchmark's own, {self.cfg.style}"]],
+            "scores": tables(lambda _: judged, ["tensors"], lambda _: self.cfg.channel, weak, self.cfg.ks),
+            "gold_failures": {n: f"{v['status']}: {v['message']}" for n, v in failed.items()}, "weak_tests": weak, "not_timed": self.not_timed,
+            "correct_without_triton": sum(not r.get("triton") for r in correct), "contain_gold": sum(bool(r.get("gold_inside")) for r in rows),
         }  # fmt: skip
-        write_json(Path(cfg.out), results)
-        report.write(results, Path(cfg.out))
-        self.written = time.monotonic()
-        return results
-
-
-def command() -> str:
-    return " ".join(["python -m bench.tritonbench", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

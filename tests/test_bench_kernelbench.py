@@ -14,6 +14,7 @@ import pytest
 
 from bench import kernelbench as bench
 from bench import report
+from bench.journal import Journal
 from nanotriton.config import ConfigError
 from nanotriton.distributed import World
 from nanotriton.executor import Verdict, probe
@@ -136,13 +137,13 @@ def test_baseline_times(tmp_path, data):
     lines = [{"kind": "sample", "problem": "1/1", "sample": i, "candidate": KERNEL} for i in range(2)]
     lines += [row | {"sample": i, "verdict": asdict(Verdict("correct", time_us=t, reference_us=300.0, speedup=300 / t))} for i, t in enumerate((100.0, 250.0))]
     cfg = bench.Config(data=str(data), levels=[1], ids=[1], samples=str(tmp_path / "s"), policy=["strict"], baseline=str(path), out=str(tmp_path / "r.json"), workers=1, device="cpu")
-    with bench.Journal(Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in bench.FREE}) as journal:  # as a run on a GPU leaves it
+    with Journal(Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in bench.KernelBench.free}) as journal:  # as a run on a GPU leaves it
         for line in lines:
             journal.append(line)
     runs(tmp_path / "s", {"1/1/0": KERNEL, "1/1/1": KERNEL})
     results = run(tmp_path, data, levels=[1], ids=[1], samples=str(tmp_path / "s"), policy=["strict"], baseline=str(path))
     assert results["scores"]["strict"]["all"]["all"]["speedup"]["value"] == pytest.approx((3 * 1.2) ** 0.5)
-    against = results["scores_against_baseline"]["strict"]["all"]["all"]
+    against = results["scores_against"]["baseline_time_torch_compile.json"]["strict"]["all"]["all"]
     assert against["speedup"]["value"] == pytest.approx((5 * 2) ** 0.5) and against["fast_p"]["2"]["value"] == 0.5
     assert "against baseline_time_torch_compile.json" in (tmp_path / "r.md").read_text()
     path.write_text("[1]")

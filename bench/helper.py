@@ -1,0 +1,74 @@
+"""A process of our own for what must not happen in this one (it takes the GPU, it may crash or hang): requests and answers, a line of JSON each.
+
+    with Helper("bench.compiled", seconds=300) as helper:
+        helper.ask({"source": ...})     # the answer of the module's `answer(request)`, or {"error": "one line"}
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Helper:
+    """Runs `python -m MODULE`, whose main is `serve`; starts it again when it died or was killed for taking more than `seconds`."""
+
+    def __init__(self, module: str, seconds: float):
+        self.module, self.seconds, self.process = module, seconds, None
+
+    def __enter__(self) -> "Helper":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.stop()
+
+    def ask(self, request: dict) -> dict:
+        if self.process is None:
+            command = [sys.executable, "-m", self.module]
+            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            late = not select.select([self.process.stdout], [], [], self.seconds)[0]
+            line = b"" if late else self.process.stdout.readline()
+        except BrokenPipeError:
+            late, line = False, b""
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        code = self.stop()
+        return {"error": f"not done after {self.seconds:g} s" if late else f"its process died (exit status {code})"}
+
+    def stop(self) -> int | None:
+        """End the process and whatever it started -> its exit status."""
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        if process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        return process.wait()
+
+
+def serve(answer: Callable[[dict], dict]) -> None:
+    """Answer requests on stdin until it closes. What anything prints meanwhile goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            found = answer(json.loads(line))
+        except Exception as error:
+            found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        out.write(json.dumps(found) + "\n")
+        out.flush()

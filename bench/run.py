@@ -1,0 +1,153 @@
+"""What the runs of both benchmarks share: candidates are brought in, judged, and written down as they come.
+
+A benchmark derives from `Run` and says how a completion becomes a candidate, what a model is asked, how candidates are judged and what
+belongs in its results. Everything else is here: the journal, continuation, ranks, the results' skeleton.
+"""
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from bench import environment, report, sources
+from bench.journal import Journal, write_json
+from nanotriton.config import ConfigError
+from nanotriton.distributed import World
+from nanotriton.executor.verdict import Verdict
+
+REFRESH = 20.0  # seconds between two versions of the results while candidates are judged
+FREE = {"out", "fresh", "ids", "limit", "n", "ks", "workers", "concurrency", "per_minute", "retries", "request_timeout", "key_env"}  # may change when a run is continued
+
+
+def check(cfg, given: str, expected: str) -> None:
+    """What both command lines require. given: how candidates in files are passed; expected: what --data takes. Raises ConfigError."""
+    options = {"model": "--model FOLDER", "endpoint": "--endpoint URL", given: f"--{given} PATH"} | ({"gold": "--gold"} if hasattr(cfg, "gold") else {})
+    if sum(bool(getattr(cfg, name)) for name in options) != 1:
+        *most, last = options.values()
+        raise ConfigError(f"give one of {', '.join(most)} and {last}")
+    if not cfg.data:
+        raise ConfigError(f"--data: {expected} is expected")
+    if not cfg.out.endswith(".json"):
+        raise ConfigError(f"--out {cfg.out}: a name that ends in .json is expected")
+    if cfg.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this machine has no usable CUDA GPU")
+    if any(k < 1 for k in cfg.ks):
+        raise ConfigError("--ks: each must be at least 1")
+
+
+class Run:
+    """One run. problems: those asked for (with a `name`). given: {(problem's name, sample): what `sample` takes}, empty for a model."""
+
+    benchmark = ""
+    free = FREE
+
+    def __init__(self, cfg, world: World, problems: list, given: dict[tuple[str, int], object], path: str = ""):
+        self.cfg, self.world, self.problems, self.given, self.start, self.written = cfg, world, problems, given, time.perf_counter(), 0.0
+        self.failures: list[str] = []  # a line for each candidate that could not be had, or not be judged
+        numbers: dict[str, list[int]] = {}
+        for name, s in sorted(given):
+            numbers.setdefault(name, []).append(s)
+        self.wanted = [(p, s) for p in problems for s in (numbers.get(p.name, [])[: cfg.n] if given else range(cfg.n or 1))]
+        if not self.wanted:
+            raise ConfigError(f"{path}: no candidate for the problems asked for")
+
+    # ---- what a benchmark adds ----
+
+    def sample(self, problem, given) -> dict:
+        """The journal's entries for a candidate as it was given, or for a model's completion: "completion", "candidate", ..."""
+        raise NotImplementedError
+
+    def ask(self, problem, s: int) -> sources.Ask:
+        raise NotImplementedError
+
+    def judge(self, wanted: list[tuple]) -> None:
+        raise NotImplementedError
+
+    def measure(self) -> None:
+        """What needs all verdicts: baselines. Called on every rank."""
+
+    def weak(self) -> dict[str, str]:
+        """{problem: why it is no fair question}."""
+        raise NotImplementedError
+
+    def row(self, problem, s: int, sample: dict) -> dict:
+        """What the results say of one candidate, beside the skeleton; with "verdicts", by policy."""
+        raise NotImplementedError
+
+    def results(self, weak: dict[str, str], rows: list[dict]) -> dict:
+        """What the results hold beside the skeleton: scores, prompt, and `judged`, {policy: number of verdicts}."""
+        raise NotImplementedError
+
+    # ---- what is the same ----
+
+    def go(self) -> int:
+        """Run, or continue, to the end -> exit status."""
+        settings = {k: v for k, v in dataclasses.asdict(self.cfg).items() if k not in self.free}
+        with Journal(Path(self.cfg.out), settings, self.world.rank, self.world.world_size, self.cfg.fresh) as self.journal:
+            self.world.barrier()
+            self.journal.read()
+            mine = self.world.share(self.wanted)
+            self.collect(mine)
+            self.judge(mine)
+            self.world.barrier()
+            self.journal.read()
+            self.measure()
+            self.world.barrier()
+            if self.world.is_main:
+                report.print_results(self.write())
+            self.world.barrier()
+        return sources.tell(self.failures)
+
+    def collect(self, wanted: list[tuple]) -> None:
+        """Bring in the candidates that the journal lacks."""
+        have = lambda p, s: self.journal.get("sample", p.name, s)
+        add = lambda p, s, entries: self.journal.append({"kind": "sample", "problem": p.name, "sample": s, **entries})
+        missing = [(p, s) for p, s in wanted if have(p, s) is None]
+        if not self.given:
+            problems = {p.name: p for p, _ in missing}
+
+            def save(ask: sources.Ask, completion: str, details: dict) -> None:
+                p = problems[ask.problem]
+                add(p, ask.sample, self.sample(p, completion) | details)
+
+            self.failures += sources.collect(self.cfg, [self.ask(p, s) for p, s in missing], self.world, save)
+            return
+        for p, s in wanted:
+            entries = self.sample(p, self.given[p.name, s])
+            if (old := have(p, s)) is None:
+                add(p, s, entries)
+            elif old["candidate"] != entries["candidate"]:
+                raise ConfigError(f"{self.cfg.out} holds another candidate for problem {p.name}, sample {s}: give another --out, or --fresh")
+
+    def save(self, name: str, s: int, policy: str, verdict: Verdict, **more) -> None:
+        if verdict.status == "infra_error":  # ours: not written down, so that it is tried again when the run is continued
+            self.failures.append(f"problem {name}, sample {s}, {policy}: {verdict.message}")
+        else:
+            self.journal.append({"kind": "verdict", "problem": name, "sample": s, "policy": policy, **more, "verdict": dataclasses.asdict(verdict)})
+
+    def refresh(self) -> None:
+        """The results as far as they are, every REFRESH seconds."""
+        if self.world.is_main and time.monotonic() - self.written > REFRESH:
+            self.journal.read()
+            self.write()
+
+    def write(self) -> dict:
+        """Write the JSON, the table and the plots for what there is; returns the results."""
+        cfg, weak, rows = self.cfg, self.weak(), []
+        for p, s in self.wanted:
+            sample = self.journal.get("sample", p.name, s) or {}
+            row = {"problem": p.name, "sample": s, "weak": weak.get(p.name)} | {k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample}
+            rows.append(row | self.row(p, s, sample))
+        found = self.results(weak, rows)
+        results = {
+            "benchmark": self.benchmark, "command": " ".join([f"python -m bench.{self.benchmark}", *sys.argv[1:]]),
+            "complete": all(n == len(self.wanted) for n in found["judged"].values()), "wanted": len(self.wanted),
+            "seconds": round(time.perf_counter() - self.start, 1), "environment": environment() | {"device": cfg.device},
+            "settings": dataclasses.asdict(cfg), **found, "samples": rows,
+        }  # fmt: skip
+        write_json(Path(cfg.out), results)
+        report.write(results, Path(cfg.out))
+        self.written = time.monotonic()
+        return results
