@@ -165,7 +165,7 @@ class Gold:
         picked = list(made) if isinstance(made, self.module.Picked) else made[number : number + 1]
         if not picked:
             return None
-        return self.perf.to_cuda(picked[0]) if torch.cuda.is_available() else picked[0]
+        return self.perf.to_cuda(picked[0]) if torch.get_default_device().type == "cuda" else picked[0]
 
     def draw(self) -> list:
         item = self.pick(self.number)
