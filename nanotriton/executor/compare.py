@@ -19,7 +19,7 @@ import torch
 FLOOR = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # others (fp8): 0.3
 SLACK = {torch.float64: 10.0, torch.float32: 10.0}  # others: 3, their own rounding is all the error there should be
 KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others: 1e-4
-CHUNK = 1 << 22  # elements compared at a time
+CHUNK, GPU_CHUNK = 1 << 22, 1 << 26  # elements compared at a time
 
 
 class Fault(Exception):
@@ -143,49 +143,58 @@ def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch
         return compare_tensor(name, *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)))
     if not own.is_floating_point():
         return compare_exactly(name, got, own, exact)
-    rms, tolerance = scale(own, exact)
-    wrong, worst, first = 0, 0.0, None
-    for start, g, o, w in chunks(got, own, exact):
-        finite = torch.isfinite(o)
-        if bool((~torch.isfinite(g) & finite).any()):
-            count = int((~torch.isfinite(got) & torch.isfinite(own)).sum())
-            raise Fault("not_finite", f"{name}: {count} of {own.numel()} values are NaN or infinite")
+    rms = root_mean_square(own, exact)
+    worst, earned, relative, lost = 0.0, 0.0, 0.0, 0
+    for _, g, o, w in chunks(got, own, exact):
+        finite, size = torch.isfinite(o), rms + w.abs()
         alike = (g == o) | (g.isnan() & o.isnan())  # where the reference itself is not finite
         error = torch.where(finite, (g - w).abs(), torch.where(alike, 0.0, math.inf))
-        bad = error > tolerance * (rms + torch.where(finite, w.abs(), 0.0))
-        wrong, worst = wrong + int(bad.sum()), max(worst, float(error.max()) / rms)
+        own_error = torch.where(finite, (o - w).abs() / size, 0.0)
+        found = [error.max() / rms, own_error.max(), torch.where(finite, error / size, error).nan_to_num(math.inf).max(), (~torch.isfinite(g) & finite).sum().double()]
+        found = torch.stack(found).tolist()  # one wait for the GPU
+        worst, earned, relative, lost = max(worst, found[0]), max(earned, found[1]), max(relative, found[2]), lost + int(found[3])
+    if lost:
+        raise Fault("not_finite", f"{name}: {lost} of {own.numel()} values are NaN or infinite")
+    floor, slack = FLOOR.get(own.dtype, 0.3), SLACK.get(own.dtype, 3.0)
+    tolerance = 4 * floor if exact is None else max(floor, slack * earned)
+    if relative > tolerance:
+        raise wrong_values(name, got, own, exact, rms, tolerance, worst)
+    return worst
+
+
+def wrong_values(name: str, got, own, exact, rms: float, tolerance: float, worst: float) -> ValueFault:
+    """The fault of an answer that is known to be out of tolerance: where first, and how often."""
+    wrong, first = 0, None
+    for start, g, o, w in chunks(got, own, exact):
+        bad = torch.where(torch.isfinite(o), ~((g - w).abs() <= tolerance * (rms + w.abs())), ~((g == o) | (g.isnan() & o.isnan())))
+        wrong += int(bad.sum())
         if first is None and bool(bad.any()):
             at = int(bad.to(torch.uint8).argmax())
             first = (start + at, float(g[at]), float(o[at]))
-    if first is None:
-        return worst
     message = f"{name}{index(first[0], own.shape)} is {first[1]:.6g}; the reference says {first[2]:.6g} ({wrong} of {own.numel()} values differ)"
-    raise ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
+    return ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
 
 
 def chunks(got, own, exact):
-    """(start, got, own, exact or own) in flat float64 pieces, so that a large answer costs little memory."""
-    flat = [t.detach().reshape(-1) for t in (got, own, own if exact is None else exact)]
-    for start in range(0, own.numel(), CHUNK):
-        yield start, *(t[start : start + CHUNK].double() for t in flat)
+    """(start, got, own, float64 answer) in flat float64 pieces, so that a large answer costs little memory.
+
+    Where only the float64 answer is not finite, it is the own one.
+    """
+    flat, size = [t.detach().reshape(-1) for t in (got, own, own if exact is None else exact)], CHUNK if own.device.type == "cpu" else GPU_CHUNK
+    for start in range(0, own.numel(), size):
+        g, o, w = (t[start : start + size].double() for t in flat)
+        yield start, g, o, torch.where(torch.isfinite(w), w, o) if exact is not None else w
 
 
-def scale(own: torch.Tensor, exact: torch.Tensor | None) -> tuple[float, float]:
-    """(RMS of the answer, relative tolerance)."""
-    floor, slack = FLOOR.get(own.dtype, 0.3), SLACK.get(own.dtype, 3.0)
-    square, count = 0.0, 0
-    for _, _, _, w in chunks(own, own, exact):
-        finite = w[torch.isfinite(w)]
-        square, count = square + float(finite.square().sum()), count + finite.numel()
-    rms = math.sqrt(square / max(count, 1))
-    rms = rms if 0 < rms < math.inf else 1.0
-    if exact is None:
-        return rms, 4 * floor
-    earned = 0.0
+def root_mean_square(own: torch.Tensor, exact: torch.Tensor | None) -> float:
+    """Of the answer's finite values; 1 if that is 0 or too large."""
+    sums = [0.0, 0.0]
     for _, _, o, w in chunks(own, own, exact):
-        error = ((o - w).abs() / (rms + w.abs()))[torch.isfinite(o) & torch.isfinite(w)]
-        earned = max(earned, float(error.max()) if error.numel() else 0.0)
-    return rms, max(floor, slack * earned)
+        finite = torch.isfinite(w)
+        found = torch.stack([torch.where(finite, w, 0.0).square().sum(), finite.sum().double()]).tolist()
+        sums = [a + b for a, b in zip(sums, found)]
+    rms = math.sqrt(sums[0] / max(sums[1], 1.0))
+    return rms if 0 < rms < math.inf else 1.0
 
 
 def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:

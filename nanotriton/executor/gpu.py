@@ -28,6 +28,7 @@ from nanotriton.executor.zygote import Ended
 
 REPLAYERS = 3  # workers on one GPU: while one computes on the host another has the GPU, and a hang stops one
 PROBES = 32  # elements of an input that are tried: does the answer need them?
+WIPED = 2 << 30  # bytes of freed memory that are overwritten; more is given back, which takes the driver milliseconds
 ROTATION = 3  # draws of inputs that timed runs take in turns
 
 
@@ -57,8 +58,8 @@ class Gpu:
         if self.owner is not runner and self.owner is not None:
             self.owner.replay.backend.close()
         self.owner = runner
-        if torch.cuda.memory_reserved() > self.memory:
-            torch.cuda.empty_cache()  # slow: the driver takes a millisecond for each piece
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > WIPED:
+            torch.cuda.empty_cache()
         wipe_free_memory()
 
     @property

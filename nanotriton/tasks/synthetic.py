@@ -286,7 +286,7 @@ def _draw_sizes(rng: random.Random, tiled: bool, size: str) -> dict[str, int]:
 
     if size == "cpu":
         return {n: odd(17, 48) for n in ("rows", "inner", "cols")} if tiled else {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
-    return {n: odd(500, 2000) for n in ("rows", "inner", "cols")} if tiled else {"rows": odd(1000, 4000), "cols": odd(1000, 8000)}
+    return {n: odd(500, 2000) for n in ("rows", "inner", "cols")} if tiled else {"rows": odd(500, 2000), "cols": odd(500, 4000)}
 
 
 def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
@@ -305,7 +305,7 @@ def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
         while len(tasks) < n:
             chain = _draw_fair(rng, split)
             tiled = chain[0][0].kind == "matmul"
-            source, solution = _render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 64)
+            source, solution = _render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 32)
             meta = {"split": split, "ops": [op.name for op, _ in chain], "constants": [c for _, c in chain]}
             tasks.setdefault(source, Task(f"{split}-{seed}-{len(tasks)}", source, solution, meta))
     finally:
