@@ -1,19 +1,21 @@
 """The evidence for the laptop run: three seeds, each beside a control and beside the same time spent on more SFT.
 
     python -m bench.laptop main --seed 0                # SFT, then GRPO: what `torchrun train_grpo.py` does
-    python -m bench.laptop control --seed 0             # the same SFT model, GRPO with rewards shuffled within the batch
-    python -m bench.laptop sft --seed 0 --factor 9      # `factor` times the SFT steps and no GRPO, on the same test tasks
+    python -m bench.laptop control --seed 0             # the same, with rewards shuffled within the batch
+    python -m bench.laptop sft --seed 0                 # `factor` times the SFT steps and no GRPO, on the same test tasks
     python -m bench.laptop table --out results/laptop.json
 
-Runs live in out/bench-ARM-SEED and continue when started again; `control` waits for nothing: run it after `main`.
+Runs live in out/bench-ARM-SEED and continue when started again. No arm reads another's folder, so all may run at once, each
+on cores of its own: `taskset -c 0,1 python -m bench.laptop main --seed 0`. The control trains its own SFT model, which one
+seed makes the same.
 """
 
 import json
 import math
 import resource
-import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -65,16 +67,20 @@ def grpo_config(name: str, cfg: Config) -> train_grpo.Config:
 
 
 def grpo_arm(cfg: Config, arm: str) -> None:
-    """`torchrun train_grpo.py`, as a user runs it; the control starts from main's SFT model."""
+    """`torchrun train_grpo.py`, as a user runs it."""
     folder = Path(cfg.root) / f"bench-{arm}-{cfg.seed}"
-    more = []
-    if arm == "control":
-        more = ["--shuffle-rewards"]
-        shutil.copytree(Path(cfg.root) / f"bench-main-{cfg.seed}" / "sft", folder / "sft", dirs_exist_ok=True)
-    command = ["torchrun", "train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed), *more]
-    subprocess.run(command, check=True)
+    command = ["train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed)]
+    command += ["--shuffle-rewards"] if arm == "control" else []
+    whole, started = not folder.exists(), time.perf_counter()
+    # torchrun by its module, as it need not be on the PATH; --standalone, so that two never want the same port
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", *command])
+    if done.returncode:
+        raise SystemExit(done.returncode)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    (folder / "peak.json").write_text(json.dumps({"largest_process_gib": round(peak, 2), "command": " ".join(command)}))
+    trace = {"largest_process_gib": round(peak, 2), "command": " ".join(["torchrun", *command])}
+    if whole:  # from the command to its end, imports and data included; a run that was continued has no such number
+        trace["seconds_wall"] = round(time.perf_counter() - started, 1)
+    (folder / "peak.json").write_text(json.dumps(trace))
 
 
 def table(cfg: Config) -> None:
