@@ -1,0 +1,151 @@
+"""A soak: honest candidates among hostile ones, while the executor's own processes are killed. Does everyone get their own verdict?
+
+    python -m bench.soak --device cpu --candidates 300 --kill --out results/soak_cpu.json
+    python -m bench.soak --device cuda --candidates 2000 --kill --out results/soak_h100.json
+
+Half of the candidates are synthetic tasks' own solutions or the same with another value stored; the rest is what soak_candidates.py makes of
+them: 5% of each kind of attack, 1% of kernels that never end. No rules are applied by default: they would refuse most attacks before these run.
+
+Checked: every status is one that its kind may have; no stage, and no sandboxed child, goes on for more than its limit + 2 s from its own start
+(seen from outside, in the beacons and in /proc, and in the verdicts' costs); afterwards no process, file, shared memory or GPU memory is left.
+Exit status: 0 if all of it holds, 1 if not, 2 for a mistake of the user's.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from bench import environment, soak_watch
+from bench.soak_candidates import Candidate, mix
+from nanotriton import config, log
+from nanotriton.executor import Executor, Verdict, sandbox
+from reward.policy import POLICIES
+
+OVER = 2.0  # seconds that anything may take beyond its limit
+
+
+@dataclass
+class Config:
+    device: Literal["cpu", "cuda"] = "cpu"  # where candidates run
+    candidates: Annotated[int, ">= 20"] = 2000  # how many
+    kill: bool = False  # kill -9 the executor's processes at random moments meanwhile
+    kill_every: Annotated[float, "> 0"] = 8.0  # seconds between two kills, on average; who takes its whole limit must survive one in nine tries
+    policy: str = "none"  # whose rules apply; with none every attack is really run
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
+    memory_gib: Annotated[float, "> 0"] = 0.5  # for each process: little, so that memory bombs hit this limit and not that on time
+    patience: Annotated[float, "> 0"] = 3600.0  # seconds for all of it: longer, and what has no verdict is counted as such
+    seed: int = 0  # of the mix, and of the moments of the kills
+    out: str = ""  # JSON file for the results; empty: print only
+
+    def validate(self) -> None:
+        if self.policy not in POLICIES:
+            raise config.ConfigError(f"--policy {self.policy}: not one of {', '.join(POLICIES)}")
+        if missing := sandbox.support():
+            raise config.ConfigError(f"{missing}: fork bombs would be real ones here")
+
+
+def judge(cfg: Config, executor: Executor, candidates: list[Candidate]) -> list[Verdict | None]:
+    """A verdict for each, None where there was none in time."""
+    end = time.monotonic() + cfg.patience
+    futures = [executor.submit(c.task, c.source) for c in candidates]
+    found: list[Verdict | None] = []
+    for future in log.bar(futures, desc="soak"):
+        try:
+            found.append(future.result(max(0.0, end - time.monotonic())))
+        except TimeoutError:
+            found.append(None)
+    return found
+
+
+def table(candidates: list[Candidate], verdicts: list[Verdict | None]) -> tuple[dict, list[dict]]:
+    """({kind: counts}, the verdicts that their kinds may not have)."""
+    kinds: dict[str, dict] = {}
+    wrong = []
+    for candidate, verdict in zip(candidates, verdicts, strict=True):
+        status = verdict.status if verdict else "no verdict"
+        row = kinds.setdefault(candidate.kind, {"candidates": 0, "accepted": sorted(candidate.accepted), "statuses": Counter()})
+        row["candidates"] += 1
+        row["statuses"][status] += 1
+        if status not in candidate.accepted:
+            about = {"stage": verdict.stage, "message": verdict.message[:300]} if verdict else {}
+            wrong.append({"kind": candidate.kind, "candidate": candidate.name, "status": status, **about})
+    return dict(sorted(kinds.items())), wrong
+
+
+def too_long(cfg: Config, seen: soak_watch.Watcher, verdicts: list[Verdict | None]) -> tuple[dict, bool]:
+    """The longest that was seen of everything with a limit, and whether it kept to it."""
+    stages: Counter = Counter()
+    for verdict in filter(None, verdicts):
+        for name, seconds in verdict.cost.items():
+            stages[name] = max(stages[name], round(seconds, 3))
+    # A stage may come twice in a life (two recordings, several trials), so its sum says nothing where it is merely large.
+    child_limit = cfg.timeout + (soak_watch.STARTUP if cfg.device == "cuda" else 0.0)
+    longest = {"child_s": round(seen.child, 3), "child_limit_s": child_limit, "beyond_its_limit_s": round(seen.overdue, 3), "overdue_stage": seen.overdue_stage}
+    return longest | {"verdict_cost_s": dict(stages)}, seen.child <= child_limit + OVER and seen.overdue <= OVER
+
+
+def run(cfg: Config) -> dict:
+    candidates = mix(cfg.candidates, cfg.seed, cfg.device, cfg.policy)
+    before = soak_watch.Machine(cfg.device)
+    with tempfile.TemporaryDirectory(prefix="nanotriton-soak-") as folder:
+        own, tempfile.tempdir = tempfile.tempdir, folder  # nothing else writes there
+        start, rng = time.perf_counter(), random.Random(cfg.seed)
+        stop = threading.Event()
+        try:
+            with Executor(cfg.device, None, cfg.workers, cfg.policy, cfg.timeout, memory_gib=cfg.memory_gib, seed=cfg.seed) as executor:
+                watcher = soak_watch.Watcher(executor, stop)
+                killer = soak_watch.Killer(executor, stop, rng, cfg.kill_every) if cfg.kill else None
+                verdicts = judge(cfg, executor, candidates)
+                seconds = time.perf_counter() - start
+                stop.set()
+                for thread in filter(None, (watcher, killer)):
+                    thread.join()
+            workers = executor.workers
+            del executor  # and with it its sockets
+        finally:
+            stop.set()
+            tempfile.tempdir = own
+        left = before.left(watcher.groups, folder)
+    kinds, wrong = table(candidates, verdicts)
+    longest, kept = too_long(cfg, watcher, verdicts)
+    checks = {"right verdicts": not wrong, "limits kept": kept, "nothing left": not any(left.values())}
+    return {
+        "command": " ".join(["python -m bench.soak", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device, "load": round(os.getloadavg()[0], 1)},
+        "settings": {"policy": cfg.policy, "workers": workers, "timeout_s": cfg.timeout, "memory_gib": cfg.memory_gib, "seed": cfg.seed},
+        "candidates": len(candidates), "seconds": round(seconds, 1), "per_second": round(len(candidates) / seconds, 2),
+        "kills": dict(killer.kills) if killer else {}, "kinds": kinds, "longest": longest, "left": left, "wrong_verdicts": wrong,
+        "checks": checks, "passed": all(checks.values()),
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    cfg = config.parse(Config, argv)
+    if cfg.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            config.die("--device cuda: this machine has no usable CUDA GPU")
+    results = run(cfg)
+    if cfg.out:
+        Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(cfg.out).write_text(json.dumps(results, indent=1) + "\n")
+    for name, row in results["kinds"].items():
+        print(f"{name:20} {row['candidates']:5}  {dict(row['statuses'])}")
+    for row in results["wrong_verdicts"]:
+        print("wrong:", json.dumps(row))
+    print(json.dumps({k: results[k] for k in ("seconds", "kills", "longest", "left", "checks")}))
+    return 0 if results["passed"] else 1
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
