@@ -19,18 +19,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
+from torch import Tensor
 
 import train_sft
 from nanotriton import config, distributed, grpo
 from nanotriton.data import pack, score
+from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import STATUSES, Verdict
+from nanotriton.model import Transformer
 from nanotriton.rollout import Episode, rollout, seed_of
 from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
+from nanotriton.sampler import Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
 from nanotriton.tokenizer import Tokenizer
@@ -65,6 +69,7 @@ class Config:
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion; with --model 2048
+    resample: Annotated[int, ">= 0"] = 0  # dynamic sampling: rounds in which groups of equal rewards are replaced by fresh tasks
     truncated: Literal["keep", "mask", "soft"] = "keep"  # a cut completion: keeps its reward, leaves the batch, or a length penalty
     policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
     mode: Literal["replay", "process"] = "replay"  # how candidates are run
@@ -84,6 +89,22 @@ AUTOTRITON = PRETRAINED | dict(prompts=64, loss="grpo", clip_low=0.2, clip_high=
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 
+@dataclass
+class Parts:
+    """What a step works with, on this rank."""
+
+    cfg: Config
+    world: distributed.World
+    tasks: Sequence[Task]
+    reward_of: Callable[[Verdict, str, Task], float | None]
+    tokenizer: Tokenizer
+    model: Transformer  # sharded over the ranks
+    reference: Transformer | None  # the model at the start, for the KL term
+    optimizer: torch.optim.Optimizer
+    sampler: Sampler
+    executor: Executor
+
+
 def main(cfg: Config, world: distributed.World) -> None:
     run = Run(cfg, world, "grpo")
     if run.finished():
@@ -99,6 +120,7 @@ def main(cfg: Config, world: distributed.World) -> None:
     sampler = make_sampler(model_config, world, tokenizer)
 
     with make_executor(world, cfg.seed, cfg.mode, cfg.policy, cfg.timeout) as executor:
+        parts = Parts(cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, executor)
         start = run.resume(model, optimizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
         measure = partial(heldout, run, sampler=sampler, executor=executor, tokenizer=tokenizer, max_tokens=cfg.max_tokens, seed=cfg.seed)
@@ -109,46 +131,7 @@ def main(cfg: Config, world: distributed.World) -> None:
                 run.evaluated("eval", step, cfg.steps, **measure(dev, step=step, split="dev"))
             if step == cfg.steps:
                 break
-            clock = Clock()
-
-            # 1. Sample G completions of each task. They are executed while others are still being sampled.
-            batch = world.share(draw(tasks, cfg.prompts, step, cfg.seed))
-            seeds = [[seed_of(cfg.seed, 1, step, i, j) for j in range(cfg.group)] for i, _ in batch]
-            groups = rollout([task for _, task in batch], cfg.group, sampler, executor, tokenizer, seeds=seeds,
-                             temperature=cfg.temperature, max_tokens=cfg.max_tokens)  # fmt: skip
-            episodes = list(chain(*groups))
-            sampler.free()  # the KV memory is the training's until the next rollout
-            clock("rollout")
-
-            # 2. Rewards: is it Triton, is it right? None (we failed, or the task is void) leaves the batch.
-            rewards = [reward_of(e.verdict, e.completion, e.task) for e in episodes]
-            rewards = grpo.truncation(rewards, [len(e.ids) for e in episodes], [e.finish_reason == "length" for e in episodes],
-                                      cfg.truncated, cfg.max_tokens, cache=max(cfg.max_tokens // 4, 1))  # fmt: skip
-            if cfg.shuffle_rewards:
-                random.Random(seed_of(cfg.seed, 2, step, world.rank, 0)).shuffle(rewards)
-
-            # 3. Advantages: how much better than the other samples of the task. A group of equal rewards teaches nothing.
-            advantages, spread = grpo.advantages(rewards, [i for i, _ in batch for _ in range(cfg.group)], cfg.advantage)
-            for e, r, a in zip(episodes, rewards, advantages.tolist()):
-                e.reward, e.advantage = r, a
-
-            # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
-            stats, norms = [], []
-            if cfg.mismatch != "bypass":
-                trainer_logprobs([e for e, s in zip(episodes, spread) if s], model, cfg, world, tokenizer)
-            for update, share in enumerate(shares(len(groups), cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
-                each = cfg.epochs * cfg.updates
-                distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
-                chosen = [k for g in share for k in range(g * cfg.group, (g + 1) * cfg.group) if spread[k]]
-                more, norm = update_policy([episodes[k] for k in chosen], model, reference, optimizer, cfg, world, tokenizer)
-                stats += more
-                norms.append(norm)
-            clock("train")
-
-            # 5. The sampler gets the new weights and forgets every cached key and value.
-            sampler.update_weights(distributed.full_params(model, world.dtype))
-            clock("sync")
-            report(run, step + 1, cfg, episodes, spread, stats, norms, clock)
+            report(run, step + 1, cfg, *grpo_step(step, parts))
             if (step + 1) % cfg.save_every == 0 or step + 1 == cfg.steps:
                 if world.world_size > 1:
                     distributed.check_same(sampler.model.named_parameters(), world)
@@ -161,7 +144,64 @@ def main(cfg: Config, world: distributed.World) -> None:
     run.summary(**summary(run, cfg))
 
 
-def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg: Config, world, tokenizer):
+def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict[str, Tensor]], list[float], Clock]:
+    """The algorithm -> (this rank's samples, which of them taught, statistics of the microbatches, gradient norms, seconds by part)."""
+    cfg, world, model, optimizer, sampler, tokenizer = parts.cfg, parts.world, parts.model, parts.optimizer, parts.sampler, parts.tokenizer
+    clock, places, episodes = Clock(world.device), iter(draw(parts.tasks, cfg, step)), []
+
+    def sample(n: int) -> list[tuple[int, list[float | None]]]:
+        # 1. Sample G completions of each task. They are executed while others are still being sampled.
+        batch = world.share(list(islice(places, n)))
+        seeds = [[seed_of(cfg.seed, 1, step, i, j) for j in range(cfg.group)] for i, _ in batch]
+        groups = rollout([task for _, task in batch], cfg.group, sampler, parts.executor, tokenizer, seeds=seeds,
+                         temperature=cfg.temperature, max_tokens=cfg.max_tokens, clock=clock)  # fmt: skip
+        new = list(chain(*groups))
+
+        # 2. Rewards: is it Triton, is it right? None (we failed, or the task is void) leaves the batch.
+        rewards = [parts.reward_of(e.verdict, e.completion, e.task) for e in new]
+        rewards = grpo.truncation(rewards, [len(e.ids) for e in new], [e.finish_reason == "length" for e in new],
+                                  cfg.truncated, cfg.max_tokens, cache=max(cfg.max_tokens // 4, 1))  # fmt: skip
+        if cfg.shuffle_rewards:
+            random.Random(seed_of(cfg.seed, 2, step, world.rank, len(episodes))).shuffle(rewards)
+        for k, e in enumerate(new):
+            e.group, e.reward = batch[k // cfg.group][0], rewards[k]
+        episodes.extend(new)
+        mine = [(i, rewards[k * cfg.group : (k + 1) * cfg.group]) for k, (i, _) in enumerate(batch)]
+        return sorted(chain(*world.gather(mine)))
+
+    # A group of equal rewards teaches nothing: --resample puts fresh tasks in its place.
+    drawn = grpo.dynamic_sampling(sample, want=cfg.prompts, rounds=1 + cfg.resample)[1]
+    sampler.free()  # the KV memory is the training's until the next rollout
+    clock("reward")
+
+    # 3. Advantages: how much better than the other samples of the task.
+    advantages, spread = grpo.advantages([e.reward for e in episodes], [e.group for e in episodes], cfg.advantage)
+    taught: dict[int, list[Episode]] = {}
+    for e, advantage, differs in zip(episodes, advantages.tolist(), spread):
+        e.advantage = advantage
+        if differs:
+            taught.setdefault(e.group, []).append(e)
+
+    # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
+    stats, norms = [], []
+    if cfg.mismatch != "bypass":
+        trainer_logprobs(list(chain(*taught.values())), model, cfg, world, tokenizer)
+        clock("logprobs")
+    for update, share in enumerate(shares(drawn, cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
+        each = cfg.epochs * cfg.updates
+        distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
+        chosen = [e for i in share for e in taught.get(i, [])]
+        more, norm = update_policy(chosen, model, parts.reference, optimizer, cfg, world, tokenizer, clock)
+        stats += more
+        norms.append(norm)
+
+    # 5. The sampler gets the new weights and forgets every cached key and value.
+    sampler.update_weights(distributed.full_params(model, world.dtype))
+    clock("sync")
+    return episodes, spread, stats, norms, clock
+
+
+def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg: Config, world, tokenizer, clock: Clock):
     """One optimizer step on this rank's episodes -> (statistics of its microbatches, norm of the gradient before clipping).
 
     The normaliser counts the tokens of every rank and microbatch before the first backward, so the loss and its gradient
@@ -195,13 +235,17 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
             with torch.no_grad():
                 ref = score(reference, batch, cfg.temperature, tokenizer.vocab_size)[0]
             loss = loss + cfg.kl * grpo.aggregate(weight * grpo.kl(logp, ref, mask, old=old), mask, batch.rows, normalizer, cfg.loss)
+        clock("logprobs")  # the forward passes: the policy's, and the reference's
         loss.backward()
+        clock("backward")
+        more["loss"] = loss.detach().double()
         more["entropy"] = torch.where(mask, entropy.detach(), 0.0).sum().double()
         stats.append(more)
     norm = distributed.clip_grad_norm(model, cfg.clip)
     if float(normalizer) > 0:  # with no group that has spread there is nothing to learn, and momentum must not drift on
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    clock("optimizer")
     return stats, float(norm)
 
 
@@ -217,7 +261,7 @@ def trainer_logprobs(episodes: Sequence[Episode], model, cfg: Config, world: dis
 
 
 def shares(groups: int, epochs: int, updates: int, seed: int) -> list[list[int]]:
-    """Which groups each optimizer step learns from: `epochs` random partitions of all of them into `updates` parts."""
+    """Which groups, of all ranks, each optimizer step learns from: `epochs` random partitions of them into `updates` parts."""
     rng = random.Random(seed)
     orders = [rng.sample(range(groups), groups) for _ in range(epochs)]
     return [order[k::updates] for order in orders for k in range(updates)]
@@ -240,10 +284,11 @@ def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, st
     totals = world.all_sum(torch.tensor([*sums.values(), *(statuses[s] for s in sorted(STATUSES))], dtype=torch.float64)).tolist()
     t = dict(zip(names, totals))
     policy = grpo.summarize(stats, world.all_sum, world.all_max)
+    policy["loss"] *= policy["tokens"] / len(norms)  # it has its normaliser already: the mean of the updates' losses
     run.samples(e.row(step, "train") for e in episodes)
     run.step(
         "grpo", step, cfg.steps, clock.seconds, ("reward", "spread", "length", "entropy", "kl", "clip_fraction", "norm"),
-        reward=t["reward"] / max(t["scored"], 1), spread=t["spread"] / t["samples"], length=t["length"] / t["samples"],
+        samples=int(t["samples"]), reward=t["reward"] / max(t["scored"], 1), spread=t["spread"] / t["samples"], length=t["length"] / t["samples"],
         truncated=t["truncated"] / t["samples"], distinct=t["distinct"] / t["samples"], scored=t["scored"] / t["samples"],
         **policy, norm=sum(norms) / len(norms),
         statuses={s: int(t[s]) for s in sorted(STATUSES) if t[s]},
@@ -262,9 +307,15 @@ def summary(run: Run, cfg: Config) -> dict:
     }  # fmt: skip
 
 
-def draw(tasks: Sequence[Task], n: int, step: int, seed: int) -> list[tuple[int, Task]]:
-    """The (place in the batch, task) pairs of one step."""
-    return list(enumerate(tasks[i] for i in train_sft.indices(step, n, len(tasks), seed)))
+def draw(tasks: Sequence[Task], cfg: Config, step: int) -> list[tuple[int, Task]]:
+    """The (place in the batch, task) pairs of one step, the same on every rank: --prompts of them, then those that may
+    replace groups without spread, which are none of the step's own."""
+    chosen = train_sft.indices(step, cfg.prompts, len(tasks), cfg.seed)
+    if cfg.resample:
+        others = sorted(set(range(len(tasks))) - set(chosen))
+        spare = min(cfg.prompts * cfg.resample, len(others))
+        chosen += random.Random(seed_of(cfg.seed, 6, step, 0, 0)).sample(others, spare)
+    return list(enumerate(tasks[i] for i in chosen))
 
 
 def reward_function(cfg: Config) -> Callable[[Verdict, str, Task], float | None]:

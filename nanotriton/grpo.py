@@ -285,15 +285,20 @@ def truncation(
 
 
 def dynamic_sampling(
-    draw: Callable[[int], Sequence[tuple[Any, Sequence[float | None]]]], want: int, budget: int
+    draw: Callable[[int], Sequence[tuple[Any, Sequence[float | None]]]], want: int, rounds: int
 ) -> tuple[list[Any], int]:
-    """Replace groups without spread, up to a budget -> (at most `want` groups that have spread, number of groups drawn).
+    """Replace groups without spread -> (at most `want` groups that have spread, number of groups drawn).
 
     DAPO, arXiv 2503.14476, section 3.2. draw(k) samples and scores k new groups and returns each with its rewards (none:
-    the prompts ran out). Where `budget` groups did not hold enough the step is smaller, never padded.
+    the prompts ran out). It is called at most `rounds` times, each time for the groups that are still missing: the budget
+    is in rounds because a round lasts as long as its longest sample, however few groups it has. Where that was not
+    enough the step is smaller, never padded.
     """
     kept, drawn = [], 0
-    while len(kept) < want and drawn < budget and (groups := draw(min(want - len(kept), budget - drawn))):
+    for _ in range(rounds):
+        groups = draw(want - len(kept)) if len(kept) < want else []
+        if not groups:
+            break
         drawn += len(groups)
         kept += [g for g, rewards in groups if len({r for r in rewards if r is not None and not isnan(r)}) > 1]
     return kept[:want], drawn

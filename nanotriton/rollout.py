@@ -1,7 +1,7 @@
 """Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ class Episode:
     completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
+    group: int = 0  # the place of its task in the step's batch, over all ranks: samples of one group are compared
     reward: float | None = None
     advantage: float = 0.0
 
@@ -54,11 +55,12 @@ def seed_of(seed: int, stream: int, step: int, task: int, sample: int) -> int:
 def rollout(
     tasks: Sequence[Task], n: int, sampler: Sampler, executor: Executor, tokenizer: Tokenizer, *,
     seeds: Sequence[Sequence[int]], temperature: float = 1.0, max_tokens: int = 256, desc: str = "sampling",
+    clock: Callable[[str], None] = lambda part: None,
 ) -> list[list[Episode]]:  # fmt: skip
     """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
 
     A finished sample goes to the executor at once, so that execution hides behind decoding. `seeds[i][j]` draws sample j
-    of task i.
+    of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
     """
     prompts = [build_prompt(task, tokenizer) for task in tasks]
     stop = frozenset(tokenizer.eos_ids)
@@ -85,9 +87,11 @@ def rollout(
 
     with progress:
         sampler.generate(requests, on_finish=finished)
+        clock("sample")
         for episode, verdict in pending:
             episode.verdict = verdict.result()
             progress.update()
+        clock("reward")
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
 
 

@@ -24,13 +24,16 @@ FREE = {"name", "out", "fresh", "workers"}  # options that may differ when a run
 
 
 class Clock:
-    """Seconds by part: clock("rollout") names the time since the last call."""
+    """Seconds by part: clock("sample") names the time since the last call. On a GPU it waits for what was launched before."""
 
-    def __init__(self):
+    def __init__(self, device: torch.device | None = None):
         self.seconds: dict[str, float] = {}
+        self.wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else lambda: None
+        self.wait()
         self.last = time.perf_counter()
 
     def __call__(self, part: str) -> None:
+        self.wait()
         now = time.perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self.last
         self.last = now

@@ -236,9 +236,10 @@ def test_dynamic_sampling_replaces_dull_groups_up_to_the_budget():
         asked.append(k)
         return [g for _, g in zip(range(k), source)]
 
-    assert grpo.dynamic_sampling(draw, want=2, budget=5) == (["b", "e"], 5)
-    assert asked == [2, 1, 1, 1]
-    assert grpo.dynamic_sampling(draw, want=3, budget=9) == (["f"], 1)  # the prompts ran out
+    assert grpo.dynamic_sampling(draw, want=2, rounds=3) == (["b"], 4)  # never padded
+    assert asked == [2, 1, 1]
+    assert grpo.dynamic_sampling(draw, want=3, rounds=9) == (["e", "f"], 2)  # the prompts ran out
+    assert grpo.dynamic_sampling(lambda k: [("g", [0, 1])] * k, want=2, rounds=9) == (["g", "g"], 2)  # and no more than are wanted
 
 
 @pytest.mark.parametrize(

@@ -272,14 +272,14 @@ def test_rule_15_on_policy_the_loss_is_zero_its_gradient_is_not_and_all_is_logge
     loss, stats = grpo.policy_loss(logp, logp.detach(), adv, ones(6), seq, 6)
     loss.backward()
     assert loss.item() == 0 and torch.allclose(logp.grad, -adv.double() / 6)
-    stats["entropy"] = torch.tensor(6 * 0.7)
+    stats |= {"entropy": torch.tensor(6 * 0.7), "loss": loss.detach()}
     task = Task("t", "source")
     episodes = [Episode(task, [1], [2, 3], [-1.0, -1.0], "stop", reward=1.0), Episode(task, [1], [2], [-1.0], "length", reward=0.0)]
     run = Recorder()
     train_grpo.report(run, 1, train_grpo.Config(), episodes, torch.tensor([True, True]), [stats], [0.5], Clock())
     told = run.numbers
     assert told["reward"] == 0.5 and told["spread"] == 1.0 and told["norm"] == 0.5 and told["length"] == 1.5 and told["truncated"] == 0.5
-    assert told["clip_fraction"] == 0 and told["kl"] == 0 and told["ratio_max"] == 1.0 and told["entropy"] == pytest.approx(0.7)
+    assert told["loss"] == 0 and told["clip_fraction"] == 0 and told["kl"] == 0 and told["ratio_max"] == 1.0 and told["entropy"] == pytest.approx(0.7)
     assert told["statuses"] == {"no_code": 2}
 
 

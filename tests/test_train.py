@@ -15,6 +15,7 @@ from nanotriton import config, distributed
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--sft-steps", "6", "--steps", "2", "--prompts", "2", "--group", "2", "--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "40"]
+TINY += ["--resample", "1"]
 
 
 def command(out: Path, *more: str, torchrun: bool = False) -> list[str]:
@@ -63,7 +64,9 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
     assert (straight / "curves.png").read_bytes().startswith(b"\x89PNG")
     samples = [json.loads(line) for line in (straight / "samples.jsonl").read_text().splitlines()]
     assert {s["split"] for s in samples} == {"train", "dev/success", "dev/greedy", "test/success", "test/greedy"}
-    assert sum(s["split"] == "train" for s in samples) == 2 * 2 * 2
+    assert sum(s["split"] == "train" for s in samples) == 2 * 2 * 2 * 2  # no group has spread, so each has been replaced
+    steps = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
+    assert all(set(s["seconds"]) == {"sample", "reward", "logprobs", "backward", "optimizer", "sync"} for s in steps if s["stage"] == "grpo")
     assert all(s["verdict"]["status"] and (s["verdict"]["message"] or s["verdict"]["status"] == "correct") for s in samples)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (straight / "model" / name).exists()
