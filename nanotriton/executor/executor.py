@@ -35,7 +35,8 @@ from nanotriton.tasks.task import Task
 from reward.policy import check_policy
 
 MODES = ("replay", "process")
-GRACE = 2.0  # seconds that a worker has for its own alarm before it is killed
+GRACE = 1.5  # seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a stage's limit
+LOOK = 0.25  # seconds between two looks for overdue workers
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
 REPLAYERS = 3  # workers on one GPU, as in gpu.py
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
@@ -172,6 +173,8 @@ class Executor:
             log.exception("executor: the scheduler failed")
             raise
         finally:
+            with self._lock:
+                self._closing = True  # also if the scheduler failed: nobody is left to take work
             self._finalizer()
             self._finish_all("the executor was closed before this candidate was judged")
             for fd in (self._wake_read, self._wake_write, self._lock_fd):
@@ -183,7 +186,7 @@ class Executor:
         poll = select.poll()
         for fd in (self._wake_read, *owners):
             poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(250 if any(p.entries for p in self._processes) else 2000):
+        for fd, _ in poll.poll(int(1000 * LOOK) if any(p.entries for p in self._processes) else 2000):
             if fd == self._wake_read:
                 os.read(self._wake_read, 1 << 16)
                 while self._submitted:
@@ -248,7 +251,8 @@ class Executor:
             job, due, stage = process.computing()
             if due and time.monotonic() > due + GRACE and process.pid is not None and job in process.entries:
                 entry = process.entries.pop(job)
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it may have died just now
+                    os.kill(process.pid, signal.SIGKILL)
                 self._worker_died(process)
                 if stage in ("task", "judge"):
                     self._finish(entry, status="unsupported", message="the reference itself takes too long here", stage=stage)
@@ -302,7 +306,10 @@ class Executor:
             workers, depth = self._wanted(flavour)
             for _ in range(workers - len(own) if base.ready else 0):
                 self._next_id += 1
-                self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory))
+                try:
+                    self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory))
+                except OSError:  # the base just died: its socket will say so
+                    break
             for process in sorted((p for p in self._processes if p.flavour == flavour), key=lambda p: len(p.entries)):
                 while queue and process.has_room(depth):
                     if queue[0].deaths and process.entries:

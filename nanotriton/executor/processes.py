@@ -82,7 +82,7 @@ def start_base(flavour: str, root: str) -> Base:
 
 
 def ask_for_worker(base: Base, root: str, number: int, memory: int) -> Process:
-    """Let a base fork a worker. Its process id comes later; work may be sent to it at once."""
+    """Let a base fork a worker. Its process id comes later; work may be sent to it at once. Raises OSError if the base is dead."""
     ours, theirs = pair()
     fd = os.memfd_create("beacon")
     os.ftruncate(fd, BEACON.size)
@@ -93,9 +93,14 @@ def ask_for_worker(base: Base, root: str, number: int, memory: int) -> Process:
         options |= {"device": "cuda", "memory": None}
     else:
         options |= {"device": "cpu", "memory": memory}
-    send(base.sock, options, (theirs.fileno(), fd))
-    theirs.close()
-    os.close(fd)
+    try:
+        send(base.sock, options, (theirs.fileno(), fd))
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(fd)
     base.unnamed.append(process)
     return process
 

@@ -1,0 +1,75 @@
+"""Moments at which a process dies just before the scheduler turns to it: the scheduler lives, and so does every verdict."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from nanotriton.executor import Executor, executor, probe
+from nanotriton.executor.zygote import BEACON
+from nanotriton.tasks.task import Task
+from tests.test_executor_deaths import PATIENCE, grandchildren, wait_for
+
+TASK = Task(**probe.TASK)
+
+
+def kill(pid: int) -> None:
+    """Kill a child of this process and wait for its end, leaving it to be reaped by whom it belongs to."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_base_that_dies_as_it_is_asked_for_a_worker(monkeypatch):
+    real, asked = executor.ask_for_worker, []
+
+    def ask(base, *rest):
+        asked.append(base.popen.pid)
+        if len(asked) == 1:
+            kill(base.popen.pid)
+        return real(base, *rest)
+
+    monkeypatch.setattr(executor, "ask_for_worker", ask)
+    with Executor(workers=1) as ex:
+        assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).correct
+    assert len(set(asked)) == 2
+
+
+def test_an_overdue_worker_that_is_gone_already(monkeypatch):
+    """Between the look at its beacon and the kill it may have died and been reaped."""
+    with Executor(workers=1) as ex:
+        assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).correct
+        hanging = probe.CANDIDATE.replace("        y = torch", "        while True: pass\n        y = torch")
+        tried, real = [], os.kill
+
+        def gone(pid, signum):
+            real(pid, signum)
+            tried.append(pid)
+            raise ProcessLookupError
+
+        future = ex.submit(TASK, hanging)
+        busy = wait_for(lambda: [p for p in list(ex._processes) if p.pid and p.entries], "a worker that has it")
+        wait_for(lambda: grandchildren(ex, busy[0].pid), "its child")
+        monkeypatch.setattr(executor.os, "kill", gone)
+        BEACON.pack_into(busy[0].beacon, 0, next(iter(busy[0].entries)), time.monotonic() - 10, b"run")
+        assert future.result(PATIENCE).status == "timeout"
+        monkeypatch.undo()
+        assert tried == [busy[0].pid]
+        assert ex.submit(TASK, probe.CANDIDATE + "# again\n").result(PATIENCE).correct
+
+
+def test_a_scheduler_that_fails_says_so(monkeypatch):
+    """Whatever it fails of: no candidate waits for ever, no more are taken, and closing is still possible."""
+
+    def fail(*_):
+        raise RuntimeError("on purpose")
+
+    ex = Executor(workers=1)
+    monkeypatch.setattr(ex, "_dispatch", fail)
+    monkeypatch.setattr("threading.excepthook", lambda args: None)
+    assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).status == "infra_error"
+    ex._thread.join(PATIENCE)
+    with pytest.raises(RuntimeError, match="closed"):
+        ex.submit(TASK, probe.CANDIDATE + "# more\n")
+    ex.close()
+    assert not os.path.exists(ex.root)
