@@ -39,7 +39,7 @@ from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
-from reward.reward import load_reward, reward
+from reward.reward import RewardConfig, load_reward, reward
 
 
 @dataclass
@@ -73,7 +73,9 @@ class Config:
     truncated: Literal["keep", "mask", "soft"] = "keep"  # a cut completion: keeps its reward, leaves the batch, or a length penalty
     policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
     mode: Literal["replay", "process"] = "replay"  # how candidates are run
-    reward: str = ""  # a Python file with reward(verdict, completion, task) -> float | None; empty: Triton and correct
+    reward: str = ""  # a Python file with reward(verdict, completion, task) -> float | None; empty: Triton and correct, and the next two
+    partial: Annotated[float, ">= 0", "< 1"] = 0.0  # credit of a candidate that fails in its values only; less for one that fails earlier
+    speed: Annotated[float, ">= 0"] = 0.0  # what 4 times as fast as PyTorch adds to a correct one; over 0: candidates are timed (a GPU's replay)
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
     eval_every: Annotated[int, ">= 1"] = 25  # steps between held-out measurements
@@ -119,7 +121,7 @@ def main(cfg: Config, world: distributed.World) -> None:
 
     sampler = make_sampler(model_config, world, tokenizer)
 
-    with make_executor(world, cfg.seed, cfg.mode, cfg.policy, cfg.timeout) as executor:
+    with make_executor(world, cfg.seed, cfg.mode, cfg.policy, cfg.timeout, cfg.speed > 0) as executor:
         parts = Parts(cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, executor)
         start = run.resume(model, optimizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
@@ -174,8 +176,9 @@ def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict
     sampler.free()  # the KV memory is the training's until the next rollout
     clock("reward")
 
-    # 3. Advantages: how much better than the other samples of the task.
-    advantages, spread = grpo.advantages([e.reward for e in episodes], [e.group for e in episodes], cfg.advantage)
+    # 3. Advantages: how much better than the other samples of the task. Noise of the clock is not blown up to unit variance.
+    advantages, spread = grpo.advantages([e.reward for e in episodes], [e.group for e in episodes], cfg.advantage,
+                                         std_floor=reward_config(cfg).noise)  # fmt: skip
     taught: dict[int, list[Episode]] = {}
     for e, advantage, differs in zip(episodes, advantages.tolist(), spread):
         e.advantage = advantage
@@ -321,11 +324,16 @@ def draw(tasks: Sequence[Task], cfg: Config, step: int) -> list[tuple[int, Task]
 def reward_function(cfg: Config) -> Callable[[Verdict, str, Task], float | None]:
     """(verdict, completion, task) -> the reward, or None for a sample that leaves the batch."""
     if not cfg.reward:
-        return lambda verdict, completion, task: reward(verdict)
+        return lambda verdict, completion, task: reward(verdict, reward_config(cfg))
     try:
         return load_reward(cfg.reward)
     except ValueError as error:
         raise config.ConfigError(f"--reward {error}") from None
+
+
+def reward_config(cfg: Config) -> RewardConfig:
+    """The length penalty is not among it: --truncated soft."""
+    return RewardConfig(partial=cfg.partial, speed=cfg.speed)
 
 
 def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:

@@ -59,8 +59,8 @@ def rollout(
 ) -> list[list[Episode]]:  # fmt: skip
     """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
 
-    A finished sample goes to the executor at once, so that execution hides behind decoding. `seeds[i][j]` draws sample j
-    of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
+    A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates are timed it
+    waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
     """
     prompts = [build_prompt(task, tokenizer) for task in tasks]
     stop = frozenset(tokenizer.eos_ids)
@@ -68,6 +68,7 @@ def rollout(
         Request(p, n=n, max_tokens=max_tokens, temperature=temperature, stop_ids=stop, seeds=list(s)) for p, s in zip(prompts, seeds)
     ]
     episodes: dict[tuple[int, int], Episode] = {}
+    waiting: list[Episode] = []
     pending: list[tuple[Episode, Future[Verdict]]] = []
     progress = log.bar(total=2 * n * len(tasks), desc=desc)
 
@@ -82,12 +83,15 @@ def rollout(
         if episode.candidate is None:
             episode.verdict = Verdict("no_code", "extract", "no fenced Python block defines ModelNew")
             progress.update()
+        elif executor.time:
+            waiting.append(episode)
         else:
             pending.append((episode, executor.submit(task, episode.candidate)))
 
     with progress:
         sampler.generate(requests, on_finish=finished)
         clock("sample")
+        pending += [(e, executor.submit(e.task, e.candidate)) for e in waiting]
         for episode, verdict in pending:
             episode.verdict = verdict.result()
             progress.update()

@@ -103,9 +103,16 @@ class Run(Log):
         save_model(model, self.folder / "model", tokenizer.files)
 
 
-def make_executor(world: distributed.World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0) -> Executor:
-    """One executor a rank, so that rewards scale with the ranks and no server is needed. Its draws follow the seed: runs repeat."""
-    return Executor(device=world.device.type, mode=mode, policy=policy, timeout=timeout, seed=seed)
+def make_executor(
+    world: distributed.World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0, timed: bool = False
+) -> Executor:
+    """One executor a rank, so that rewards scale with the ranks and no server is needed. Its draws follow the seed: runs repeat.
+
+    timed: correct candidates and their references are timed too, on a GPU and in replay mode only (ConfigError elsewhere).
+    """
+    if timed and (world.device.type != "cuda" or mode != "replay"):
+        raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
+    return Executor(device=world.device.type, mode=mode, policy=policy, timeout=timeout, time=timed, seed=seed)
 
 
 def make_sampler(model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer) -> Sampler:

@@ -47,7 +47,10 @@ class Sample:
 
 
 def read_samples(path: Path, split: str | None = None) -> list[Sample]:
-    """The distinct candidates with a positive reward, in order of appearance. Raises ValueError (one line)."""
+    """The distinct candidates that were paid for being right, in order of appearance. Raises ValueError (one line).
+
+    Partial credit is below 1 and goes to what the run itself calls wrong: there is nothing to be doubted.
+    """
     file = path / "samples.jsonl" if path.is_dir() else path
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -62,6 +65,8 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
         if missing := [key for key in NEEDED if key not in row]:
             raise ValueError(f"{file}, line {number}: a sample has {', '.join(NEEDED)}; this one lacks {', '.join(missing)}")
         if not row["candidate"] or not row["reward"] or row["reward"] <= 0 or (split and row.get("split") != split):
+            continue
+        if row["verdict"]["status"] != "correct" and row["reward"] < 1:
             continue
         key = (row["task_source"], row["candidate"])
         if key in found:

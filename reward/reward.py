@@ -6,6 +6,7 @@ candidate, so `correct` under policy strict means both.
 
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ class RewardConfig:
     speed_noise: float = 0.05  # a gain below this fraction is noise, and worth nothing
     max_tokens: int | None = None  # length limit of a completion; None: no length penalty
     overlong: int = 0  # tokens before the limit over which the penalty grows from 0 to -1 (DAPO, arXiv 2503.14476, eq. 13)
+
+    @property
+    def noise(self) -> float:
+        """What timing noise alone may change a reward by: below it a group's standard deviation means nothing (docs/rules.md, 12)."""
+        return self.speed * math.log(1 + self.speed_noise) / math.log(self.speed_cap)
 
     def __post_init__(self):
         if not 0 <= self.partial < 1:

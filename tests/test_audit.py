@@ -34,6 +34,13 @@ def test_rewarded_candidates_are_read_once(tmp_path):
     assert [s.task.name for s in read_samples(tmp_path / "samples.jsonl", "train")] == ["relu/honest"]
 
 
+def test_partial_credit_is_not_a_claim_to_be_right(tmp_path):
+    """A wrong answer with some credit is read and left alone; with the reward of a right one it is judged."""
+    wrong, honest = asdict(Verdict("wrong_value")), CASES["relu/honest"]
+    rows = [row(honest, 0.5, verdict=wrong), row(honest, 1.0, verdict=wrong, candidate="x"), row(honest, 1.4)]
+    assert [(s.candidate, s.reward) for s in read_samples(write(tmp_path, rows))] == [("x", 1.0), (honest.source, 1.4)]
+
+
 @pytest.mark.parametrize("text, says", [(None, "cannot read"), ("{", "no JSON"), ('{"task": "x"}', "lacks task_source")])
 def test_an_unusable_run_is_one_line(tmp_path, capsys, text, says):
     if text is not None:

@@ -1,10 +1,18 @@
 """Verdict to number: defaults, options, what leaves the batch, and a user's own reward file."""
 
 import math
+from concurrent.futures import Future
 
 import pytest
+import torch
 
+import train_grpo
+from nanotriton import config, grpo, run
+from nanotriton.distributed import World
 from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
+from nanotriton.rollout import rollout
+from nanotriton.sampler import Sample
+from nanotriton.tasks.task import Task
 from reward.execution import PROGRESS, is_triton, speed
 from reward.reward import RewardConfig, load_reward, overlong_penalty, reward
 
@@ -15,13 +23,13 @@ def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():
 
 
 def test_unscored_verdicts_leave_the_batch_whatever_the_options():
-    config = RewardConfig(partial=0.5, speed=1.0, max_tokens=10, overlong=5)
-    assert [reward(Verdict(status), config, tokens=10) for status in sorted(UNSCORED)] == [None] * 3
+    options = RewardConfig(partial=0.5, speed=1.0, max_tokens=10, overlong=5)
+    assert [reward(Verdict(status), options, tokens=10) for status in sorted(UNSCORED)] == [None] * 3
 
 
 def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():
-    config = RewardConfig(partial=0.5)
-    got = {status: reward(Verdict(status), config) for status in STATUSES - UNSCORED}
+    options = RewardConfig(partial=0.5)
+    got = {status: reward(Verdict(status), options) for status in STATUSES - UNSCORED}
     assert got["correct"] == 1 and got["wrong_value"] == 0.5
     assert got["compile_error"] < got["runtime_error"] < got["wrong_shape"] < got["wrong_dtype"] < got["wrong_value"]
     for cheat in ("no_code", "syntax_error", "rule_violation", "too_fast", "input_modified", "timeout", "crashed", "output_limit", "memory_limit"):
@@ -30,8 +38,8 @@ def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():
 
 
 def test_speed_is_paid_to_the_correct_only_above_the_noise_and_below_the_cap():
-    config = RewardConfig(speed=0.5, speed_cap=4.0, speed_noise=0.05)
-    value = lambda status, s: reward(Verdict(status, speedup=s), config)
+    options = RewardConfig(speed=0.5, speed_cap=4.0, speed_noise=0.05)
+    value = lambda status, s: reward(Verdict(status, speedup=s), options)
     assert value("correct", None) == 1 and value("correct", 0.3) == 1 and value("correct", 1.04) == 1
     assert value("correct", 2.0) == pytest.approx(1.25)
     assert value("correct", 4.0) == value("correct", 1000.0) == 1.5
@@ -39,12 +47,65 @@ def test_speed_is_paid_to_the_correct_only_above_the_noise_and_below_the_cap():
     assert speed(Verdict("correct", speedup=math.inf), 4.0, 0.05) == speed(Verdict("correct", speedup=math.nan), 4.0, 0.05) == 0
 
 
+def test_the_noise_of_the_clock_is_a_floor_of_the_std():
+    """Rule 12: four right answers whose speed-ups differ by less than the clock can tell must not get unit variance."""
+    options = RewardConfig(speed=0.5)
+    rewards = [reward(Verdict("correct", speedup=s), options) for s in (1.98, 2.0, 2.0, 2.02)]
+    assert options.noise == pytest.approx(reward(Verdict("correct", speedup=1.05000001), options) - 1, rel=1e-4) and RewardConfig().noise == 0
+    blown, _ = grpo.advantages(rewards, [0] * 4)
+    floored, spread = grpo.advantages(rewards, [0] * 4, std_floor=options.noise)
+    assert spread.all() and blown.abs().max() > 1 and floored.abs().max() < 0.3
+    real = [reward(Verdict("correct", speedup=s), options) for s in (1.0, 2.0, 3.0, 4.0)]
+    assert grpo.advantages(real, [0] * 4)[0].tolist() == grpo.advantages(real, [0] * 4, std_floor=options.noise)[0].tolist()
+
+
+def test_the_options_of_the_training_script(monkeypatch):
+    cfg = config.parse(train_grpo.Config, ["--partial", "0.25", "--speed", "0.5"])
+    value = train_grpo.reward_function(cfg)
+    assert value(Verdict("wrong_value"), "", None) == 0.25 and value(Verdict("correct", speedup=4.0), "", None) == 1.5
+    assert value(Verdict("infra_error"), "", None) is None
+    with pytest.raises(config.ConfigError, match="--speed needs a GPU and --mode replay"):
+        run.make_executor(World(), 0, timed=True)
+    made = {}
+    monkeypatch.setattr(run, "Executor", lambda **options: made.update(options))
+    run.make_executor(World(device=torch.device("cuda")), 0, timed=True)
+    assert made["time"] and made["device"] == "cuda"
+
+
+def test_a_timed_candidate_waits_until_sampling_is_over():
+    """Its time would be that of a GPU which it shares with the sampler."""
+    said, text = [], "```python\nimport triton\nclass ModelNew:\n    pass\n```"
+
+    class Sampler:
+        def generate(self, requests, on_finish):
+            for i, _ in enumerate(requests):
+                on_finish(Sample(i, 0, [1, 2], [-1.0, -1.0], "stop"))
+                said.append("sampled")
+
+    class Executor:
+        def submit(self, task, source):
+            said.append("submitted")
+            done = Future()
+            done.set_result(Verdict("correct"))
+            return done
+
+    class Tokens:
+        has_chat_template, eos_ids = False, {2}
+        encode, decode = lambda self, text: [1], lambda self, ids: text
+
+    executor = Executor()
+    for executor.time, order in ((False, ["submitted", "sampled"] * 2), (True, ["sampled", "sampled", "submitted", "submitted"])):
+        said.clear()
+        rollout([Task("a", "a"), Task("b", "b")], 1, Sampler(), executor, Tokens(), seeds=[[0], [1]], clock=said.append)
+        assert [s for s in said if s not in ("sample", "reward")] == order and said[-1] == "reward"
+
+
 def test_the_overlong_penalty_is_the_one_of_dapo():
-    config = RewardConfig(max_tokens=1000, overlong=200)
-    assert [overlong_penalty(n, config) for n in (0, 800, 900, 1000, 1500)] == [0, 0, -0.5, -1, -1]
-    assert reward(Verdict("correct"), config, tokens=900) == 0.5
-    assert reward(Verdict("wrong_value"), config, tokens=1000) == -1
-    assert reward(Verdict("correct"), config) == 1  # length not given
+    options = RewardConfig(max_tokens=1000, overlong=200)
+    assert [overlong_penalty(n, options) for n in (0, 800, 900, 1000, 1500)] == [0, 0, -0.5, -1, -1]
+    assert reward(Verdict("correct"), options, tokens=900) == 0.5
+    assert reward(Verdict("wrong_value"), options, tokens=1000) == -1
+    assert reward(Verdict("correct"), options) == 1  # length not given
     assert overlong_penalty(10**6, RewardConfig()) == 0
 
 
