@@ -4,6 +4,7 @@ A benchmark derives from `Run` and says how a completion becomes a candidate, wh
 belongs in its results. Everything else is here: the journal, continuation, ranks, the results' skeleton.
 """
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -45,6 +46,7 @@ class Run:
 
     def __init__(self, cfg, world: World, problems: list, given: dict[tuple[str, int], object], path: str = ""):
         self.cfg, self.world, self.problems, self.given, self.start, self.written = cfg, world, problems, given, time.perf_counter(), 0.0
+        self.stages: dict[str, float] = {}  # seconds of this process: candidates, judging, baselines
         self.failures: list[str] = []  # a line for each candidate that could not be had, or not be judged
         numbers: dict[str, list[int]] = {}
         for name, s in sorted(given):
@@ -89,16 +91,25 @@ class Run:
             self.world.barrier()
             self.journal.read()
             mine = self.world.share(self.wanted)
-            self.collect(mine)
-            self.judge(mine)
+            with self.stage("candidates"):
+                self.collect(mine)
+            with self.stage("judging"):
+                self.judge(mine)
             self.world.barrier()
             self.journal.read()
-            self.measure()
+            with self.stage("baselines"):
+                self.measure()
             self.world.barrier()
             if self.world.is_main:
                 report.print_results(self.write())
             self.world.barrier()
         return sources.tell(self.failures)
+
+    @contextlib.contextmanager
+    def stage(self, name: str):
+        start = time.perf_counter()
+        yield
+        self.stages[name] = round(time.perf_counter() - start, 3)
 
     def collect(self, wanted: list[tuple]) -> None:
         """Bring in the candidates that the journal lacks."""
@@ -144,7 +155,7 @@ class Run:
         results = {
             "benchmark": self.benchmark, "command": " ".join([f"python -m bench.{self.benchmark}", *sys.argv[1:]]),
             "complete": all(n == len(self.wanted) for n in found["judged"].values()), "wanted": len(self.wanted),
-            "seconds": round(time.perf_counter() - self.start, 1), "environment": environment() | {"device": cfg.device},
+            "seconds": round(time.perf_counter() - self.start, 1), "seconds_of": self.stages, "environment": environment() | {"device": cfg.device},
             "settings": dataclasses.asdict(cfg), **found, "samples": rows,
         }  # fmt: skip
         write_json(Path(cfg.out), results)

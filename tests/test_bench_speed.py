@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import compiled, kernelbench, perf, tritonbench
+from bench import compiled, eval_throughput, kernelbench, perf, tritonbench
 from bench.helper import Helper
 from bench.journal import Journal
 from nanotriton.config import ConfigError
@@ -256,3 +256,11 @@ def test_times_of_a_script_are_in_the_table(tmp_path):
     assert rows["double"]["times_us"] == [[10.0, 25.0]] and rows["prints"]["why"] == "unsupported: line 3: .item() on 5 tensors"
     table = (tmp_path / "r.md").read_text()
     assert "(50.0/50.0)" in table and "without a time, counted as not faster: 1" in table and "- unsupported: line N: .item() on N tensors: 1" in table
+
+
+def test_the_throughput_of_an_evaluation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["x", "--n", "10", "--device", "cpu", "--workers", "1", "--out", str(tmp_path / "t.json")])
+    eval_throughput.main()
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert found["candidates"] == 10 and found["statuses"]["correct"] == 8  # its other problem's solution is its own: there is only one
+    assert 0 < found["judging_share"] < 1 and found["judging_seconds"] < found["seconds"] and found["exit_status"] == 0
