@@ -100,7 +100,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     ended = yield Spawn("record", args, limits)
     if ended.signal == 9 and not ended.killed:  # somebody else's kill -9, or the kernel's for want of memory: once more
         ended = yield Spawn("record", args, limits)
-    worker.add_cost("record", ended.seconds)
+    worker.add_child("record", ended)
     check_ended(ended, limits)
     with worker.stage("validate", job.timeout):
         try:

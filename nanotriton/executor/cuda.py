@@ -93,7 +93,6 @@ class CudaBackend:
     def finish(self) -> None:
         """Wait, then look at the guards. Raises ReplayError."""
         try:
-            torch.cuda.synchronize()
             broken = self._broken_guard()
         except RuntimeError as error:
             raise ReplayError("illegal_memory", f"the GPU reports: {str(error).splitlines()[0][:200]}", fatal=True) from None

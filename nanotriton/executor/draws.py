@@ -35,27 +35,29 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
     """
     if not t.is_floating_point() or not t.numel() or kind == "plain":
         return t
+    local = generator
     if t.device.type != "cpu":
-        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
-        generator = torch.Generator(t.device).manual_seed(seed)
+        local = torch.Generator(t.device).manual_seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)))
 
-    def uniform(*shape, low=0.0, high=1.0):
-        return torch.empty(shape, dtype=torch.float32, device=t.device).uniform_(low, high, generator=generator)
+    def number(low: float, high: float) -> float:
+        return float(torch.empty((), device="cpu").uniform_(low, high, generator=generator))  # on the host: nothing waits for a GPU
+
+    def drawn(*shape) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=t.device)
 
     with torch.no_grad():
         x = t.detach()
         if kind in ("scaled", "heavy"):
-            x.mul_((uniform(*t.shape) < 0.5).to(t.dtype).mul_(-2).add_(1))
+            x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
         if kind == "heavy":  # log-normal factors: a few elements are ten times the others
-            normal = torch.empty(t.shape, dtype=torch.float32, device=t.device).normal_(0, 0.8, generator=generator)
-            x.mul_(normal.exp_().to(t.dtype)).add_(float(uniform(low=-1.5, high=1.5)))
+            x.mul_(drawn(*t.shape).normal_(0, 0.8, generator=local).exp_().to(t.dtype)).add_(number(-1.5, 1.5))
         else:  # a scale from 1/2 to 4 and factors from 1/2 to 2 along one dimension
-            x.mul_(2.0 ** float(uniform(low=-1, high=2)))
+            x.mul_(2.0 ** number(-1, 2))
             if t.dim():
-                dim = int(uniform() * t.dim()) % t.dim()
+                dim = int(number(0, 1) * t.dim()) % t.dim()
                 shape = [1] * t.dim()
                 shape[dim] = t.shape[dim]
-                x.mul_(torch.exp2(uniform(*shape, low=-1, high=1)).to(t.dtype))
+                x.mul_(torch.exp2(drawn(*shape).uniform_(-1, 1, generator=local)).to(t.dtype))
     return t
 
 

@@ -134,7 +134,7 @@ def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Bin
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
     args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
     ended = yield Spawn("compile", args, limits, options={"write": True, "exec_ok": True})
-    worker.add_cost("compile", ended.seconds)
+    worker.add_child("compile", ended)
     check_ended(ended, limits)
     try:
         binary = Binary.from_bytes(ended.payload)

@@ -256,7 +256,7 @@ class Judged:
     """A trial that was passed."""
 
     max_error: float  # the worst error over the RMS
-    kernelbench_allclose: bool  # what KernelBench's own check says
+    kernelbench_allclose: bool | None  # what KernelBench's own check says of a draw of the task's own
 
 
 def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], tuple[object, dict[int, torch.Tensor]]]) -> Judged | None:
@@ -281,4 +281,4 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
         i = tensors[number]
         if not passes(changed, Answer(theirs[i][1], exact[i][1] if exact else None, None, [])):
             raise Fault("input_modified", f"input {number} is not what it was: forward must not write to its inputs")
-    return Judged(error, kernelbench_allclose(outputs, answer.own))
+    return Judged(error, kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None)

@@ -37,7 +37,7 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
             ended = yield Spawn("process", args, limits, (fd,), options)
     finally:
         os.close(fd)
-    worker.add_cost("process", ended.seconds)
+    worker.add_child("process", ended)
     header = check_ended(ended, limits, frozenset({"unsupported"} if worker.device == "cpu" else ()))
     with worker.stage("validate", job.timeout):
         answers = read_answers(header, ended.payload, len(trials))

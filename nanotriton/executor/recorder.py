@@ -66,10 +66,10 @@ def uninstall() -> None:
         delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
 
 
-def warm_up(folder: str | Path) -> None:
+def warm_up(folder: str | Path) -> Plan:
     """One small recording: torch and Triton import for seconds at first use; pay for it before forking."""
     x = torch.empty(4, 8, device="meta")
-    record(WARM_UP, [8], [x], seed=0, folder=folder)
+    return record(WARM_UP, [8], [x], seed=0, folder=folder)
 
 
 def record(

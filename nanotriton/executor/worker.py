@@ -47,7 +47,12 @@ def prepare(flavour: str) -> None:
 
         recorder.install()
         with tempfile.TemporaryDirectory() as folder:
-            recorder.warm_up(folder)
+            plan = recorder.warm_up(folder)
+        if flavour == "gpu":
+            from nanotriton.executor.compiler import compile_kernel
+
+            plan.validate()
+            compile_kernel(plan.kernels[0])
     elif flavour == "interpret":
         from nanotriton.executor import interpreter
 
@@ -112,6 +117,11 @@ class Worker:
     def add_cost(self, name: str, seconds: float) -> None:
         cost, self.last = self.costs[self.job.id], name
         cost[name] = cost.get(name, 0.0) + seconds
+
+    def add_child(self, name: str, ended: Ended) -> None:
+        """What a child took: wall time under its stage's name, and its CPU time with all the others'."""
+        self.add_cost("children_cpu", ended.cpu)
+        self.add_cost(name, ended.seconds)
 
     # ---- tasks ----
 

@@ -286,7 +286,7 @@ def _draw_sizes(rng: random.Random, tiled: bool, size: str) -> dict[str, int]:
 
     if size == "cpu":
         return {n: odd(17, 48) for n in ("rows", "inner", "cols")} if tiled else {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
-    return {n: odd(500, 2000) for n in ("rows", "inner", "cols")} if tiled else {"rows": odd(500, 2000), "cols": odd(500, 4000)}
+    return {n: odd(500, 2000) for n in ("rows", "inner", "cols")} if tiled else {"rows": odd(1000, 8000), "cols": odd(200, 1000)}
 
 
 def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
