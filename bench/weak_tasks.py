@@ -1,16 +1,22 @@
 """Do a folder of tasks tell right from wrong? What KernelBench's check lets pass, and what ours does.
 
     python -m bench.weak_tasks --tasks KernelBench/level1 KernelBench/level2 --device cuda --out results/weak_tasks.json
-    python -m bench.weak_tasks --tasks KernelBench/level1 --shrink 8       # every size capped: a rehearsal on a CPU
+    python -m bench.weak_tasks --tasks KernelBench/level1 --shrink 32 256 2048 0 --seconds 15    # on a CPU: as large as is quick enough
 
 For each task: is it found weak, or no question, by the self-tests alone (they know no names)? Does the reference pass against itself on
-every trial? Which answers that compute nothing (zeros, ones, their mean, an input) pass all our trials, and which pass KernelBench's
-allclose on its own draws?
+every trial? Which answers that compute nothing (zeros, ones, their mean, an input), or only half of it (the reference on the first half of
+every input, taken twice), pass all our trials, and which pass KernelBench's allclose on its own draws?
 """
 
 import ast
 import json
+import os
+import resource
+import select
+import signal
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,17 +30,27 @@ from nanotriton.executor.draws import mapped
 from nanotriton.executor.judge import Reference, judge_trial
 from nanotriton.tasks.task import Task, load_tasks
 
+QUICK = 6  # a larger size is tried where one took less than this share of the limit
+
 
 @dataclass
 class Config:
     tasks: list[str] = field(default_factory=list)  # folders or files of tasks
     device: Literal["cpu", "cuda"] = "cpu"  # where references run
-    shrink: Annotated[int, ">= 0"] = 0  # cap module-level integers of the tasks at this; 0: leave them
+    shrink: list[int] = field(default_factory=lambda: [0])  # cap module-level integers of the tasks at this; 0: leave them; several: from small to large
+    seconds: Annotated[float, ">= 0"] = 0.0  # for each task, which then has a process of its own (CPU only); 0: no limit
+    memory_gib: Annotated[float, "> 0"] = 8.0  # for each task, where it has a process of its own
     out: str = ""  # JSON file for the results; empty: print only
+
+    def validate(self) -> None:
+        if self.seconds and self.device != "cpu":
+            raise config.ConfigError("--seconds: only on a CPU can a task have a process of its own")
 
 
 def shrunk(task: Task, cap: int) -> Task:
-    """The task with every integer of its module-level assignments capped: another task, quick enough for a CPU."""
+    """The task with every integer of its module-level assignments capped: another task, quick enough for a CPU. 0: as it is."""
+    if not cap:
+        return task
     tree = ast.parse(task.source)
     for node in (n for statement in tree.body if isinstance(statement, ast.Assign) for n in ast.walk(statement)):
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -48,17 +64,32 @@ def mean_answer(reference: Reference) -> float:
     return next((t.double().mean().item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()), 0.0)
 
 
-def fakes(inputs: list, own, mean: float) -> dict:
-    """Answers that compute nothing, by name."""
-    found = {"zeros": mapped(own, torch.zeros_like), "ones": mapped(own, torch.ones_like), "mean": mapped(own, lambda t: torch.full_like(t, mean))}
-    return found | {f"input {i}": x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+HALF = "half of every input"
+
+
+def halved(x):
+    """The first half along the first dimension, taken twice: of the same shape, and as good a sample of random numbers."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.dim() or len(x) < 2:
+        return x
+    n = len(x) // 2
+    return torch.cat([x[:n], x[:n], x[2 * n :]])
+
+
+def fakes(reference: Reference, inputs: list, seed: int, mean: float) -> dict[str, Callable]:
+    """Answers that compute nothing, or half, by name: functions of the right one."""
+    found: dict[str, Callable] = {
+        "zeros": lambda own: mapped(own, torch.zeros_like), "ones": lambda own: mapped(own, torch.ones_like),
+        "mean": lambda own: mapped(own, lambda t: torch.full_like(t, mean)),
+        HALF: lambda own: reference.answer([halved(x) for x in inputs], seed).own,
+    }  # fmt: skip
+    return found | {f"input {i}": lambda own, x=x: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
 
 
 def passing(reference: Reference, name: str, mean: float) -> bool:
     """Whether a fake passes every trial."""
     for trial in reference.trials(b"bench", name):
         try:
-            judge_trial(reference, trial, lambda inputs, seed: (fakes(inputs, reference.answer(inputs, seed).own, mean)[name], {}))
+            judge_trial(reference, trial, lambda inputs, seed: (fakes(reference, inputs, seed, mean)[name](reference.answer(inputs, seed).own), {}))
         except Fault:
             return False
     return True
@@ -78,12 +109,53 @@ def examine(task: Task, device: str) -> dict:
         row["reference"] = f"{fault.status}: {fault.message}"
     inputs, mean = reference.inputs("plain", 42), mean_answer(reference)
     own = reference.answer(inputs, 42).own
-    for name, fake in fakes(inputs, own, mean).items():
+    for name, make in fakes(reference, inputs, 42, mean).items():
         if passing(reference, name, mean):
             row["pass_ours"].append(name)
+        fake = make(own)
         same_tree = [w for w, _ in leaves(fake)] == [w for w, _ in leaves(own)]
         if same_tree and kernelbench_allclose(fake, own):
             row["pass_kernelbench"].append(name)
+    return row
+
+
+def examine_apart(task: Task, cfg: Config) -> dict:
+    """`examine` in a process of its own, under the limits."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            limit = int(cfg.memory_gib * 2**30)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            os.write(write, json.dumps(examine(task, cfg.device)).encode())  # fits into a pipe
+        except BaseException as error:
+            print(f"{task.name}: {error}", file=sys.stderr)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        done = select.select([file], [], [], cfg.seconds)[0]
+        if not done:
+            os.kill(pid, signal.SIGKILL)
+        data = file.read()
+    os.waitpid(pid, 0)
+    if data:
+        return json.loads(data)
+    status, message = ("memory_limit", f"more than {cfg.memory_gib:g} GiB") if done else ("timeout", f"more than {cfg.seconds:g} s")
+    return {"task": task.name, "status": status, "message": message, "reference": "", "pass_ours": [], "pass_kernelbench": []}
+
+
+def largest(task: Task, cfg: Config) -> dict:
+    """The task at the largest of the sizes that it can be examined at: a larger one is tried where the one before was quick."""
+    row: dict = {}
+    for cap in cfg.shrink:
+        start = time.perf_counter()
+        tried = examine_apart(shrunk(task, cap), cfg) | {"shrink": cap}
+        if row and tried["status"] in ("memory_limit", "timeout"):
+            break
+        row = tried
+        if time.perf_counter() - start > cfg.seconds / QUICK:
+            break
     return row
 
 
@@ -95,21 +167,25 @@ def main() -> None:
         config.die(error)
     rows, start = [], time.perf_counter()
     for task in log.bar(tasks, desc="tasks"):
+        begun = time.perf_counter()
         with torch.no_grad():
-            rows.append(examine(shrunk(task, cfg.shrink) if cfg.shrink else task, cfg.device))
+            rows.append(largest(task, cfg) if cfg.seconds else examine(shrunk(task, cfg.shrink[-1]), cfg.device) | {"shrink": cfg.shrink[-1]})
         row = rows[-1]
+        row["seconds"] = round(time.perf_counter() - begun, 1)
         if row["status"] != "ok" or row["pass_ours"] or row["pass_kernelbench"] or row["reference"] != "passes":
             print(f"{row['task']}: {row['status']} {row['message'][:120]} reference {row['reference'] or '-'}; "
                   f"pass ours {row['pass_ours']}, KernelBench's {row['pass_kernelbench']}", flush=True)  # fmt: skip
     asked = [r for r in rows if r["status"] == "ok"]
+    weak, left_out = (sum(r["status"] in statuses for r in rows) for statuses in (("weak_task",), ("memory_limit", "timeout")))
     counts = {
-        "tasks": len(rows), "weak": sum(r["status"] == "weak_task" for r in rows), "no question": len(rows) - len(asked) - sum(r["status"] == "weak_task" for r in rows),
+        "tasks": len(rows), "weak": weak, "no question": len(rows) - len(asked) - weak - left_out, "left out": left_out,
         "reference passes": sum(r["reference"] == "passes" for r in asked), "a fake passes ours": sum(bool(r["pass_ours"]) for r in asked),
         "a fake passes KernelBench's": sum(bool(r["pass_kernelbench"]) for r in asked), "seconds": round(time.perf_counter() - start, 1),
     }  # fmt: skip
     print(counts)
     if cfg.out:
-        Path(cfg.out).write_text(json.dumps({"environment": environment(), "shrink": cfg.shrink, "counts": counts, "tasks": rows}, indent=1) + "\n")
+        limits = {"shrink": cfg.shrink, "seconds": cfg.seconds, "memory_gib": cfg.memory_gib if cfg.seconds else None}
+        Path(cfg.out).write_text(json.dumps({"environment": environment(), **limits, "counts": counts, "tasks": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_the_mix_has_its_shares_and_every_candidate_is_distinct():
 def test_a_soak_on_the_cpu(tmp_path):
     """One of each attack, three of each kind of honest candidate, and kills: everyone has their own verdict, and nothing is left."""
     out = tmp_path / "soak.json"
-    arguments = ["--candidates", "20", "--kill", "--kill-every", "1", "--timeout", "4", "--workers", "1", "--out", str(out)]
+    arguments = ["--candidates", "20", "--kill", "--kill-every", "2", "--timeout", "4", "--workers", "1", "--out", str(out)]
     assert soak.main(arguments) == 0, out.read_text()
     found = json.loads(out.read_text())
     assert found["passed"] and found["candidates"] == 20 and found["wrong_verdicts"] == []
