@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Helper:
-    """Runs `python -m MODULE`, whose main is `serve`; starts it again when it died or was killed for taking more than `seconds`."""
+    """Runs `python -m MODULE ARGUMENTS`, whose main is `serve`; starts it again when it died or was killed for taking more than `seconds`."""
 
-    def __init__(self, module: str, seconds: float):
-        self.module, self.seconds, self.process = module, seconds, None
+    def __init__(self, module: str, seconds: float, *arguments: str):
+        self.command, self.seconds, self.process = [sys.executable, "-m", module, *arguments], seconds, None
 
     def __enter__(self) -> "Helper":
         return self
@@ -31,8 +31,7 @@ class Helper:
 
     def ask(self, request: dict) -> dict:
         if self.process is None:
-            command = [sys.executable, "-m", self.module]
-            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            self.process = subprocess.Popen(self.command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import compiled, eval_throughput, kernelbench, perf, tritonbench
+from bench import agreement, compiled, eval_throughput, kernelbench, perf, tritonbench
 from bench.helper import Helper
 from bench.journal import Journal
 from nanotriton.config import ConfigError
@@ -264,3 +264,30 @@ def test_the_throughput_of_an_evaluation(tmp_path, monkeypatch, capsys):
     found = json.loads((tmp_path / "t.json").read_text())
     assert found["candidates"] == 10 and found["statuses"]["correct"] == 8  # its other problem's solution is its own: there is only one
     assert 0 < found["judging_share"] < 1 and found["judging_seconds"] < found["seconds"] and found["exit_status"] == 0
+
+
+def test_agreement_compares_what_is_correct_and_timed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1" / "1_P.py").write_text(SOURCE)
+    timed = [asdict(Verdict("correct", time_us=t, reference_us=30.0, speedup=30.0 / t)) for t in (10.0, 15.0)]
+    rows = [{"problem": "1/1", "sample": i, "verdicts": {"strict": v}} for i, v in enumerate([*timed, asdict(Verdict("correct")), asdict(Verdict("wrong_value"))])]
+    run = {"benchmark": "kernelbench", "settings": {"data": str(tmp_path), "levels": [1]}, "scores": {"strict": {}}, "samples": rows}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    lines = [{"kind": "settings"}, *({"kind": "sample", "problem": "1/1", "sample": i, "candidate": f"candidate {i}"} for i in range(4))]
+    (tmp_path / "run.journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = []
+
+    class Plain(Canned):
+        def __init__(self, *arguments):
+            assert arguments[0] == "bench.agreement" and arguments[2] == "serve"
+
+        def ask(self, request):
+            asked.append(request["candidate"])
+            return {"time_us": 10.2, "reference_us": 30.0} if len(asked) == 1 else {"error": "its process died"}
+
+    monkeypatch.setattr(agreement, "Helper", Plain)
+    assert agreement.main(str(tmp_path / "run.json"), str(tmp_path / "a.json")) == 1 and asked == ["candidate 0", "candidate 1"]
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["agree"] == 1 and found["rows"][0]["off"]["speedup"] == pytest.approx(0.02)
+    said = capsys.readouterr().out
+    assert "1 of 2 speed-ups agree within 5%" in said and "-2.0%" in said and "its process died" in said
