@@ -33,12 +33,11 @@ from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.model import Transformer
 from nanotriton.rollout import Episode, rollout, seed_of
-from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
+from nanotriton.run import Clock, Run, check_timed, heldout, make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model
 from reward.reward import RewardConfig, load_reward, reward
 
 
@@ -64,6 +63,7 @@ class Config:
     clip_high: Annotated[float | None, "> 0"] = None  # dapo: 0.2 and 0.28 (clip-higher), grpo and dr_grpo: 0.2, cispo: 1 and 4, gspo: 3e-4 and 4e-4
     mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "bypass"  # sampler against trainer: the clip corrects, or importance weights
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
+    optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters, the sampler's too, and 8-bit moments: an 8B on one GPU
     lr: Annotated[float, "> 0"] = 2e-4  # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
@@ -108,6 +108,9 @@ class Parts:
 
 
 def main(cfg: Config, world: distributed.World) -> None:
+    distributed.check_optimizer(cfg.optimizer, world)
+    if cfg.speed:
+        check_timed(world, cfg.mode)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
@@ -115,16 +118,16 @@ def main(cfg: Config, world: distributed.World) -> None:
     reward_of = reward_function(cfg)
     model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
     tokenizer = Tokenizer(model_folder)
-    model, model_config = load_model(model_folder, torch.float32, world.device)
-    reference = load_model(model_folder, world.dtype, world.device)[0] if cfg.kl else None
-    optimizer = distributed.adamw(distributed.shard(model, world), cfg.lr)
-
-    sampler = make_sampler(model_config, world, tokenizer)
+    share = cfg.optimizer == "adam8"
+    model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=0 if share else 1)
+    reference = distributed.load_reference(model_folder, world) if cfg.kl else None
+    optimizer = distributed.adamw(model, cfg.lr)
+    sampler = make_sampler(model_config, world, tokenizer, model if share else None)
 
     with make_executor(world, cfg.seed, cfg.mode, cfg.policy, cfg.timeout, cfg.speed > 0) as executor:
         parts = Parts(cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, executor)
         start = run.resume(model, optimizer)
-        sampler.update_weights(distributed.full_params(model, world.dtype))
+        sync_weights(sampler, model, world)
         measure = partial(heldout, run, sampler=sampler, executor=executor, tokenizer=tokenizer, max_tokens=cfg.max_tokens, seed=cfg.seed)
         for step in range(start, cfg.steps + 1):
             if step == 0 and test:
@@ -199,7 +202,7 @@ def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict
         norms.append(norm)
 
     # 5. The sampler gets the new weights and forgets every cached key and value.
-    sampler.update_weights(distributed.full_params(model, world.dtype))
+    sync_weights(sampler, model, world)
     clock("sync")
     return episodes, spread, stats, norms, clock
 

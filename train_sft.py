@@ -26,13 +26,13 @@ from nanotriton import config, distributed
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import seed_of
-from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler
+from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, prompt_ids
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import load_model, save_model
+from nanotriton.weights import save_model
 
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -53,6 +53,7 @@ class Config:
     steps: Annotated[int, ">= 0"] = 520  # optimizer steps; 0: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
+    optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps that the learning rate rises, before a cosine to 0
     weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's, on matrices
@@ -72,6 +73,7 @@ PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dic
 
 def main(cfg: Config, world: distributed.World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
+    distributed.check_optimizer(cfg.optimizer, world)
     run = Run(cfg, world, "sft")
     if run.finished():
         return str(run.folder / "model")
@@ -79,8 +81,8 @@ def main(cfg: Config, world: distributed.World) -> str:
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = Tokenizer(source)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
-    model, model_config = load_model(source, torch.float32, world.device)
-    optimizer = distributed.adamw(distributed.shard(model, world), cfg.lr, cfg.weight_decay)
+    model, model_config = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens)
+    optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
     for step in range(run.resume(model, optimizer), steps):
@@ -108,8 +110,8 @@ def main(cfg: Config, world: distributed.World) -> str:
     run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
     result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
     if dev:
-        sampler = make_sampler(model_config, world, tokenizer)
-        sampler.update_weights(distributed.full_params(model, world.dtype))
+        sampler = make_sampler(model_config, world, tokenizer, model if cfg.optimizer == "adam8" else None)
+        sync_weights(sampler, model, world)
         with make_executor(world, cfg.seed) as executor:
             result |= heldout(run, dev, step=steps, split="dev", sampler=sampler, executor=executor, tokenizer=tokenizer,
                               max_tokens=cfg.max_tokens, seed=cfg.seed)  # fmt: skip

@@ -5,7 +5,7 @@
     torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines; the run's folder must be on a disk they share
 
     def main(cfg, world):
-        model = shard(load_model(...), world)          # fp32 masters in shards, bf16 compute on a GPU
+        model, config = load(folder, world)            # fp32 masters in shards, bf16 compute on a GPU
         optimizer = adamw(model, lr)
         for part in accumulate(model, balance(lengths, max_tokens, world)):
             loss(part).backward()                      # each rank's share of a loss with a *global* normaliser
@@ -39,7 +39,8 @@ from torch.distributed.tensor import DTensor
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError, die
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import ModelError
+from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.weights import fill, load_config
 
 __all__ = ["CheckpointError", "Checkpointer", "World", "launch", "setup"]
 T = TypeVar("T")
@@ -161,6 +162,74 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
+def check_optimizer(optimizer: str, world: World) -> None:
+    """ConfigError for what can't be: call it before anything else is done."""
+    if optimizer == "adam8" and world.world_size > 1:
+        raise ConfigError(f"--optimizer adam8 is for one process (bf16 parameters, not sharded); with {world.world_size} use adamw")
+
+
+def load(folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: int = 0) -> tuple[Transformer, ModelConfig]:
+    """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its rows only.
+
+    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). tokens of a microbatch and whole bf16 copies of
+    the model on each GPU beside this one (the sampler's) decide what is kept and what is made again, see plan().
+    """
+    config = load_config(folder)
+    model = empty(config, world, torch.bfloat16 if optimizer == "adam8" else torch.float32, *plan(config, world, optimizer, tokens, copies))
+    fill(model, folder)
+    return model, config
+
+
+def load_reference(folder: str, world: World) -> Transformer:
+    """The same model to compare with: in world.dtype, sharded, gathered a layer at a time for every pass."""
+    model = empty(load_config(folder), world, world.dtype, reshard=True)
+    fill(model, folder)
+    return model.requires_grad_(False)
+
+
+def empty(config: ModelConfig, world: World, dtype: torch.dtype, reshard: bool = False, recompute: bool = False) -> Transformer:
+    """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so that no rank ever
+    holds it whole."""
+    with torch.device("meta"):
+        model = Transformer(config).to(dtype)
+    model.checkpoint_layers = recompute
+    return shard(model, world, reshard).to_empty(device=world.device)
+
+
+def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies: int, memory: float = 0.0) -> tuple[bool, bool]:
+    """(gather layers for every pass, recompute activations): what this model and microbatch need to fit in `memory` bytes (0: the
+    GPU's; on a CPU nothing is needed).
+
+    Bytes a parameter: fp32 masters, two moments and gradients take 16 / ranks, and the gathered bf16 layers 2, unless they are
+    gathered for every pass; adam8 takes 6. Activations: what the backward of every layer needs, or with recomputing its input only
+    and one layer's at a time. The head takes its fp32 gradient, that in bf16, and 1.25 GB of logits. 8B, 16,384 tokens:
+
+                                  4 GPUs, adamw, sampler       1 GPU, adam8, sampler shares
+        state                     32.8 + 16.4 (the sampler's)  16.4 parameters + 16.4 gradients + 16.6 moments
+        gathered                  16.4, or 2.5 + two layers    -
+        activations               80, recomputed: 4.8 + 2.2    4.8 + 2.2
+        head                      5                            5                                            (all GB)
+
+    KV memory has what is left while gradients and activations are not there: the sampler frees it before training.
+    """
+    if not memory and world.device.type != "cuda":
+        return False, False
+    memory = memory or torch.cuda.get_device_properties(world.device).total_memory
+    width, layers, matrices = config.hidden_size, config.num_hidden_layers, config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    layer = 2 * width * matrices + 3 * width * config.intermediate_size
+    embedding = config.vocab_size * width
+    parameters = layers * layer + embedding * (1 if config.tie_word_embeddings else 2)
+    of_token = 2 * (5 * width + 3 * matrices + 3 * config.intermediate_size)  # what a layer saves: see the attributes of its functions
+    state = parameters * (6 if optimizer == "adam8" else 16 / world.world_size) + 2 * parameters * copies
+    state += 6 * embedding + 1.25e9 + 0.1 * memory  # the head; fragments, NCCL, CUDA contexts, the executor
+    kept, again = layers * of_token * tokens, (2 * width * layers + of_token) * tokens
+    gathered = 2 * parameters if world.world_size > 1 else 0
+    for reshard, recompute in ((False, False), (True, False), (False, True)):
+        if state + (4 * layer if reshard else gathered) + (again if recompute else kept) < memory and (gathered or not reshard):
+            return reshard, recompute
+    return bool(gathered), True
+
+
 def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
     """Make `model` (whole, the same on every rank, fp32) train on this world, in place; returns it.
 
@@ -170,6 +239,7 @@ def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
     cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
     """
     model.compute_dtype = world.dtype
+    model.inv_freq = model.inv_freq.to(world.device)  # here and not in the first forward, which may be the sampler's inference mode
     if world.world_size > 1:
         fsdp(model, world, reshard)
     return model
@@ -272,6 +342,11 @@ def balance(lengths: Sequence[int], max_tokens: int, world: World = World()) -> 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradients (over all ranks) to at most max_norm in the 2-norm -> the norm before, a scalar on every rank."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if any(g.dtype == torch.bfloat16 for g in grads):  # whose norms would be bf16 too
+        norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
+        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

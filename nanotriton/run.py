@@ -103,24 +103,40 @@ class Run(Log):
         save_model(model, self.folder / "model", tokenizer.files)
 
 
+def check_timed(world: distributed.World, mode: str) -> None:
+    """ConfigError where candidates can't be timed: call it before anything else is done."""
+    if world.device.type != "cuda" or mode != "replay":
+        raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
+
+
 def make_executor(
     world: distributed.World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0, timed: bool = False
 ) -> Executor:
     """One executor a rank, so that rewards scale with the ranks and no server is needed. Its draws follow the seed: runs repeat.
 
-    timed: correct candidates and their references are timed too, on a GPU and in replay mode only (ConfigError elsewhere).
+    timed: correct candidates and their references are timed too (see check_timed).
     """
-    if timed and (world.device.type != "cuda" or mode != "replay"):
-        raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
     return Executor(device=world.device.type, mode=mode, policy=policy, timeout=timeout, time=timed, seed=seed)
 
 
-def make_sampler(model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer) -> Sampler:
-    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call."""
-    with torch.device(world.device):
-        model = Transformer(model_config)
-    model.compute_dtype = world.dtype
-    return Sampler(model.to(world.dtype).requires_grad_(False), valid_vocab=tokenizer.vocab_size)
+def make_sampler(model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer, shared: Transformer | None = None) -> Sampler:
+    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call.
+
+    `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are trained. Otherwise
+    its weights come with sync_weights().
+    """
+    if shared is None:
+        with torch.device("meta"):
+            shared = Transformer(model_config, world.dtype).to(world.dtype).requires_grad_(False)
+        shared.to_empty(device=world.device)
+    return Sampler(shared, valid_vocab=tokenizer.vocab_size)
+
+
+def sync_weights(sampler: Sampler, model: Transformer, world: distributed.World) -> None:
+    """The trained weights, gathered and cast, into the sampler's buffers; nothing to do where it shares them. Keys and values of
+    the old ones are gone already: no page of the cache outlives a rollout."""
+    if sampler.model is not model:
+        sampler.update_weights(distributed.full_params(model, world.dtype))
 
 
 def heldout(

@@ -57,8 +57,7 @@ def run(monkeypatch, size: int, **options):
 
     monkeypatch.setattr(train_grpo, "rollout", fake_rollout)
     monkeypatch.setattr(train_grpo, "update_policy", update)
-    monkeypatch.setattr(train_grpo.distributed, "full_params", lambda *_: ())
-    idle = SimpleNamespace(free=lambda: None, update_weights=lambda _: None, param_groups=[])
+    idle = SimpleNamespace(free=lambda: None, model=None, param_groups=[])
 
     def rank(r: int) -> None:
         reward = train_grpo.reward_function(cfg)

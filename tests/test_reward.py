@@ -65,7 +65,7 @@ def test_the_options_of_the_training_script(monkeypatch):
     assert value(Verdict("wrong_value"), "", None) == 0.25 and value(Verdict("correct", speedup=4.0), "", None) == 1.5
     assert value(Verdict("infra_error"), "", None) is None
     with pytest.raises(config.ConfigError, match="--speed needs a GPU and --mode replay"):
-        run.make_executor(World(), 0, timed=True)
+        train_grpo.main(cfg, World())
     made = {}
     monkeypatch.setattr(run, "Executor", lambda **options: made.update(options))
     run.make_executor(World(device=torch.device("cuda")), 0, timed=True)

@@ -380,7 +380,7 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
         __getattr__ = lambda self, name: lambda *a, **k: said.append(name)
 
     monkeypatch.setattr(train_grpo, "Run", lambda *_: Fake())
-    monkeypatch.setattr(train_grpo, "load_model", lambda *_: (make_model(), make_model().config))
+    monkeypatch.setattr(train_grpo.distributed, "load", lambda *_, **__: (make_model(), make_model().config))
     monkeypatch.setattr(train_grpo, "task_sets", lambda cfg: (["a", "b"], ["d"], ["t"]))
     for name in ("make_sampler", "make_executor", "Tokenizer"):
         monkeypatch.setattr(train_grpo, name, lambda *_: Fake())
