@@ -260,9 +260,9 @@ class KernelBench(Run):
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, policy):
                 v = Verdict(**entry["verdict"])
-                loose = bool(v.kernelbench_allclose) if v.status not in ("infra_error", "unsupported") else None
+                loose = bool(v.kernelbench_allclose) if v.scored else None
                 speedup = v.speedup if baseline is None else baseline[p.name] / v.time_us if v.time_us and p.name in baseline else None
-                found.append(Outcome(p.name, v.status, v.stage, v.message, v.status not in NOT_COMPILED, loose, speedup))
+                found.append(Outcome(p.name, v.status, v.stage, v.message, v.scored and v.status not in NOT_COMPILED, loose, speedup))
         return found
 
     def weak(self) -> dict[str, str]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.metrics import SPEEDS, bootstrap, fast_p, geometric_mean, mean, pass_at_k
+from nanotriton.executor.verdict import UNSCORED
 
 # "Compiled" in KernelBench's sense: the file loads. What a rule refuses never gets there.
 NOT_COMPILED = frozenset(["no_code", "syntax_error", "rule_violation", "import_error", "compile_error", "infra_error", "unsupported", "weak_task"])
 # An answer came out, right or wrong.
 ANSWERED = frozenset(["correct", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "input_modified", "nondeterministic", "too_fast"])
-NOT_JUDGED = frozenset(["infra_error", "unsupported", "weak_task"])
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Outcome:
     def correct(self) -> bool:
         return self.status == "correct"
 
+    @property
+    def judged(self) -> bool:
+        """Whether the verdict says anything of the candidate, as Verdict.scored: not where the task itself needs too much memory, say."""
+        return self.status not in UNSCORED and self.stage != "task"
+
 
 def score(outcomes: Sequence[Outcome], ks: Sequence[int]) -> dict:
     """The figures of a group of samples, problems weighted alike. A rate is {"value", "low", "high"}; what can't be told is None.
@@ -46,12 +51,12 @@ def score(outcomes: Sequence[Outcome], ks: Sequence[int]) -> dict:
     right = [o for o in outcomes if o.correct]
     timed = [o.speedup for o in right if o.speedup is not None]
     return {
-        "problems": len(groups), "samples": len(outcomes), "not_judged": sum(o.status in NOT_JUDGED for o in outcomes),
+        "problems": len(groups), "samples": len(outcomes), "not_judged": sum(not o.judged for o in outcomes),
         "compiled": rate(lambda o: o.compiled), "answered": rate(lambda o: o.status in ANSWERED), "correct": rate(lambda o: o.correct),
         "loose": rate(lambda o: o.loose) if any(o.loose is not None for o in outcomes) else None,
         "pass_at_k": {str(k): interval([pass_at_k(len(g), sum(o.correct for o in g), k) for g in groups]) for k in ks if k <= smallest},
         "fast_p": {f"{p:g}": interval(fast(groups, p)) if p == 0 or timed or not right else None for p in SPEEDS},
-        "speedup": speedups(groups), "timed": len(timed), "statuses": dict(Counter(o.status for o in outcomes).most_common()),
+        "speedup": speedups(groups), "timed": len(timed), "statuses": dict(Counter(o.status + (" (task)" if o.stage == "task" else "") for o in outcomes).most_common()),
     }  # fmt: skip
 
 

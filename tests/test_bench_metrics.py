@@ -82,6 +82,13 @@ def test_score_weighs_problems_alike():
     assert score([], [1])["correct"] is None
 
 
+def test_what_the_task_itself_can_not_do_is_not_the_candidates():
+    task = Outcome("1/1", "memory_limit", "task", "the task needs more memory")
+    s = score([task, Outcome("1/1", "memory_limit", "run", "it used more", compiled=True)], [1])
+    assert s["not_judged"] == 1 and s["statuses"] == {"memory_limit (task)": 1, "memory_limit": 1}
+    assert score([task], [1])["correct"]["value"] == 0.0  # no machine flatters a model
+
+
 def test_scores_without_a_clock_claim_no_speed():
     s = score([Outcome("1/1", "correct", compiled=True)], [1])
     assert s["fast_p"]["0"]["value"] == 1.0
