@@ -25,6 +25,7 @@ import torch
 
 from bench import environment
 from nanotriton import config, log
+from nanotriton.executor import probe
 from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves
 from nanotriton.executor.draws import mapped
 from nanotriton.executor.judge import Reference, judge_trial
@@ -165,6 +166,8 @@ def main() -> None:
         tasks = [task for path in cfg.tasks for task in load_tasks(path)]
     except ValueError as error:
         config.die(error)
+    if cfg.seconds:
+        examine(Task(**probe.TASK), cfg.device)  # what is imported late: once, and not in every process
     rows, start = [], time.perf_counter()
     for task in log.bar(tasks, desc="tasks"):
         begun = time.perf_counter()

@@ -58,6 +58,20 @@ def test_an_overdue_worker_that_is_gone_already(monkeypatch):
         assert ex.submit(TASK, probe.CANDIDATE + "# again\n").result(PATIENCE).correct
 
 
+def test_others_accidents_are_no_failure_where_work_gets_done(monkeypatch):
+    """A candidate that takes its whole limit is run again whenever its worker dies of another one, as often as that may be."""
+    monkeypatch.setattr(executor, "RESTARTS", 1)
+    hanging = probe.CANDIDATE.replace("        y = torch", "        while True: pass\n        y = torch")
+    with Executor(workers=1, timeout=8.0) as ex:
+        future = ex.submit(TASK, hanging)
+        for i in range(4):
+            assert ex.submit(TASK, f"{probe.CANDIDATE}# {i}\n").result(PATIENCE).correct
+            busy = wait_for(lambda: [p for p in list(ex._processes) if p.pid and len(p.entries) == 1], "a worker that has it")
+            os.kill(busy[0].pid, signal.SIGKILL)
+            wait_for(lambda b=busy[0]: b not in ex._processes, "the scheduler to see it")
+        assert future.result(PATIENCE).status == "timeout"
+
+
 def test_a_scheduler_that_fails_says_so(monkeypatch):
     """Whatever it fails of: no candidate waits for ever, no more are taken, and closing is still possible."""
 

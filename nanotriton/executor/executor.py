@@ -54,7 +54,7 @@ class Entry:
     facts: dict = field(default_factory=dict)
     cost: dict = field(default_factory=dict)
     deaths: int = 0  # workers that died while they were computing it
-    restarts: int = 0  # times it was in flight when a worker died of something else
+    restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
 
@@ -215,7 +215,7 @@ class Executor:
             self._worker_died(process)
             return
         entry = process.entries.pop(message["job"])
-        process.alone = False
+        process.alone, process.finished = False, process.finished + 1
         for name, seconds in message["cost"].items():
             entry.cost[name] = round(entry.cost.get(name, 0.0) + seconds, 6)
         entry.facts |= message["facts"]
@@ -250,7 +250,7 @@ class Executor:
         for process in list(self._processes):
             job, due, stage = process.computing()
             if due and time.monotonic() > due + GRACE and process.pid is not None and job in process.entries:
-                entry = process.entries.pop(job)
+                entry, process.finished = process.entries.pop(job), process.finished + 1
                 with contextlib.suppress(ProcessLookupError):  # it may have died just now
                     os.kill(process.pid, signal.SIGKILL)
                 self._worker_died(process)
@@ -269,7 +269,7 @@ class Executor:
         process.beacon.close()
         shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
-            entry.restarts += 1
+            entry.restarts += not process.finished  # where something was finished, running the rest again comes to an end
             if number == job and due:
                 entry.deaths += 1
             if entry.is_probe:

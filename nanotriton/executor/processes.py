@@ -33,6 +33,7 @@ class Process:
     folder: str
     pid: int | None = None  # None: not forked yet
     entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
+    finished: int = 0  # phases of candidates
     alone: bool = False  # it has a suspect: give it nothing else
 
     def has_room(self, depth: int) -> bool:
