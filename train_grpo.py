@@ -122,7 +122,7 @@ def main(cfg: Config, world: distributed.World) -> None:
     model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=0 if share else 1)
     reference = distributed.load_reference(model_folder, world) if cfg.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
-    sampler = make_sampler(model_config, world, tokenizer, model if share else None)
+    sampler = make_sampler(model_config, world, tokenizer, model if share else None, distributed.moments_to_come(optimizer))
 
     with make_executor(world, cfg.seed, cfg.mode, cfg.policy, cfg.timeout, cfg.speed > 0) as executor:
         parts = Parts(cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, executor)
@@ -171,13 +171,15 @@ def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict
         for k, e in enumerate(new):
             e.group, e.reward = batch[k // cfg.group][0], rewards[k]
         episodes.extend(new)
+        clock("reward")
         mine = [(i, rewards[k * cfg.group : (k + 1) * cfg.group]) for k, (i, _) in enumerate(batch)]
-        return sorted(chain(*world.gather(mine)))
+        every = sorted(chain(*world.gather(mine)))
+        clock("wait")  # for the rank that sampled longest
+        return every
 
     # A group of equal rewards teaches nothing: --resample puts fresh tasks in its place.
     drawn = grpo.dynamic_sampling(sample, want=cfg.prompts, rounds=1 + cfg.resample)[1]
     sampler.free()  # the KV memory is the training's until the next rollout
-    clock("reward")
 
     # 3. Advantages: how much better than the other samples of the task. Noise of the clock is not blown up to unit variance.
     advantages, spread = grpo.advantages([e.reward for e in episodes], [e.group for e in episodes], cfg.advantage,

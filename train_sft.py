@@ -90,20 +90,10 @@ def main(cfg: Config, world: distributed.World) -> str:
             run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
         clock = Clock()
         batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
-        # counted over every rank and microbatch before the first backward, so that neither changes the gradient
-        normalizer = sum(len(completion) for _, completion in batch)
-        loss = torch.zeros((), device=world.device)
-        for logp in scores(model, world.share(batch), cfg, world, tokenizer):
-            part = -logp.sum() / normalizer
-            part.backward()
-            loss += part.detach()
-        norm = distributed.clip_grad_norm(model, cfg.clip)
         lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss = world.all_sum(loss).item()
+        loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
         clock("train")
-        run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=float(norm), lr=lr)
+        run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
         if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
             run.save(step + 1, model, optimizer)
 
@@ -118,6 +108,21 @@ def main(cfg: Config, world: distributed.World) -> str:
     run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")
+
+
+def sft_step(batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: distributed.World, tokenizer: Tokenizer) -> tuple[float, float]:
+    """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before clipping)."""
+    # counted over every rank and microbatch before the first backward, so that neither changes the gradient
+    normalizer = sum(len(completion) for _, completion in batch)
+    loss = torch.zeros((), device=world.device)
+    for logp in scores(model, world.share(batch), cfg, world, tokenizer):
+        part = -logp.sum() / normalizer
+        part.backward()
+        loss += part.detach()
+    norm = distributed.clip_grad_norm(model, cfg.clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return world.all_sum(loss).item(), float(norm)
 
 
 def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: distributed.World, tokenizer: Tokenizer):

@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from nanotriton.checkpoint import Checkpointer, CheckpointError
+from nanotriton.checkpoint import Checkpointer, CheckpointError, local
 from nanotriton.config import ConfigError, die
 from nanotriton.kernels.adam8 import AdamW8bit
 from nanotriton.model import ModelConfig, ModelError, Transformer
@@ -345,7 +345,9 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if any(g.dtype == torch.bfloat16 for g in grads):  # whose norms would be bf16 too
         norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
-        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for g in grads:
+            g.mul_(scale)
         return norm
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -368,6 +370,12 @@ def adamw(
     if any(p.dtype == torch.bfloat16 for p in params):
         return AdamW8bit(groups, lr=lr, betas=betas)
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
+
+
+def moments_to_come(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes that the first step will allocate on this rank and keep: moments of parameters that have none yet."""
+    each = 2 if isinstance(optimizer, AdamW8bit) else 8
+    return sum(local(p).numel() * each for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -112,24 +113,34 @@ def check_timed(world: distributed.World, mode: str) -> None:
 def make_executor(
     world: distributed.World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0, timed: bool = False
 ) -> Executor:
-    """One executor a rank, so that rewards scale with the ranks and no server is needed. Its draws follow the seed: runs repeat.
+    """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed. Its draws follow the
+    seed, so that runs repeat.
 
     timed: correct candidates and their references are timed too (see check_timed).
     """
-    return Executor(device=world.device.type, mode=mode, policy=policy, timeout=timeout, time=timed, seed=seed)
+    workers = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1)
+    return Executor(device=world.device.type, mode=mode, workers=workers, policy=policy, timeout=timeout, time=timed, seed=seed)
 
 
-def make_sampler(model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer, shared: Transformer | None = None) -> Sampler:
+def make_sampler(
+    model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer, shared: Transformer | None = None, later: int = 0
+) -> Sampler:
     """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call.
 
     `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are trained. Otherwise
-    its weights come with sync_weights().
+    its weights come with sync_weights(). `later`: bytes of the GPU that training will take and keep (distributed.moments_to_come);
+    the KV memory is 70% of what is free without them, the rest is for the executor's processes and the graphs.
     """
     if shared is None:
         with torch.device("meta"):
             shared = Transformer(model_config, world.dtype).to(world.dtype).requires_grad_(False)
         shared.to_empty(device=world.device)
-    return Sampler(shared, valid_vocab=tokenizer.vocab_size)
+    fraction = None
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(world.device)[0]
+        fraction = 0.7 * max(1 - later / free, 0.0)
+    return Sampler(shared, valid_vocab=tokenizer.vocab_size, kv_fraction=fraction)
 
 
 def sync_weights(sampler: Sampler, model: Transformer, world: distributed.World) -> None:

@@ -66,7 +66,7 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
     assert {s["split"] for s in samples} == {"train", "dev/success", "dev/greedy", "test/success", "test/greedy"}
     assert sum(s["split"] == "train" for s in samples) == 2 * 2 * 2 * 2  # no group has spread, so each has been replaced
     steps = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
-    assert all(set(s["seconds"]) == {"sample", "reward", "logprobs", "backward", "optimizer", "sync"} for s in steps if s["stage"] == "grpo")
+    assert all(set(s["seconds"]) == {"sample", "reward", "wait", "logprobs", "backward", "optimizer", "sync"} for s in steps if s["stage"] == "grpo")
     assert all(s["verdict"]["status"] and (s["verdict"]["message"] or s["verdict"]["status"] == "correct") for s in samples)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (straight / "model" / name).exists()
