@@ -5,9 +5,13 @@ candidate's file, `args` came from the worker. It may raise anything: a child wi
 """
 
 import importlib.util
+import json
 import mmap
+import os
+import socket
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
 from nanotriton.executor.recorder_torch import answers, is_cuda
-from nanotriton.executor.zygote import Report
+from nanotriton.executor.zygote import Report, receive, send
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
@@ -34,16 +38,33 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})
 
 
-def compile_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Compile one kernel: our code, hostile TTIR. args: name, ttir, options, of a validated plan. The answer's payload is a Binary."""
+def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> None:
+    """Compile one kernel after another: our code, hostile TTIR. fds[0]: a socket that brings (job, result) memory files until it closes.
+
+    A job: name, ttir, options, of a validated plan. The answer's payload is a Binary.
+    """
+    tempfile.tempdir = None  # as the environment says now: the folder
+    sock = socket.socket(fileno=fds[0])
+    while True:
+        message, files = receive(sock)
+        if message is None:
+            return
+        with open(files[0], "rb") as file:
+            job = json.load(file)
+        began = time.process_time()
+        compile_one(Report(files[1]), job)
+        os.close(files[1])
+        send(sock, {"cpu": time.process_time() - began})
+
+
+def compile_one(report: Report, job: dict) -> None:
     from nanotriton.executor.compiler import CompileError, compile_kernel
     from nanotriton.executor.plan import Kernel
     from nanotriton.executor.signature import signature
 
     report.stage("compile")
-    tempfile.tempdir = None  # as the environment says now: the folder
     try:
-        binary = compile_kernel(Kernel(args["name"], args["ttir"], args["options"], signature(args["ttir"], args["name"])))
+        binary = compile_kernel(Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"])))
         report.finish({}, binary.to_bytes())
     except CompileError as error:
         report.finish({"status": error.status, "message": error.message})

@@ -189,7 +189,7 @@ def chunks(got, own, exact):
 def root_mean_square(own: torch.Tensor, exact: torch.Tensor | None) -> float:
     """Of the answer's finite values; 1 if that is 0 or too large."""
     sums = [0.0, 0.0]
-    for _, _, o, w in chunks(own, own, exact):
+    for _, _, _, w in chunks(own, own, exact):
         finite = torch.isfinite(w)
         found = torch.stack([torch.where(finite, w, 0.0).square().sum(), finite.sum().double()]).tolist()
         sums = [a + b for a, b in zip(sums, found)]

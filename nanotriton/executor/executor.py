@@ -28,7 +28,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nanotriton.executor import probe, sandbox
-from nanotriton.executor.processes import Base, Process, ask_for_worker, end_processes, make_root, start_base
+from nanotriton.executor.processes import REPLAYERS, Base, Process, ask_for_worker, end_processes, make_root, start_base
 from nanotriton.executor.verdict import Verdict
 from nanotriton.executor.zygote import receive, send
 from nanotriton.tasks.task import Task
@@ -38,7 +38,6 @@ MODES = ("replay", "process")
 GRACE = 1.5  # seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a stage's limit
 LOOK = 0.25  # seconds between two looks for overdue workers
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
-REPLAYERS = 3  # workers on one GPU, as in gpu.py
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
 from nanotriton.executor.judge import Reference, Trial
 from nanotriton.executor.plan import Choice, Kernel, Launch, Plan, PlanError
+from nanotriton.executor.processes import REPLAYERS
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.timing import Stopwatch, Work, floor_us
 from nanotriton.executor.zygote import Ended
 
-REPLAYERS = 3  # workers on one GPU: while one computes on the host another has the GPU, and a hang stops one
 PROBES = 32  # elements of an input that are tried: does the answer need them?
 WIPED = 2 << 30  # bytes of freed memory that are overwritten; more is given back, which takes the driver milliseconds
 ROTATION = 3  # draws of inputs that timed runs take in turns
@@ -133,7 +133,7 @@ def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: in
 def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
     args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
-    ended = yield Spawn("compile", args, limits, options={"write": True, "exec_ok": True})
+    ended = yield Spawn("compile", args, limits)
     worker.add_child("compile", ended)
     check_ended(ended, limits)
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
 
+REPLAYERS = 4  # workers on one GPU: while one computes on the host another has the GPU, and a hang stops one
 PREFIX = "nanotriton-executor-"
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")

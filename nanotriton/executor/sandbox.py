@@ -13,6 +13,7 @@ What this does NOT protect:
 - what world-readable system folders (/usr, /lib, the Python environment) hold: secrets do not belong there. Everything
   else (home, the project's runs, /tmp, /proc, /dev/shm) is unreadable, but only where the kernel has Landlock (5.13 or later);
 - memory that it inherits from its zygote: the zygote never holds a secret, a reference output or another candidate;
+- the next binaries of a compile server (servers.py) that TTIR took over through a memory error of the compiler's;
 - where compilers must run (process mode on CUDA, making cubins) fork and exec stay possible: what is left over when the child ends is
   killed by its zygote, which adopts it. In process mode on CUDA, moreover, GPU memory is limited only by the card.
 If the kernel lacks Landlock or seccomp, `support()` says so, the executor logs it once, and the rest still holds.
@@ -57,7 +58,7 @@ CLONE, CLONE3, KILL, TGKILL, PRCTL, PRLIMIT64 = 56, 435, 62, 234, 157, 302
 class Limits:
     """Limits of one sandboxed process. `seconds` is enforced by its zygote from the fork on; the CPU limit here backs it up."""
 
-    seconds: float = 10.0
+    seconds: float | None = 10.0  # None: a server, which its worker watches
     memory: int | None = 2 << 30  # bytes of address space beyond what the zygote had mapped; None (CUDA): no such limit
     resident: int | None = None  # bytes in RAM, watched by the zygote: the limit where `memory` can't be one
     output: int = 64 << 20  # bytes of any one file it writes, its result included
@@ -191,7 +192,8 @@ def set_limits(limits: Limits) -> None:
     cap(resource.RLIMIT_CORE, 0)
     cap(resource.RLIMIT_FSIZE, limits.output)
     cap(resource.RLIMIT_NOFILE, limits.files)
-    cap(resource.RLIMIT_CPU, int(limits.seconds) + 2)
+    if limits.seconds is not None:
+        cap(resource.RLIMIT_CPU, int(limits.seconds) + 2)
     if limits.memory is not None:
         limit_memory(limits.memory)
 

@@ -25,13 +25,15 @@ from nanotriton.executor.candidate import Job, Spawn, Unrecordable, replay_mode
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.judge import Reference
 from nanotriton.executor.process import process_mode
+from nanotriton.executor.processes import REPLAYERS
+from nanotriton.executor.servers import CompileServers
 from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
 from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 REFERENCES = 64  # tasks kept loaded
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
-TARGETS = {"record": children.record_child, "compile": children.compile_child, "process": children.process_child, "script": script.script_child}
+TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
 MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
 
 
@@ -71,6 +73,7 @@ class Worker:
             from nanotriton.executor.gpu import Gpu
 
             self.gpu = Gpu(options["cubins"])
+        self.compilers = CompileServers(zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1))
         self.patience = PATIENCE
         self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
         self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
@@ -148,21 +151,27 @@ class Worker:
     def serve(self) -> None:
         """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
         signal.signal(signal.SIGALRM, self._alarm)
-        waits = poll()
-        waits.register(self.sock, POLLIN)
-        waits.register(self.zygote.sock, POLLIN)
         while True:
-            for fd, _ in waits.poll():
+            compilers = self.compilers.sockets()
+            waits = poll()
+            for fd in (self.sock.fileno(), self.zygote.sock.fileno(), *compilers):
+                waits.register(fd, POLLIN)
+            patience = self.compilers.patience()
+            for fd, _ in waits.poll(None if patience is None else 1000 * patience + 1):
                 if fd == self.sock.fileno():
                     message, fds = receive(self.sock)
                     if message is None:
                         return
                     with open(fds[0], "rb") as file:  # a memory file: jobs can be larger than a message
                         self.start(json.load(file))
-                elif ended := self.zygote.event():
-                    self.resume(ended)
+                elif fd == self.zygote.sock.fileno():
+                    if ended := self.zygote.event():
+                        self.child_ended(ended)
+                elif answer := self.compilers.answered(compilers[fd]):
+                    self.advance(*answer[0], answer[1])
                 if self.gpu is not None and self.gpu.lost:
                     return  # the context is gone; the executor starts another worker, and what was in flight again
+            self.compilers.kill_overdue()
 
     def _alarm(self, *_):
         raise Overtime
@@ -173,9 +182,11 @@ class Worker:
         self.costs[job.id] = {}
         self.advance(job, MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
 
-    def resume(self, ended: Ended) -> None:
-        job, generator, folder = self.waiting.pop(ended.id)
-        self.advance(job, generator, folder, ended)
+    def child_ended(self, ended: Ended) -> None:
+        if ended.id in self.waiting:
+            self.advance(*self.waiting.pop(ended.id), ended)
+        elif answer := self.compilers.ended(ended):
+            self.advance(*answer[0], answer[1])
 
     def advance(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
         """Let a job compute until it wants a child or has its verdict."""
@@ -199,6 +210,9 @@ class Worker:
             BEACON.pack_into(self.beacon, 0, job.id, time.monotonic() + PATIENCE, self.last.encode())
             raise
         else:
+            if spawn.target == "compile":
+                self.compilers.submit((job, generator, folder), spawn.args, spawn.limits)
+                return
             if not os.path.isdir(folder):
                 os.mkdir(folder, 0o700)
                 with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:

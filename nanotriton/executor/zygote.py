@@ -156,7 +156,7 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
 
 def overdue(child: Child, now: float) -> str | None:
     """The limit that a running child broke, if any. The kernel enforces the others (sandbox.set_limits)."""
-    if now - child.started > child.limits.seconds:
+    if child.limits.seconds is not None and now - child.started > child.limits.seconds:
         return "timeout"
     if child.limits.resident and resident(child.pid) > child.limits.resident:
         return "memory_limit"
@@ -180,7 +180,8 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
     poll.register(sock, select.POLLIN)
     while True:
         watched = any(c.limits.resident for c in children.values())
-        due = min((c.started + (c.limits.seconds if c.slow else SLOW) for c in children.values() if not c.killed), default=None)
+        timed = [c for c in children.values() if not c.killed and c.limits.seconds is not None]
+        due = min((c.started + (c.limits.seconds if c.slow else SLOW) for c in timed), default=None)
         wait = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
         for fd, _ in poll.poll(50 if watched else wait):
             if fd == sock.fileno():
@@ -205,7 +206,7 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
             if not child.killed and (reason := overdue(child, now)):
                 child.killed = reason
                 os.kill(child.pid, signal.SIGKILL)
-            elif not child.slow and now - child.started >= SLOW:
+            elif child in timed and not child.slow and now - child.started >= SLOW:
                 child.slow = True
                 with contextlib.suppress(ProcessLookupError):
                     os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + 5)
@@ -265,6 +266,11 @@ class Zygote:
         send(self.sock, request, (result, log, *extra))
         self.running[self.next_id] = (result, log, limits.output)
         return self.next_id
+
+    def kill(self, child: int) -> None:
+        """End a child (its end arrives through `event`)."""
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            os.kill(self.pids[child], signal.SIGKILL)
 
     def event(self) -> Ended | None:
         """Read one message of the zygote: a child's end, or None (a start). Raises EOFError when the zygote is dead."""

@@ -1,0 +1,89 @@
+"""Compile servers: every kernel gets its own end, whoever compiled before it, and a server that dies or is late costs only its kernel."""
+
+import os
+import select
+import signal
+import time
+
+import pytest
+
+from nanotriton.executor import children, sandbox, servers
+from nanotriton.executor.compiler import Binary
+from nanotriton.executor.servers import CompileServers
+from nanotriton.executor.zygote import Zygote
+
+TTIR = """module {
+  tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {
+    %r = tt.make_range {end = 128 : i32, start = 0 : i32} : tensor<128xi32>
+    %b = tt.splat %p : !tt.ptr<f32> -> tensor<128x!tt.ptr<f32>>
+    %a = tt.addptr %b, %r : tensor<128x!tt.ptr<f32>>, tensor<128xi32>
+    %x = tt.load %a : tensor<128x!tt.ptr<f32>>
+    %y = arith.addf %x, %x : tensor<128xf32>
+    tt.store %a, %y : tensor<128x!tt.ptr<f32>>
+    tt.return
+  }
+}
+"""
+GOOD = {"name": "kernel", "ttir": TTIR, "options": {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}}
+BAD = GOOD | {"ttir": TTIR.replace("arith.addf %x, %x", "arith.addf %x, %n")}
+LIMITS = sandbox.Limits(60.0, 4 << 30, output=64 << 20)
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
+    yield zygote
+    zygote.sock.close()
+
+
+def collect(pool: CompileServers, count: int, meanwhile=lambda: None) -> dict:
+    """{owner: how its order ended} of `count` orders, by the loop that a worker has."""
+    found, deadline = {}, time.monotonic() + 120
+    while len(found) < count:
+        assert time.monotonic() < deadline
+        socks = pool.sockets()
+        ready, _, _ = select.select([*socks, pool.zygote.sock], [], [], min(1.0, pool.patience() or 1.0))
+        meanwhile()
+        for fd in ready:
+            event = pool.zygote.event() if fd is pool.zygote.sock else None
+            answer = pool.ended(event) if event else pool.answered(socks[fd]) if fd is not pool.zygote.sock else None
+            found.update([answer] if answer else [])
+        pool.kill_overdue()
+    return found
+
+
+def test_good_and_bad_kernels_in_turns(zygote, tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "LIFE", 3)
+    pool = CompileServers(zygote, str(tmp_path), 2)
+    for i in range(8):
+        pool.submit(i, BAD if i % 3 == 1 else GOOD, LIMITS)
+    found = collect(pool, 8)
+    binaries = [Binary.from_bytes(e.payload) for i, e in found.items() if i % 3 != 1]
+    assert [(b.name, b.cubin[:4]) for b in binaries] == [("kernel", b"\x7fELF")] * 5
+    assert {found[i].header["status"] for i in (1, 4, 7)} == {"compile_error"}
+    assert all(e.cpu > 0 and e.seconds > 0 for e in found.values())
+    assert pool.started >= 3  # one that has lived its life is replaced
+
+
+def test_a_killed_server_costs_one_order(zygote, tmp_path):
+    pool = CompileServers(zygote, str(tmp_path), 1)
+    for i in range(3):
+        pool.submit(i, GOOD, LIMITS)
+    killed = []
+
+    def kill_once():
+        if not killed and pool.servers[0].child in zygote.pids:
+            killed.append(zygote.pids[pool.servers[0].child])
+            os.kill(killed[0], signal.SIGKILL)
+
+    found = collect(pool, 3, kill_once)
+    assert found[0].signal == signal.SIGKILL and found[0].header is None and found[0].killed is None
+    assert found[1].payload and found[2].payload
+
+
+def test_a_late_order_is_timed_out(zygote, tmp_path):
+    pool = CompileServers(zygote, str(tmp_path), 1)
+    pool.submit("late", GOOD, sandbox.Limits(0.001, 4 << 30, output=64 << 20))
+    pool.submit("next", GOOD, LIMITS)
+    found = collect(pool, 2)
+    assert found["late"].killed == "timeout" and found["next"].payload
