@@ -1,6 +1,6 @@
 """Candidates recorded, compiled, replayed on a GPU and judged: how many a second, and what each stage costs.
 
-    python -m bench.replay_speed [--tasks 24] [--variants 8] [--processes N] [--time] [--kind dot|other] [--executor] [--out FILE.json]
+    python -m bench.replay_speed [--tasks 24] [--variants 8] [--processes N] [--time] [--kind dot|other] [--ops N] [--executor] [--out FILE.json]
 
 Tasks are synthetic; a variant is the solution with its kernels renamed, so that every one is a distinct candidate that has to be
 recorded and compiled. Without --executor N processes record and compile, unsandboxed, and this one owns the GPU: the stages bare.
@@ -100,12 +100,13 @@ def main() -> None:
     parser.add_argument("--variants", type=int, default=8)
     parser.add_argument("--processes", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
     parser.add_argument("--kind", choices=("dot", "other"), default="other")
+    parser.add_argument("--ops", type=int, default=99, help="tasks of at most so many operations")
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--executor", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     result = (whole if args.executor else bare)(args)
-    flags = f"--kind {args.kind}" + " --time" * args.time + " --executor" * args.executor
+    flags = f"--kind {args.kind}" + f" --ops {args.ops}" * (args.ops < 99) + " --time" * args.time + " --executor" * args.executor
     command = f"python -m bench.replay_speed --tasks {args.tasks} --variants {args.variants} --processes {args.processes} {flags}"
     card = {"command": command, "card": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     result = card | {"cores": len(os.sched_getaffinity(0))} | result
@@ -117,7 +118,8 @@ def main() -> None:
 def choose(args: argparse.Namespace) -> list:
     from nanotriton.tasks.synthetic import generate
 
-    return [t for t in generate("rl", 12 * args.tasks, 0, size="gpu") if ("tl.dot" in t.solution) == (args.kind == "dot")][: args.tasks]
+    tasks = [t for t in generate("rl", 12 * args.tasks, 0, size="gpu") if ("tl.dot" in t.solution) == (args.kind == "dot")]
+    return [t for t in tasks if len(t.meta["ops"]) <= args.ops][: args.tasks]
 
 
 def whole(args: argparse.Namespace) -> dict:
