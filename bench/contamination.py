@@ -115,7 +115,9 @@ def main() -> None:
             files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
             golds |= {str(f): SEPARATOR.split(f.read_text(encoding="utf-8"))[0] for f in files}  # without TritonBench's tests
         rows = [(file, i, row) for file in cfg.data for i, row in enumerate(read_jsonl(file), 1)]
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        config.die(f"--gold {error.filename}: cannot read: {error.strerror}")
+    except ValueError as error:
         config.die(error)
     if not golds:
         config.die(f"--gold {' '.join(cfg.gold)}: no .py file there")

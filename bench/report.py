@@ -36,6 +36,9 @@ CAPTION = {
     "tritonbench": "call/execution (fast_1/fast_2), percent of problems",
 }
 
+OWN_CHECK = {"kernelbench": "the benchmark's own check", "tritonbench": "paper: stdout"}  # what counts as right beside our own verdict
+LOADS = {"kernelbench": "compiled", "tritonbench": "call"}
+
 
 def percent(rate: dict | None, spread: bool = False) -> str:
     """A rate as "36.0", or "36.0 [27.1, 45.2]" with its 95% interval; "-" where it isn't known."""
@@ -72,7 +75,7 @@ def markdown(results: dict) -> str:
         for title, part in (("", "all"), (", without weak problems", "fair")):
             ours.append([f"this run, {policy}{title}", *(cell(groups.get(c, {}).get(part), "correct") for c in columns)])
         if any((groups.get(c) or {}).get("all", {}).get("loose") for c in columns):
-            ours.append([f"this run, {policy}, the benchmark's own check", *(cell(groups.get(c, {}).get("all"), "loose") for c in columns)])
+            ours.append([f"this run, {policy}, {OWN_CHECK[kind]}" if kind == "kernelbench" else f"this run, {OWN_CHECK[kind]}", *(cell(groups.get(c, {}).get("all"), "loose") for c in columns)])
     published = [[*row, *["-"] * (len(columns) + 1 - len(row))] for row in PUBLISHED[kind]]
     done = "" if results["complete"] else f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.\n"
     lines = [f"# {kind}", "", f"`{results['command']}`", "", done, f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
@@ -80,7 +83,7 @@ def markdown(results: dict) -> str:
     if kind == "tritonbench":
         lines += gold_notes(results)
     for policy, groups in scores.items():
-        lines += [f"## {policy}", "", *detail(groups)]
+        lines += [f"## {policy}", "", *detail(groups, kind)]
         for baseline, against in results.get("scores_against", {}).items():
             rows = [[name, str(parts[part]["timed"]), fast_list(parts[part]), times(parts[part]["speedup"])] for name, part, parts in parts_of(against[policy])]
             lines += table([f"against {baseline}", "timed", "fast_p", "speed-up [95%]"], rows)
@@ -96,7 +99,7 @@ def gold_notes(results: dict) -> list[str]:
     lines = [f"Correct by tensors without a Triton kernel in the text: {results['correct_without_triton']}. "
              f"Candidates that contain a gold solution: {results['contain_gold']}.", ""]  # fmt: skip
     why = Counter(kind_of(row["why"]) for row in results["samples"] if row.get("why"))
-    lines += [results["not_timed"] + "."] if results["not_timed"] else [
+    lines += [results["not_timed"] + "."] if results.get("not_timed") else [
         f"Times: the gold {'kernel' if results['channel'] == 'G' else 'torch code'} beside the candidate, by the executor's clock, on inputs of the benchmark's scripts"
         + (f"; correct but without a time, counted as not faster: {sum(why.values())}." if why else "."),
         *(f"- {clean(text)}: {count}" for text, count in why.most_common(5))]  # fmt: skip
@@ -119,14 +122,14 @@ def parts_of(groups: dict) -> list[tuple[str, str, dict]]:
     return [row for row in rows if row[2][row[1]]["samples"]]
 
 
-def detail(groups: dict) -> list[str]:
+def detail(groups: dict, kind: str) -> list[str]:
     rows = []
     for title, part, parts in parts_of(groups):
         s = parts[part]
         passes = ", ".join(f"{k}: {percent(r)}" for k, r in s["pass_at_k"].items())
         rows.append([title, str(s["problems"]), str(s["samples"]), str(s["not_judged"]), percent(s["compiled"]), percent(s["correct"], True),
                      percent(s["loose"]), passes, str(s["timed"]), fast_list(s), times(s["speedup"])])  # fmt: skip
-    head = ["", "problems", "samples", "not judged", "compiled", "correct [95%]", "own check", "pass@k", "timed", "fast_p", "speed-up [95%]"]
+    head = ["", "problems", "samples", "not judged", LOADS[kind], "correct [95%]", OWN_CHECK[kind], "pass@k", "timed", "fast_p", "speed-up [95%]"]
     lines = table(head, rows)
     failures = groups["all"]["failures"]
     if failures:

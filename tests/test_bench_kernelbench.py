@@ -106,6 +106,16 @@ def test_a_finished_run_judges_nothing_again(tmp_path, data, monkeypatch):
         run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"], timeout=1.0)
 
 
+def test_a_run_is_not_continued_with_other_candidates(tmp_path, data):
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"level": 1, "problem_id": 1, "candidate": "def ("}\n')
+    run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"])
+    path.write_text('{"level": 1, "problem_id": 1, "candidate": "def ["}\n')
+    with pytest.raises(ConfigError, match=r"holds another candidate for problem 1/1, sample 0: give another --out, or --fresh"):
+        run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"])
+    assert statuses(run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"], fresh=True), "strict") == {"1/1/0": "syntax_error"}
+
+
 def test_samples_of_a_training_run_join_by_source(tmp_path, data):
     path = tmp_path / "samples.jsonl"
     fenced = f"```python\n{KERNEL}```"
