@@ -1,26 +1,55 @@
 """How many distinct candidates a second does the executor judge on this machine, and where does the time go?
 
-    python -m bench.executor_throughput [--n 64] [--workers N] [--device cpu] [--out results/FILE.json]
+    python -m bench.executor_throughput --out results/executor_cpu.json
+    python -m bench.executor_throughput --device cuda --n 512 --fresh 24 --out results/executor_h100.json
 
-Distinct synthetic tasks with their own Triton solutions (all must come out `correct`), then the same number again as groups of eight
-variants of a task, as GRPO submits them. Per stage: wall time as the verdicts report it (stages overlap: the sum exceeds the time that
-passed), and CPU time of each kind of process.
+Distinct synthetic tasks with their own Triton solutions (all must come out `correct`): element-wise and reductions, tl.dot, and groups of eight
+variants of a task, as GRPO submits them; on a GPU then the first two with timing, in an executor that has compiled nothing yet; and beside
+them, in the same run, a fresh process for each candidate (with its own CUDA context on a GPU). `suite`: the honest kernels of
+tests/honest, written as real ones are. Per stage: wall time as the verdicts report it (stages overlap: the sum exceeds the time that passed),
+and CPU time of each kind of process. The floor is what the cores allow if nothing but the children's CPU time (import, record, compile) counted.
 """
 
-import argparse
 import json
 import os
-import platform
-import subprocess
+import re
+import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from bench import environment
+from nanotriton import config
 from nanotriton.executor import Executor
 from nanotriton.tasks.synthetic import generate
+from nanotriton.tasks.task import Task
+from tests.candidates import read
 
-LEVELS = ("base", "worker", "zygote: forks", "children: import, record")
+LEVELS = ("base", "worker", "zygote: forks", "children: import, record, compile")
 TICK = os.sysconf("SC_CLK_TCK")
+WARM = 2  # candidates a worker that are judged before the clock starts: processes and contexts are there then
+DOTS = 0.05  # fewer of the synthetic tasks than this share would be a surprise
+
+Pairs = list[tuple[Task, str]]
+
+
+@dataclass
+class Config:
+    device: Literal["cpu", "cuda"] = "cpu"  # where candidates run
+    n: Annotated[int, ">= 8"] = 64  # candidates of each set
+    fresh: Annotated[int, ">= 0"] = 8  # candidates that get a fresh process each; 0: none
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
+    timeout: Annotated[float, "> 0"] = 30.0  # seconds for each stage of a candidate
+    out: str = ""  # JSON file for the results; empty: print only
+
+    def validate(self) -> None:
+        if self.device == "cuda":
+            import torch
+
+            if not torch.cuda.is_available():
+                raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
 
 
 def cpu_seconds(executor: Executor) -> Counter:
@@ -43,7 +72,7 @@ def cpu_seconds(executor: Executor) -> Counter:
     return total
 
 
-def measure(executor: Executor, pairs: list) -> dict:
+def measure(executor: Executor, pairs: Pairs) -> dict:
     """Judge (task, source) pairs, all submitted at once."""
     cpu, started = cpu_seconds(executor), time.perf_counter()
     futures = [executor.submit(task, source) for task, source in pairs]
@@ -52,37 +81,68 @@ def measure(executor: Executor, pairs: list) -> dict:
     cpu = cpu_seconds(executor) - cpu
     stages = Counter()
     for verdict in verdicts:
-        stages.update(verdict.cost)
-    per_candidate = lambda counter: {name: round(1000 * value / len(pairs), 2) for name, value in counter.items()}
-    statuses = dict(Counter(v.status for v in verdicts))
-    result = {"candidates": len(pairs), "seconds": round(seconds, 3), "per_second": round(len(pairs) / seconds, 1), "statuses": statuses}
-    return result | {"stage_wall_ms": per_candidate(stages), "cpu_ms": per_candidate(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2)}
+        stages.update({name: s for name, s in verdict.cost.items() if name != "children_cpu"})
+    each = lambda counter: {name: round(1000 * value / len(pairs), 2) for name, value in counter.items()}
+    rate = len(pairs) / seconds
+    result = {"candidates": len(pairs), "seconds": round(seconds, 3), "per_second": round(rate, 1), "statuses": dict(Counter(v.status for v in verdicts))}
+    if floor := cpu[LEVELS[3]] / len(pairs) / len(os.sched_getaffinity(0)):
+        result |= {"floor_per_second": round(1 / floor, 1), "of_floor": round(rate * floor, 3)}
+    return result | {"stage_wall_ms": each(stages), "cpu_ms": each(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--n", type=int, default=64, help="candidates")
-    parser.add_argument("--workers", type=int, help="judging processes (default: the executor's)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, help="write the JSON here too")
-    options = parser.parse_args()
-    tasks = generate("sft", options.n, 1, size="cpu" if options.device == "cpu" else "gpu")
-    started = time.perf_counter()
-    with Executor(options.device, workers=options.workers, seed=0) as executor:
-        executor.submit(tasks[0], "not Python").result()
-        result = {
-            "machine": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],
-            "device": options.device, "workers": executor.workers, "start_seconds": round(time.perf_counter() - started, 2),
-            "commit": subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip(),
-            "command": f"python -m bench.executor_throughput --n {options.n}",
-            "distinct_tasks": measure(executor, [(t, t.solution) for t in tasks]),
-            "groups_of_8": measure(executor, [(t, f"{t.solution}\n# {i}\n") for t in tasks[: max(1, options.n // 8)] for i in range(8)]),
-        }  # fmt: skip
-    text = json.dumps(result, indent=2)
+def solved(tasks: list[Task]) -> Pairs:
+    return [(task, task.solution) for task in tasks]
+
+
+def tasks_of(cfg: Config, dot: bool, n: int, seed: int) -> list[Task]:
+    """n synthetic tasks with a matmul, or n without."""
+    found: list[Task] = []
+    while len(found) < n:
+        drawn = generate("sft", int(n / DOTS) if dot else 2 * n, seed, size="cpu" if cfg.device == "cpu" else "gpu")
+        found, seed = found + [t for t in drawn if (t.meta["ops"][0] == "matmul") == dot], seed + 1
+    return found[:n]
+
+
+def started(cfg: Config, mode: str | None = None, policy: str = "strict", timed: bool = False) -> tuple[Executor, float]:
+    """An executor that has begun to work, and the seconds that took."""
+    begun = time.perf_counter()
+    executor = Executor(cfg.device, mode, cfg.workers, policy, cfg.timeout, timed, seed=0)
+    others = tasks_of(cfg, False, WARM * executor.workers, seed=1000)
+    for future in [executor.submit(task, task.solution) for task in others]:
+        future.result()
+    return executor, round(time.perf_counter() - begun, 2)
+
+
+def run(cfg: Config) -> dict:
+    plain, dots = solved(tasks_of(cfg, False, cfg.n, 1)), solved(tasks_of(cfg, True, cfg.n, 1))
+    groups = [(task, f"{source}\n# {i}\n") for task, source in plain[: cfg.n // 8] for i in range(8)]
+    suite = [(case.task, re.sub(r"^# .*\n", "", case.source)) for case in read("honest")]
+    found: dict = {}
+    executor, seconds = started(cfg)
+    with executor:
+        found |= {"workers": executor.workers, "start_seconds": seconds}
+        for name, pairs in {"maps_and_reductions": plain, "dots": dots, "groups_of_8": groups, "suite": suite}.items():
+            found[name] = measure(executor, pairs)
+    if cfg.device == "cuda":
+        with started(cfg, timed=True)[0] as executor:
+            found |= {"timed_maps_and_reductions": measure(executor, plain), "timed_dots": measure(executor, dots)}
+    if cfg.fresh:
+        with started(cfg, "process", "none")[0] as executor:
+            found["fresh_process_each"] = measure(executor, (plain[: cfg.fresh] + dots[: cfg.fresh])[::2])
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    cfg = config.parse(Config, argv)
+    load = round(os.getloadavg()[0], 2)
+    results = {"command": " ".join(["python -m bench.executor_throughput", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device}, "load": load, **run(cfg)}
+    text = json.dumps(results, indent=2)
     print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    if cfg.out:
+        Path(cfg.out).write_text(text + "\n")
+    sets = [v for v in results.values() if isinstance(v, dict) and "statuses" in v]
+    return 0 if all(set(s["statuses"]) <= {"correct", "unsupported"} for s in sets) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

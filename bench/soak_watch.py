@@ -38,6 +38,11 @@ def level(pid: int, alive: dict[int, tuple[int, float]]) -> int:
     return 1 + level(parent, alive) if parent in alive else 0
 
 
+def base_of(pid: int, alive: dict[int, tuple[int, float]]) -> int:
+    parent = alive[pid][0]
+    return base_of(parent, alive) if parent in alive else pid
+
+
 class Watcher(threading.Thread):
     """Looks all the time: how old do children get, and by how much does a stage of a worker's overrun its limit?"""
 
@@ -45,7 +50,7 @@ class Watcher(threading.Thread):
         super().__init__(daemon=True)
         self.executor, self.stop = executor, stop
         self.groups: set[int] = set()
-        self.child = self.overdue = 0.0  # seconds
+        self.child = self.cuda_child = self.overdue = 0.0  # seconds; of process mode on CUDA, which has its own limit, apart
         self.overdue_stage = ""
         self.start()
 
@@ -59,8 +64,12 @@ class Watcher(threading.Thread):
                     if late > self.overdue:
                         self.overdue, self.overdue_stage = late, stage
             alive, now = living(self.groups), time.clock_gettime(time.CLOCK_BOOTTIME)
-            ages = [now - started for pid, (_, started) in alive.items() if level(pid, alive) >= 3]
-            self.child = max([self.child, *ages])
+            cuda = {base.popen.pid for base in list(self.executor._bases.values()) if base.flavour == "cuda"}
+            for pid, (_, started) in alive.items():
+                if level(pid, alive) >= 3 and base_of(pid, alive) in cuda:
+                    self.cuda_child = max(self.cuda_child, now - started)
+                elif level(pid, alive) >= 3:
+                    self.child = max(self.child, now - started)
         del self.executor
 
 
@@ -119,8 +128,8 @@ class Machine:
 
     def __init__(self, device: str):
         self.device = device
+        self.free = self._free()  # first: a CUDA context of our own opens files
         self.shared, self.descriptors = self._shared(), len(os.listdir("/proc/self/fd"))
-        self.free = self._free()
 
     def left(self, groups: set[int], folder: str) -> dict:
         """All empty or 0 if nothing is left. What only takes the kernel a moment to take back is waited for."""

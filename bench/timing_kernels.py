@@ -126,13 +126,13 @@ def tiny(device: str) -> Kernel:
 def kernels(device: str) -> list[Kernel]:
     """On a GPU, by their names, from a few microseconds to some hundreds."""
     small = device == "cpu"
-    sizes = {"scale_64k": 1 << 16, "scale_4m": 1 << 22, "scale_16m": 1 << 24, "scale_64m": 1 << 26}
+    sizes = {"scale_64k": 1 << 16, "scale_16m": 1 << 24, "scale_64m": 1 << 26}
     found = [scale(name, 3000 if small else n) for name, n in sizes.items()]
     rows, cols = (4, 100) if small else (4096, 4096)
     found.append(make("softmax_4096", "x", "torch.softmax(x, 1)", f"torch.randn({rows}, {cols})", SOFTMAX))
     found.append(make("sum_4096", "x", "x.sum(1)", f"torch.randn({rows}, {cols})", SUM))
     block = (16, 16, 16) if small else (128, 128, 32)
-    return found + [matmul(f"matmul_{n}", 40 if small else n, block) for n in (1024, 2048, 4096)]
+    return found + [matmul(f"matmul_{n}", 40 if small else n, block) for n in (2048, 4096)]
 
 
 # ---- cheats ----

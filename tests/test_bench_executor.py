@@ -1,0 +1,29 @@
+"""bench.executor_throughput: what it asks for is what it says, and its figures fit together."""
+
+import pytest
+
+from bench.executor_throughput import LEVELS, Config, main, measure, solved, started, tasks_of
+
+
+def test_sets_of_tasks():
+    cfg = Config()
+    plain, dots = tasks_of(cfg, False, 12, 1), tasks_of(cfg, True, 3, 1)
+    assert len({t.source for t in plain}) == 12 and not any("tl.dot" in t.solution for t in plain)
+    assert len({t.source for t in dots}) == 3 and all("tl.dot" in t.solution for t in dots)
+
+
+def test_figures_fit_together():
+    cfg = Config(workers=1)
+    executor, seconds = started(cfg)
+    with executor:
+        found = measure(executor, solved(tasks_of(cfg, False, 8, 1)))
+    assert found["candidates"] == 8 and found["statuses"] == {"correct": 8} and seconds > 0
+    assert found["per_second"] == pytest.approx(8 / found["seconds"], rel=0.1)
+    assert {LEVELS[1], LEVELS[3]} <= set(found["cpu_ms"]) <= set(LEVELS) and found["cpu_ms_total"] == pytest.approx(sum(found["cpu_ms"].values()), abs=0.1)
+    assert {"record", "judge", "run"} <= set(found["stage_wall_ms"]) and "children_cpu" not in found["stage_wall_ms"]
+
+
+def test_usage(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--n", "3"])
+    assert stop.value.code == 2 and "--n 3" in capsys.readouterr().err
