@@ -99,7 +99,7 @@ def taxonomy(outcomes: Sequence[Outcome], causes: int = 3) -> list[dict]:
 def kind_of(message: str) -> str:
     """A message without what differs from candidate to candidate: where it was, quoted names, numbers."""
     message = re.sub(r"^line \d+: | \(line \d+.*$", "", message)
-    message = re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", message)
+    message = re.sub(r"'[^'\s]*'|\"[^\"\s]*\"", "'...'", message)  # what is longer is a sentence
     return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "N", message)[:160]
 
 
