@@ -118,7 +118,19 @@ def setup() -> World:
             timeout=timedelta(hours=2),  # ranks wait for the one with the longest rollout: ten minutes, the default, is short
             device_id=device if cuda else None,
         )
+        if cuda:  # for what this process starts: its executor's workers take the first GPU that they see. Here all stay as they are,
+            torch.cuda.device_count()  # once their number is known
+            os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return World(rank, size, local, device)
+
+
+def own_gpu(local_rank: int, visible: str | None) -> str:
+    """The CUDA_VISIBLE_DEVICES that shows a rank's own GPU only, of those that are visible to all.
+
+    >>> own_gpu(1, None), own_gpu(1, "4,6")
+    ('1', '6')
+    """
+    return visible.split(",")[local_rank].strip() if visible else str(local_rank)
 
 
 def fresh_store(rank: int, size: int) -> dist.Store:

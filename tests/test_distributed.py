@@ -253,7 +253,7 @@ def test_microbatches_hold_every_sequence_once_and_are_even(seed):
 
 
 def test_microbatches_at_the_edges():
-    assert doctest.testmod(distributed) == (0, 1)
+    assert doctest.testmod(distributed) == (0, 2)
     assert distributed.balance([], 8) == [[]]
     assert sorted(distributed.balance([100, 3, 100], 8)) == [[0], [1], [2]]  # longer than a microbatch: alone
     assert distributed.balance([4], 8, Pretend()) == [[0], [], [], [], []]
