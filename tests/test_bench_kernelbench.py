@@ -323,6 +323,12 @@ def test_mistakes(tmp_path, data):
     assert "no such file or folder" in mistake(tmp_path, **good, samples=str(tmp_path / "none"))
     assert "no problem has the id 77" in mistake(tmp_path, **good, ids=[77], samples=str(data))
     assert "--baseline" in mistake(tmp_path, **good, samples=str(data), baseline=str(tmp_path / "none"))
+    rows = tmp_path / "rows.jsonl"
+    for text, said in (('{"level": 1,', "line 1: not JSON (the last line is cut short)"), ("", "it is empty"), ('{"level": 1, "problem_id": 77, "completion": "x"}\n', "problem 1/77, which is not")):
+        rows.write_text(text)
+        assert said in mistake(tmp_path, **good, samples=str(rows))
+    rows.write_bytes(b"\xff\n")
+    assert "rows.jsonl: cannot read" in mistake(tmp_path, **good, samples=str(rows))
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "no file named level_<l>_problem_<id>" in mistake(tmp_path, **good, samples=str(empty))

@@ -266,6 +266,11 @@ def test_mistakes(tmp_path, data):
     assert "no problem is called nobody" in mistake(tmp_path, **good, ids=["nobody"])
     assert "cannot read" in mistake(tmp_path, data=str(data), predictions=str(tmp_path / "none.jsonl"))
     assert "no simp instruction for twice" in mistake(tmp_path, data=str(data), channel="T", endpoint="http://localhost:9/v1")
+    rows = tmp_path / "p.jsonl"
+    row = '{"problem": "shape", "sample": 0, "predict": "x"}\n'
+    for text, said in ((row + '{"pro', "line 2: not JSON (the last line is cut short)"), (row + row, "has a sample 0 already"), ('{"instruction": "?", "predict": "x"}', "not in the data")):
+        rows.write_text(text)
+        assert said in mistake(tmp_path, data=str(data), predictions=str(rows))
     file = data / "data" / "TritonBench_G_v1" / "shape.py"
     file.write_text(DOUBLE)
     assert "0 lines of 146 #" in mistake(tmp_path, **good)
