@@ -119,7 +119,7 @@ def main(cfg: Config, world: distributed.World) -> None:
     model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
     tokenizer = Tokenizer(model_folder)
     share = cfg.optimizer == "adam8"
-    model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=0 if share else 1)
+    model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=(not share) + (cfg.kl > 0) / world.world_size)
     reference = distributed.load_reference(model_folder, world) if cfg.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
     sampler = make_sampler(model_config, world, tokenizer, model if share else None, distributed.moments_to_come(optimizer))

@@ -180,11 +180,11 @@ def check_optimizer(optimizer: str, world: World) -> None:
         raise ConfigError(f"--optimizer adam8 is for one process (bf16 parameters, not sharded); with {world.world_size} use adamw")
 
 
-def load(folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: int = 0) -> tuple[Transformer, ModelConfig]:
+def load(folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: float = 0) -> tuple[Transformer, ModelConfig]:
     """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its rows only.
 
-    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). tokens of a microbatch and whole bf16 copies of
-    the model on each GPU beside this one (the sampler's) decide what is kept and what is made again, see plan().
+    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). tokens of a microbatch and bf16 copies of the
+    model on each GPU beside this one (the sampler's: 1, the reference's: 1 / ranks) decide what is kept and what is made again, see plan().
     """
     config = load_config(folder)
     model = empty(config, world, torch.bfloat16 if optimizer == "adam8" else torch.float32, *plan(config, world, optimizer, tokens, copies))
@@ -208,7 +208,7 @@ def empty(config: ModelConfig, world: World, dtype: torch.dtype, reshard: bool =
     return shard(model, world, reshard).to_empty(device=world.device)
 
 
-def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies: int, memory: float = 0.0) -> tuple[bool, bool]:
+def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0) -> tuple[bool, bool]:
     """(gather layers for every pass, recompute activations): what this model and microbatch need to fit in `memory` bytes (0: the
     GPU's; on a CPU nothing is needed).
 

@@ -44,6 +44,7 @@ def test_the_sampler_reads_the_parameters_that_are_trained(folder):
     assert isinstance(optimizer, AdamW8bit) and {p.dtype for p in model.parameters()} == {torch.bfloat16}
     sampler = make_sampler(model_config, World(), Tokens(), model)
     assert all(a is b for a, b in zip(sampler.model.parameters(), model.parameters(), strict=True))
+    assert distributed.moments_to_come(optimizer) == 2 * sum(p.numel() for p in model.parameters())
     request = Request([1, 2, 3], n=2, max_tokens=8, seeds=[4, 5])
     addresses = [p.data_ptr() for p in model.parameters()]
     for _ in range(2):
@@ -62,7 +63,7 @@ def test_the_sampler_reads_the_parameters_that_are_trained(folder):
             optimizer.zero_grad()
         sync_weights(sampler, model, World())
         assert score(model, pack([(request.prompt_ids, samples[-1].ids)]))[0].sum() > before + 0.5
-    assert addresses == [p.data_ptr() for p in model.parameters()]
+    assert addresses == [p.data_ptr() for p in model.parameters()] and distributed.moments_to_come(optimizer) == 0
 
 
 def test_a_checkpoint_goes_back_into_the_same_memory(folder, tmp_path):
