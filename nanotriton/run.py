@@ -119,7 +119,7 @@ def make_executor(
     timed: correct candidates and their references are timed too (see check_timed).
     """
     workers = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1)
-    return Executor(device=world.device.type, mode=mode, workers=workers, policy=policy, timeout=timeout, time=timed, seed=seed)
+    return Executor(device=str(world.device), mode=mode, workers=workers, policy=policy, timeout=timeout, time=timed, seed=seed)
 
 
 def make_sampler(

@@ -42,12 +42,12 @@ def collect(pool: CompileServers, count: int, meanwhile=lambda: None) -> dict:
     while len(found) < count:
         assert time.monotonic() < deadline
         socks = pool.sockets()
-        ready, _, _ = select.select([*socks, pool.zygote.sock], [], [], min(1.0, pool.patience() or 1.0))
-        meanwhile()
+        ready, _, _ = select.select([*socks, pool.zygote.sock], [], [], pool.patience())
         for fd in ready:
             event = pool.zygote.event() if fd is pool.zygote.sock else None
             answer = pool.ended(event) if event else pool.answered(socks[fd]) if fd is not pool.zygote.sock else None
             found.update([answer] if answer else [])
+        meanwhile()
         pool.kill_overdue()
     return found
 

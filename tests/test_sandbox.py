@@ -4,6 +4,7 @@ import faulthandler
 import json
 import os
 import select
+import socket
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,26 @@ def test_a_process_dies_with_its_parent(tmp_path):
 def test_capabilities_are_gone(tmp_path):
     assert confined(tmp_path, lambda: os.chroot("/")) == "PermissionError"
     assert confined(tmp_path, lambda: os.nice(-1)) == "PermissionError"
+
+
+def test_cuda_gets_a_unix_socket_to_listen_on_and_no_other(tmp_path):
+    """What the driver needs to start; a connection to anything, or another family, stays refused."""
+
+    def unix(connect=False):
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(f"\0nanotriton-test-{os.getpid()}")
+            s.listen()
+            if connect:
+                with socket.socket(socket.AF_UNIX) as other:
+                    other.connect(s.getsockname())
+
+    own_name = lambda: Path(f"/proc/{os.getpid()}/comm").write_text("x")
+    parents_name = lambda: Path(f"/proc/{os.getppid()}/comm").write_text("x")
+    cuda = {"cuda": True, "exec_ok": True, "write": True, "also": ["/proc"]}
+    assert confined(tmp_path, unix, **cuda) is None
+    assert confined(tmp_path, lambda: unix(connect=True), **cuda) == "PermissionError"
+    assert confined(tmp_path, lambda: socket.socket(socket.AF_INET).close(), **cuda) == "PermissionError"
+    assert confined(tmp_path, unix, **cuda | {"cuda": False}) == "PermissionError"
+    assert confined(tmp_path, own_name, **cuda) == 1
+    assert confined(tmp_path, own_name, **cuda | {"cuda": False}) == "PermissionError"
+    assert confined(tmp_path, parents_name, **cuda) == "PermissionError"

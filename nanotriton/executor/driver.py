@@ -49,6 +49,12 @@ def call(name: str, *args) -> None:
         raise DriverError(code, name)
 
 
+def sleep_while_waiting() -> None:
+    """Let this process sleep when it waits for the GPU, instead of spinning. Before the context is made."""
+    call("cuInit", 0)
+    call("cuDevicePrimaryCtxSetFlags", 0, 4)  # CU_CTX_SCHED_BLOCKING_SYNC
+
+
 def fill(address: int, size: int, stream: int) -> None:
     """Set bytes of the GPU's memory to 0xFF, NaN in every float type."""
     call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0xFF), ctypes.c_size_t(size), ctypes.c_void_p(stream))

@@ -28,7 +28,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nanotriton.executor import probe, sandbox
-from nanotriton.executor.processes import REPLAYERS, Base, Process, ask_for_worker, end_processes, make_root, start_base
+from nanotriton.executor.processes import (
+    REPLAYERS,
+    Base,
+    Process,
+    ask_for_worker,
+    end_processes,
+    make_root,
+    start_base,
+    visible_devices,
+)
 from nanotriton.executor.verdict import Verdict
 from nanotriton.executor.zygote import receive, send
 from nanotriton.tasks.task import Task
@@ -61,7 +70,7 @@ class Entry:
 class Executor:
     """Judges candidates in sandboxed processes. A context manager; `close` leaves no process and no file behind.
 
-    device: where candidates run. mode: None (replay, and process for what can't be recorded where the policy lets it), "replay" or
+    device: where candidates run: cpu, cuda or cuda:N. mode: None (replay, and process for what can't be recorded where the policy lets it), "replay" or
     "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
     timeout: seconds for each stage of a candidate, counted from the stage's start. memory_gib: for each process.
     seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments.
@@ -71,8 +80,9 @@ class Executor:
         self, device: str = "cpu", mode: str | None = None, workers: int | None = None, policy: str = "strict", timeout: float = 10.0,
         time: bool = False, *, memory_gib: float = 4.0, depth: int = 3, seed: int | None = None,
     ):  # fmt: skip
-        if device not in ("cpu", "cuda"):
-            raise ValueError(f"unknown device {device!r}; one of cpu, cuda")
+        device, _, index = device.partition(":")
+        if device not in ("cpu", "cuda") or not (index.isdecimal() or not index):
+            raise ValueError(f"unknown device {':'.join(filter(None, (device, index)))!r}; one of cpu, cuda, cuda:N")
         if mode is not None and mode not in MODES:
             raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
         if timeout <= 0 or memory_gib <= 0 or (workers is not None and workers < 1) or depth < 1:
@@ -80,6 +90,7 @@ class Executor:
         self.device, self.mode, self.policy, self.timeout, self.time = device, mode, check_policy(policy), timeout, time
         self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
         self.depth, self.memory = depth, int(memory_gib * 2**30)
+        self.visible = visible_devices(int(index) if index else None)
         self.secret = secrets.token_hex(16) if seed is None else hashlib.sha256(f"seed {seed}".encode()).hexdigest()
         if missing := sandbox.support():
             log.warning(missing)
@@ -227,7 +238,7 @@ class Executor:
     # ---- processes ----
 
     def _start(self, flavour: str) -> None:
-        base = self._bases[flavour] = start_base(flavour, self.root)
+        base = self._bases[flavour] = start_base(flavour, self.root, self.visible)
         self._groups.append(base.popen.pid)
 
     def _base_died(self, base: Base) -> None:
@@ -306,7 +317,7 @@ class Executor:
             for _ in range(workers - len(own) if base.ready else 0):
                 self._next_id += 1
                 try:
-                    self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory))
+                    self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
                 except OSError:  # the base just died: its socket will say so
                     break
             for process in sorted((p for p in self._processes if p.flavour == flavour), key=lambda p: len(p.entries)):

@@ -8,7 +8,6 @@ host memory by address, a kernel could reach this process's heap: the secret see
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -35,7 +34,8 @@ ROTATION = 3  # draws of inputs that timed runs take in turns
 class Gpu:
     """What a worker has on its GPU: at most one candidate's arena, compiled kernels, and a stopwatch."""
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, locks: str):
+        driver.sleep_while_waiting()  # the cores are for recordings and compilations
         torch.cuda.init()
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -47,8 +47,10 @@ class Gpu:
         self.reference_us: dict[str, float] = {}
         self.needed: dict[str, int] = {}
         self._watch: Stopwatch | None = None
-        name = f"nanotriton-gpu-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}-{os.getuid()}"
-        self._turn, self._room = (os.open(os.path.join(tempfile.gettempdir(), name + end), os.O_CREAT | os.O_RDWR, 0o600) for end in (".turn", ".room"))
+        folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        name = os.path.join(folder, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
+        self._turn, self._room = (os.open(name + end, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600) for end in (".turn", ".room"))
 
     def own(self, runner: "GpuRunner | None") -> None:
         """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""

@@ -62,7 +62,16 @@ class Base:
     unnamed: deque[Process] = field(default_factory=deque)  # workers asked for, in order
 
 
-def start_base(flavour: str, root: str) -> Base:
+def visible_devices(index: int | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES of processes that may use GPU `index`, counted among those that this process sees; None: as it is here."""
+    here = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if index is None:
+        return here
+    names = here.split(",") if here else []
+    return names[index].strip() if index < len(names) else str(index)
+
+
+def start_base(flavour: str, root: str, visible: str | None) -> Base:
     """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
     ours, theirs = pair()
     env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
@@ -70,6 +79,7 @@ def start_base(flavour: str, root: str) -> Base:
     env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if flavour == "cuda":
         env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
+        env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
     if flavour == "interpret":
@@ -83,14 +93,14 @@ def start_base(flavour: str, root: str) -> Base:
     return Base(flavour, popen, ours)
 
 
-def ask_for_worker(base: Base, root: str, number: int, memory: int) -> Process:
+def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str | None) -> Process:
     """Let a base fork a worker. Its process id comes later; work may be sent to it at once. Raises OSError if the base is dead."""
     ours, theirs = pair()
     fd = os.memfd_create("beacon")
     os.ftruncate(fd, BEACON.size)
     process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(root, f"worker-{number}"))
-    options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(root, "cubins")}
-    options["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(root, "cubins"), "locks": tempfile.gettempdir()}
+    options["visible"] = visible
     if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
         options |= {"device": "cuda", "memory": None}
     else:

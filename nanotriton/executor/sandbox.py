@@ -143,8 +143,10 @@ def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -
     os.close(ruleset)
 
 
-def _filter(exec_ok: bool) -> list[bytes]:
-    """The seccomp program. Offsets into struct seccomp_data: number 0, architecture 4, argument i at 16 + 8 i (low word first)."""
+def _filter(exec_ok: bool, cuda: bool) -> list[bytes]:
+    """The seccomp program. cuda: the driver announces itself on an abstract Unix socket; connecting to anything stays refused.
+
+    Offsets into struct seccomp_data: number 0, architecture 4, argument i at 16 + 8 i (low word first)."""
 
     def op(code, yes, no, value):
         return struct.pack("HBBI", code, yes, no, value)
@@ -155,7 +157,11 @@ def _filter(exec_ok: bool) -> list[bytes]:
     allow, kill = op(0x06, 0, 0, 0x7FFF0000), op(0x06, 0, 0, 0x80000000)
     fail = lambda errno: op(0x06, 0, 0, 0x00050000 | errno)
     program = [load(4), equal(0xC000003E, 1, 0), kill, load(0), has_bit(0x40000000, 0, 1), kill]  # x86-64 only, and not x32
-    for number in (DENIED if exec_ok else DENIED | FORKS).values():
+    denied = DENIED if exec_ok else DENIED | FORKS
+    if cuda:
+        denied = {name: number for name, number in denied.items() if name not in ("socket", "bind", "listen")}
+        program += [equal(DENIED["socket"], 0, 4), load(16), equal(1, 0, 1), allow, fail(1)]  # AF_UNIX
+    for number in denied.values():
         program += [equal(number, 0, 1), fail(1)]
     program += [equal(CLONE3, 0, 1), fail(38)]  # its flags are behind a pointer; glibc falls back to clone
     if not exec_ok:
@@ -168,9 +174,9 @@ def _filter(exec_ok: bool) -> list[bytes]:
     return program + [allow]
 
 
-def restrict_calls(exec_ok: bool = False) -> None:
+def restrict_calls(exec_ok: bool = False, cuda: bool = False) -> None:
     """Install the seccomp filter. Does nothing where the kernel has none."""
-    program = _filter(exec_ok)
+    program = _filter(exec_ok, cuda)
     code = ctypes.create_string_buffer(b"".join(program))
     prog = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
     if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(prog), 0, 0) != 0 and libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0:
@@ -207,11 +213,12 @@ def limit_memory(more: int) -> None:
 
 
 def enter(
-    folder: str, limits: Limits, read: list[str], *, write: bool = False, also: list[str] = (), devices: list[str] = (), exec_ok: bool = False
+    folder: str, limits: Limits, read: list[str], *, write: bool = False, also: list[str] = (), devices: list[str] = (), exec_ok: bool = False, cuda: bool = False
 ) -> None:
     """Confine this process for good. `folder` becomes its home and working folder, writable only with `write`.
 
     read, also: what it may read. devices: what it may also write and control. exec_ok: it may fork and run programs.
+    cuda: what the driver needs to start: an abstract Unix socket of its own, and its threads' names in /proc/PID.
     """
     os.chdir(folder)
     os.umask(0o077)
@@ -222,5 +229,6 @@ def enter(
     set_limits(limits)
     drop_capabilities()
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    restrict_files([*read, *also, *([] if write else [folder])], [folder] if write else [], devices)
-    restrict_calls(exec_ok)
+    own = [f"/proc/{os.getpid()}"] if cuda else []
+    restrict_files([*read, *also, *([] if write else [folder])], [*own, *([folder] if write else [])], devices)
+    restrict_calls(exec_ok, cuda)

@@ -61,13 +61,13 @@ class CompileServers:
     def patience(self) -> float | None:
         """Seconds until the first order is overdue; None: nothing is being compiled."""
         due = [s.order.started + s.order.limits.seconds for s in self.servers if s.order and not s.killed]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return max(0.01, min(due) - time.monotonic()) if due else None
 
     def kill_overdue(self) -> None:
         for server in self.servers:
-            if server.order and not server.killed and time.monotonic() > server.order.started + server.order.limits.seconds:
+            late = server.order and not server.killed and time.monotonic() > server.order.started + server.order.limits.seconds
+            if late and self.zygote.kill(server.child):
                 server.killed = "timeout"
-                self.zygote.kill(server.child)
 
     def answered(self, sock: socket.socket) -> tuple[Any, Ended] | None:
         """Read a server's answer: (owner, how it ended). None if it hung up: `ended` will know more."""

@@ -72,7 +72,7 @@ class Worker:
         if options["flavour"] == "gpu":
             from nanotriton.executor.gpu import Gpu
 
-            self.gpu = Gpu(options["cubins"])
+            self.gpu = Gpu(options["cubins"], options["locks"])
         self.compilers = CompileServers(zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1))
         self.patience = PATIENCE
         self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
@@ -136,7 +136,7 @@ class Worker:
                 with self.stage("task", self.patience):
                     found = Reference(task, self.device)
             except Fault as fault:
-                found = fault
+                found = Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
             self.references[task.key] = found
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)

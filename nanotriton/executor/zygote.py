@@ -267,10 +267,13 @@ class Zygote:
         self.running[self.next_id] = (result, log, limits.output)
         return self.next_id
 
-    def kill(self, child: int) -> None:
-        """End a child (its end arrives through `event`)."""
-        with contextlib.suppress(KeyError, ProcessLookupError):
+    def kill(self, child: int) -> bool:
+        """End a child (its end arrives through `event`). False: it has not started yet, ask again."""
+        if child not in self.pids:
+            return False
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[child], signal.SIGKILL)
+        return True
 
     def event(self) -> Ended | None:
         """Read one message of the zygote: a child's end, or None (a start). Raises EOFError when the zygote is dead."""
