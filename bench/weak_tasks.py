@@ -187,7 +187,8 @@ def main() -> None:
     }  # fmt: skip
     print(counts)
     if cfg.out:
-        limits = {"shrink": cfg.shrink, "seconds": cfg.seconds, "memory_gib": cfg.memory_gib if cfg.seconds else None}
+        note = "a task with shrink > 0 is a smaller one than the benchmark's: its sizes are capped at that"
+        limits = {"note": note, "shrink": cfg.shrink, "seconds": cfg.seconds, "memory_gib": cfg.memory_gib if cfg.seconds else None}
         Path(cfg.out).write_text(json.dumps({"environment": environment(), **limits, "counts": counts, "tasks": rows}, indent=1) + "\n")
 
 
