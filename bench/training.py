@@ -68,6 +68,7 @@ class Config:
     micro_tokens: Annotated[int, ">= 0"] = 0  # of one forward and backward; 0: sft 4,096 for 8B and 32,768 for 0.6B, else 16,384
     recompute: Literal["auto", "yes", "no"] = "auto"  # activations in the backward; auto: if they don't fit, as in training
     reshard: Literal["auto", "yes", "no"] = "auto"  # gather layers again for every pass
+    defer: Literal["auto", "yes", "no"] = "auto"  # reduce the gradients of embedding and head once a step
     warmup: Annotated[int, ">= 1"] = 2  # steps that are not timed
     steps: Annotated[int, ">= 1"] = 2  # steps that are
     profile: bool = False  # sft: print the kernels of one more step
@@ -98,9 +99,9 @@ def make_model(cfg: Config, world: distributed.World, optimizer: str, tokens: in
     """As distributed.load makes it, but for where the values come from."""
     shape = ModelConfig(**MODELS[cfg.shape])
     auto = distributed.plan(shape, world, optimizer, tokens, copies)
-    reshard, recompute = ({"auto": a, "yes": True, "no": False}[given] for a, given in zip(auto, (cfg.reshard, cfg.recompute)))
+    ways = ({"auto": a, "yes": True, "no": False}[given] for a, given in zip(auto, (cfg.reshard, cfg.recompute, cfg.defer)))
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
-    return randomize(distributed.empty(shape, world, dtype, reshard, recompute))
+    return randomize(distributed.empty(shape, world, dtype, *ways))
 
 
 class Tokens:
@@ -217,7 +218,7 @@ def sft(cfg: Config, world: distributed.World, model: Transformer, optimizer, mi
             print(trace.key_averages().table(sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=70))
     return {
         "length": length, "sequences_per_gpu": each, "micro_tokens": micro_tokens, "recompute": model.checkpoint_layers,
-        "reshard": getattr(model, "reshard_every_pass", None), "seconds_a_step": seconds, "tokens_s_per_gpu": speed,
+        "reshard": getattr(model, "reshard_every_pass", None), "defer": getattr(model, "defer_root", None), "seconds_a_step": seconds, "tokens_s_per_gpu": speed,
         "mfu": speed * flops_per_token(shape, length) / peak if peak else None, "loss": loss, "norm": norm, **peaks,
     }  # fmt: skip
 
@@ -256,6 +257,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
     return {
         "samples": cfg.samples, "tokens": cfg.tokens, "prompt": cfg.prompt, "micro_tokens": whole.micro_tokens,
         "recompute": parts.model.checkpoint_layers, "reshard": getattr(parts.model, "reshard_every_pass", None),
+        "defer": getattr(parts.model, "defer_root", None),
         **{f"{name}_s": s for name, s in seconds.items()}, "step_s": total, "reward_share": seconds["reward"] / total,
         "sampled_tokens_s": cfg.samples * cfg.tokens / seconds["sample"], "norm": norms[-1], "ratio": policy["ratio"], "ratio_max": policy["ratio_max"],
         "statuses_of_rank_0": statuses, **memory(world, parts.sampler),

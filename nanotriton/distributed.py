@@ -118,15 +118,14 @@ def setup() -> World:
             timeout=timedelta(hours=2),  # ranks wait for the one with the longest rollout: ten minutes, the default, is short
             device_id=device if cuda else None,
         )
-        if cuda:  # for what this process starts: its executor's workers take the first GPU that they see. Here all stay as they are,
-            torch.cuda.device_count()  # once their number is known
+        if cuda:  # for the executor's workers, which take the first GPU that they see; here all stay, once their number is known
+            torch.cuda.device_count()
             os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return World(rank, size, local, device)
 
 
 def own_gpu(local_rank: int, visible: str | None) -> str:
     """The CUDA_VISIBLE_DEVICES that shows a rank's own GPU only, of those that are visible to all.
-
     >>> own_gpu(1, None), own_gpu(1, "4,6")
     ('1', '6')
     """
@@ -199,18 +198,20 @@ def load_reference(folder: str, world: World) -> Transformer:
     return model.requires_grad_(False)
 
 
-def empty(config: ModelConfig, world: World, dtype: torch.dtype, reshard: bool = False, recompute: bool = False) -> Transformer:
+def empty(
+    config: ModelConfig, world: World, dtype: torch.dtype, reshard: bool = False, recompute: bool = False, defer: bool = False
+) -> Transformer:
     """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so that no rank ever
     holds it whole."""
     with torch.device("meta"):
         model = Transformer(config).to(dtype)
     model.checkpoint_layers = recompute
-    return shard(model, world, reshard).to_empty(device=world.device)
+    return shard(model, world, reshard, defer).to_empty(device=world.device)
 
 
-def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0) -> tuple[bool, bool]:
-    """(gather layers for every pass, recompute activations): what this model and microbatch need to fit in `memory` bytes (0: the
-    GPU's; on a CPU nothing is needed).
+def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0) -> tuple[bool, bool, bool]:
+    """(gather layers for every pass, recompute activations, defer the root's gradients): what this model and microbatch need to fit in
+    `memory` bytes (0: the GPU's; on a CPU nothing is needed), and what there is room for.
 
     Bytes a parameter: fp32 masters, two moments and gradients take 16 / ranks, and the gathered bf16 layers 2, unless they are
     gathered for every pass; adam8 takes 6. Activations: what the backward of every layer needs, or with recomputing its input only
@@ -225,7 +226,7 @@ def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies:
     KV memory has what is left while gradients and activations are not there: the sampler frees it before training.
     """
     if not memory and world.device.type != "cuda":
-        return False, False
+        return False, False, False
     memory = memory or torch.cuda.get_device_properties(world.device).total_memory
     width, layers, matrices = config.hidden_size, config.num_hidden_layers, config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     layer = 2 * width * matrices + 3 * width * config.intermediate_size
@@ -237,27 +238,29 @@ def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies:
     kept, again = layers * of_token * tokens, (2 * width * layers + of_token) * tokens
     gathered = 2 * parameters if world.world_size > 1 else 0
     for reshard, recompute in ((False, False), (True, False), (False, True)):
-        if state + (4 * layer if reshard else gathered) + (again if recompute else kept) < memory and (gathered or not reshard):
-            return reshard, recompute
-    return bool(gathered), True
+        need = state + (4 * layer if reshard else gathered) + (again if recompute else kept)
+        if need < memory and (gathered or not reshard):
+            return reshard, recompute, bool(gathered) and need + 4 * (parameters - layers * layer) < memory
+    return bool(gathered), True, False
 
 
-def shard(model: nn.Module, world: World, reshard: bool = False) -> nn.Module:
+def shard(model: nn.Module, world: World, reshard: bool = False, defer: bool = False) -> nn.Module:
     """Make `model` (whole, the same on every rank, fp32) train on this world, in place; returns it.
 
     Over several ranks FSDP2 shards every layer and then the rest: each rank keeps 1/world_size of the masters, gradients
     and moments. Layers are gathered in world.dtype one ahead of use, once an optimizer step (`reshard=True`: again for
-    every backward and microbatch, which saves 2 bytes a parameter); gradients are reduced in fp32.
+    every backward and microbatch, which saves 2 bytes a parameter); gradients are reduced in fp32. Those of embedding and head come
+    last, where nothing hides their reduction: `defer=True` adds them up in fp32 and reduces them once an optimizer step.
     cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
     """
     model.compute_dtype = world.dtype
     model.inv_freq = model.inv_freq.to(world.device)  # here and not in the first forward, which may be the sampler's inference mode
     if world.world_size > 1:
-        fsdp(model, world, reshard)
+        fsdp(model, world, reshard, defer)
     return model
 
 
-def fsdp(model: nn.Module, world: World, reshard: bool) -> None:
+def fsdp(model: nn.Module, world: World, reshard: bool, defer: bool = False) -> None:
     """What shard() does over several ranks. (A process group of one rank will do too.)"""
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
@@ -270,7 +273,7 @@ def fsdp(model: nn.Module, world: World, reshard: bool) -> None:
     for module in sharded(model):
         module.set_gradient_divide_factor(1.0)  # a sum over ranks, see the top
         module.set_force_sum_reduction_for_comms(world.device.type == "cpu")  # gloo has no pre-multiplied sum
-    model.reshard_every_pass = reshard
+    model.reshard_every_pass, model.defer_root = reshard, defer
 
 
 def sharded(model: nn.Module) -> list[FSDPModule]:
@@ -285,6 +288,7 @@ def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
         for module in sharded(model):
             module.set_is_last_backward(last)
             module.set_reshard_after_backward(last or model.reshard_every_pass, recurse=False)
+            module.set_requires_gradient_sync(last or module is not model or not model.defer_root, recurse=False)
         yield part
 
 
@@ -357,9 +361,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if any(g.dtype == torch.bfloat16 for g in grads):  # whose norms would be bf16 too
         norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for g in grads:
-            g.mul_(scale)
+            g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

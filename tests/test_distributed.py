@@ -31,11 +31,11 @@ LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
-def make(world, reshard=False, checkpoint_layers=False):
+def make(world, reshard=False, checkpoint_layers=False, defer=False):
     config = ModelConfig("qwen3", 48, 32, 48, 3, 4, 2, tie_word_embeddings=False, qk_norm=True)
     model = Transformer(config).init_weights(seed=1)
     model.checkpoint_layers = checkpoint_layers
-    distributed.shard(model, world, reshard)
+    distributed.shard(model, world, reshard, defer)
     return model, distributed.adamw(model, 1e-3, weight_decay=0.1)
 
 
@@ -158,8 +158,9 @@ def two_ranks(folder):
     world = distributed.setup()
     assert (world.world_size, world.is_main, world.dtype) == (2, world.rank == 0, torch.float32)
     loss, expected = torch.load(folder / "reference.pt")
-    for max_tokens, reshard, checkpoint_layers in ((1, False, False), (10_000, False, False), (15, True, False), (15, True, True), (15, False, True)):
-        model, _ = make(world, reshard, checkpoint_layers)
+    ways = ((1, False, False, False), (10_000, False, False, True), (15, True, False, False), (15, True, True, True), (15, False, True, True), (1, False, False, True))
+    for max_tokens, *options in ways:
+        model, _ = make(world, *options)
         assert all(isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters())
         assert abs(backward(model, world, max_tokens) - loss) < 1e-6 * loss
         same(grads(model), expected)
