@@ -64,7 +64,7 @@ class Config:
     mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "bypass"  # sampler against trainer: the clip corrects, or importance weights
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
     optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters, the sampler's too, and 8-bit moments: an 8B on one GPU
-    lr: Annotated[float, "> 0"] = 1.5e-4  # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
+    lr: Annotated[float, "> 0"] = 2e-4  # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
