@@ -26,7 +26,7 @@ import torch
 from bench import environment
 from nanotriton import config, log
 from nanotriton.executor import probe
-from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves
+from nanotriton.executor.compare import Fault, clone, kernelbench_allclose, leaves
 from nanotriton.executor.draws import mapped
 from nanotriton.executor.judge import Reference, judge_trial
 from nanotriton.tasks.task import Task, load_tasks
@@ -61,7 +61,7 @@ def shrunk(task: Task, cap: int) -> Task:
 
 def mean_answer(reference: Reference) -> float:
     """The mean of the answer to one draw: what a constant would be set to."""
-    own = reference.answer(reference.inputs("plain", 1), 1).own
+    own = reference.run(reference.inputs("plain", 1), 1)
     return next((t.double().mean().item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()), 0.0)
 
 
@@ -81,7 +81,7 @@ def fakes(reference: Reference, inputs: list, seed: int, mean: float) -> dict[st
     found: dict[str, Callable] = {
         "zeros": lambda own: mapped(own, torch.zeros_like), "ones": lambda own: mapped(own, torch.ones_like),
         "mean": lambda own: mapped(own, lambda t: torch.full_like(t, mean)),
-        HALF: lambda own: reference.answer([halved(x) for x in inputs], seed).own,
+        HALF: lambda own: reference.run(clone([halved(x) for x in inputs]), seed),
     }  # fmt: skip
     return found | {f"input {i}": lambda own, x=x: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
 
@@ -90,7 +90,7 @@ def passing(reference: Reference, name: str, mean: float) -> bool:
     """Whether a fake passes every trial."""
     for trial in reference.trials(b"bench", name):
         try:
-            judge_trial(reference, trial, lambda inputs, seed: (fakes(reference, inputs, seed, mean)[name](reference.answer(inputs, seed).own), {}))
+            judge_trial(reference, trial, lambda inputs, seed: (fakes(reference, inputs, seed, mean)[name](reference.run(clone(inputs), seed)), {}))
         except Fault:
             return False
     return True
@@ -104,12 +104,12 @@ def examine(task: Task, device: str) -> dict:
         return row | {"status": fault.status, "message": fault.message}
     try:
         for trial in reference.trials(b"bench", "reference"):
-            judge_trial(reference, trial, lambda inputs, seed: (reference.answer(inputs, seed).own, {}))
+            judge_trial(reference, trial, lambda inputs, seed: (reference.run(clone(inputs), seed), {}))
         row["reference"] = "passes"
     except Fault as fault:
         row["reference"] = f"{fault.status}: {fault.message}"
     inputs, mean = reference.inputs("plain", 42), mean_answer(reference)
-    own = reference.answer(inputs, 42).own
+    own = reference.run(clone(inputs), 42)
     for name, make in fakes(reference, inputs, 42, mean).items():
         if passing(reference, name, mean):
             row["pass_ours"].append(name)

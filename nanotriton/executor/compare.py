@@ -107,12 +107,12 @@ def all_finite(tree) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reference's answer in the task's dtype and in float64 (None: there is none), and its inputs as each left them."""
+    """A reference's answer in the task's dtype and in float64 (None: there is none), and its inputs as each left them, if they were kept."""
 
     own: object
     exact: object | None
     inputs_exact: list | None
-    inputs: list
+    inputs: list | None
 
 
 def compare(got, answer: Answer) -> float:

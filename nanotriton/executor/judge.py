@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor import draws, wire
-from nanotriton.executor.compare import Answer, Fault, all_finite, clone, compare, kernelbench_allclose, leaves, widen
+from nanotriton.executor.compare import Answer, Fault, all_finite, compare, kernelbench_allclose, leaves, widen
 from nanotriton.executor.draws import seed_from
 from nanotriton.tasks.task import Task
 from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
+OTHERS = "the answer to other inputs"
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 TRIALS = (("plain",), ("scaled", "positive", "plain"), ("heavy", "positive", "plain"))  # the first kind that the task survives
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
@@ -102,61 +103,75 @@ class Reference:
             draws.seed_everything(seed)
             return list(self.names["get_inputs"]())
 
-    def answer(self, inputs: list, weights: int) -> Answer:
-        """Run the reference on private copies, in its own dtype and in float64."""
-        model, own_inputs = self.build(weights), clone(inputs)
-        wide_model = copy.deepcopy(model)
+    def run(self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()) -> object:
+        """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
+        model = self.build(weights)
+        with torch.no_grad(), self.on_device(), watched:
+            draws.seed_everything(weights if noise is None else noise)
+            return model(*inputs)
+
+    def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
+        """The reference's answer to a draw, in its own dtype and in float64.
+
+        Inputs are drawn for each anew: nobody else has had a chance to write to them, and no copy is held. `keep_inputs`: as they are afterwards.
+        """
+        inputs = self.inputs(kind, seed)
+        own = self.run(inputs, weights)
+        kept = inputs if keep_inputs else None
+        del inputs
         with torch.no_grad(), self.on_device():
-            draws.seed_everything(weights)
-            own = model(*own_inputs)
-            return Answer(own, *in_float64(wide_model, inputs, weights), own_inputs)
+            exact, exact_inputs = in_float64(self.build(weights), self.inputs(kind, seed), weights)
+        return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
 
     # ---- what is found out once ----
 
     def calibrate(self) -> None:
-        """Which stresses does the reference survive? Is it deterministic? Would an answer that computes nothing pass?"""
-        seed = seed_from("calibrate", self.task.key)
-        known = []
+        """Which stresses does the reference survive? Is it deterministic? Would an answer that computes nothing pass?
+
+        One draw after another, so that a task of many gigabytes never has two of them in memory.
+        """
+        seed, fakes = seed_from("calibrate", self.task.key), Fakes(self)
         with excused("on its own inputs"):
             for s in (seed, seed + 1):
                 inputs = self.inputs("plain", s)
                 if wire.describe(inputs)[0] != self.described_inputs:
                     raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
-                known.append((inputs, self.answer(inputs, s)))
-            if not identical(self.inputs("plain", seed + 1), inputs):
-                raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-            model, seen = self.build(seed + 1), Computing()
-            with torch.no_grad(), self.on_device(), seen:
-                draws.seed_everything(seed + 2)
-                again = model(*clone(inputs))
-            self.facts = seen.facts
-        self.bytes = sum(t.nbytes for _, t in leaves([inputs, again]) if isinstance(t, torch.Tensor))
-        if not passes(again, known[-1][1]):
-            raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
+                if not identical(self.inputs("plain", s), inputs):
+                    raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
+                self.bytes = sum(t.nbytes for _, t in leaves(inputs) if isinstance(t, torch.Tensor))
+                del inputs
+                answer = self.answer("plain", s, s)
+                if s == seed + 1:
+                    seen = Computing()
+                    again = self.run(self.inputs("plain", s), s, s + 1, seen)
+                    self.facts = seen.facts
+                    self.bytes += sum(t.nbytes for _, t in leaves(again) if isinstance(t, torch.Tensor))
+                    if not passes(again, answer):
+                        raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
+                    del again
+                fakes.look("plain", s, answer)
+                del answer
         for kinds in TRIALS[1:]:
             for kind in kinds:
-                if kind in self.kinds:
+                if kind in self.kinds or self.survives(kind, seed, fakes):
                     break
-                if stressed := self.survives(kind, seed, known[0][0]):
-                    known.append(stressed)
-                    break
-        if reason := weakness(known):
-            raise Fault("weak_task", f"the task can't tell right from wrong: {reason} would pass")
+        if fakes.passing:
+            raise Fault("weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass")
 
-    def survives(self, kind: str, seed: int, plain: list) -> tuple[list, Answer] | None:
-        """One stressed draw and its answer, or None if stress breaks the reference or changes nothing."""
+    def survives(self, kind: str, seed: int, fakes: "Fakes") -> bool:
+        """Whether stress neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""
         try:
-            inputs = self.inputs(kind, seed)
-            if identical(inputs, plain):
-                return None
-            answer = self.answer(inputs, seed)
+            if identical(self.inputs(kind, seed), self.inputs("plain", seed)):
+                return False
+            answer = self.answer(kind, seed, seed)
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
-            return None
+            return False
         if not all_finite(answer.own):
-            return None
+            return False
         self.kinds |= {kind}
-        return inputs, answer
+        fakes.look(kind, seed, answer)
+        return True
 
     def trials(self, secret: bytes, source: str) -> list[Trial]:
         """The trials of one candidate: the same for the same secret, task and source."""
@@ -229,23 +244,43 @@ def passes(got, answer: Answer) -> bool:
     return True
 
 
-def weakness(known: list[tuple[list, Answer]]) -> str | None:
-    """What passes on every known draw without computing anything, in words; None if nothing does."""
-    first = known[0][1].own
-    means = [t.double().mean().item() for _, t in leaves(first) if isinstance(t, torch.Tensor) and not t.is_complex()] or [0.0]
-    fakes: list[tuple[str, Callable]] = [
-        ("an answer of zeros", lambda inputs, own: draws.mapped(own, torch.zeros_like)),
-        ("an answer of ones", lambda inputs, own: draws.mapped(own, torch.ones_like)),
-        ("one constant", lambda inputs, own: draws.mapped(own, lambda t: torch.full_like(t, means[0]))),
-    ]
-    for i in range(len(known[0][0])):
-        fakes.append((f"input {i} returned as it is", lambda inputs, own, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)))
-    for name, fake in fakes:
-        if all(passes(fake(inputs, answer.own), answer) for inputs, answer in known):
-            return name
-    if all(passes(first, answer) for _, answer in known[1:]):
-        return "the answer to other inputs"
-    return None
+class Fakes:
+    """Answers that compute nothing. `passing`: those, by name, that have passed on every draw so far."""
+
+    def __init__(self, reference: Reference):
+        self.reference = reference
+        self.passing: dict[str, Callable] = {}  # functions of (inputs, the right answer, seed of the weights)
+        self.first = None  # the first draw's answer
+
+    def look(self, kind: str, seed: int, answer: Answer) -> None:
+        """Forget those that don't pass on this draw; the first draw invents them."""
+        first = self.first is None
+        if first:
+            self._invent(answer.own)
+        for name, fake in list(self.passing.items()):
+            if first and name == OTHERS:
+                continue  # its own draw says nothing
+            try:
+                right = passes(fake(self.reference.inputs(kind, seed), answer.own, seed), answer)
+            except Exception:  # the reference cannot take what this one gives it
+                right = False
+            if not right:
+                del self.passing[name]
+
+    def _invent(self, own) -> None:
+        self.first, inputs = own, self.reference.inputs("plain", 0)
+        means = [t.double().mean().item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()] or [0.0]
+        zero = lambda t: torch.zeros_like(t) if t.is_floating_point() else t
+        self.passing = {
+            "an answer of zeros": lambda inputs, own, weights: draws.mapped(own, torch.zeros_like),
+            "an answer of ones": lambda inputs, own, weights: draws.mapped(own, torch.ones_like),
+            "one constant": lambda inputs, own, weights: draws.mapped(own, lambda t: torch.full_like(t, means[0])),
+            OTHERS: lambda inputs, own, weights: self.first,
+        }
+        for i in range(len(inputs)):
+            self.passing[f"input {i} returned as it is"] = lambda inputs, own, weights, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)
+        if any(isinstance(t, torch.Tensor) and t.is_floating_point() for _, t in leaves(inputs)):
+            self.passing["the answer to zeros"] = lambda inputs, own, weights: self.reference.run(draws.mapped(inputs, zero), weights)
 
 
 # ---- one trial -----------------------------------------------------------------------------------------------------
@@ -267,18 +302,16 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)
     outputs, after = run(inputs, trial.weights)
-    with excused("drawing inputs"):  # the same again: nobody has had a chance to write to these
-        inputs = reference.inputs(trial.kind, trial.inputs)
+    del inputs
     with excused("on its own inputs"):
-        answer = reference.answer(inputs, trial.weights)
+        answer = reference.answer(trial.kind, trial.inputs, trial.weights, keep_inputs=bool(after))
     if trial.kind != "plain" and not all_finite(answer.own):
         return None
     error = compare(outputs, answer)
-    before, theirs = leaves(inputs), leaves(answer.inputs)
-    exact = leaves(answer.inputs_exact) if answer.inputs_exact else None
-    tensors = [i for i, (_, x) in enumerate(before) if isinstance(x, torch.Tensor)]
+    theirs, exact = leaves(answer.inputs or []), leaves(answer.inputs_exact or [])
+    tensors = [i for i, (_, x) in enumerate(theirs) if isinstance(x, torch.Tensor)]
     for number, changed in after.items():  # allowed where the reference changes it alike
         i = tensors[number]
-        if not passes(changed, Answer(theirs[i][1], exact[i][1] if exact else None, None, [])):
+        if not passes(changed, Answer(theirs[i][1], exact[i][1] if exact else None, None, None)):
             raise Fault("input_modified", f"input {number} is not what it was: forward must not write to its inputs")
     return Judged(error, kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None)
