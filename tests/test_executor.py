@@ -254,3 +254,38 @@ def test_a_closed_executor_takes_nothing_and_leaves_nothing_open():
     with pytest.raises(RuntimeError, match="closed"):
         executor.submit(TASK, RIGHT)
     executor.close()  # twice is fine
+
+
+LARGE = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(300_000))
+
+    def forward(self, x):
+        return x * self.w
+
+def get_inputs():
+    return [torch.randn(300_000)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(("name", "draw", "status"), [("w", "randn", "correct"), ("other", "randn", "correct"), ("other", "rand", "wrong_value")])
+def test_large_weights_stay_at_home(name, draw, status):
+    """A plan may hold 256 MiB of weights; those that the reference has too are not in it, whatever the candidate calls them."""
+    source = RIGHT.replace("class ModelNew(nn.Module):", f"""class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.{name} = nn.Parameter(torch.{draw}(300_000))
+""")  # fmt: skip
+    source = source.replace("x * 2 + 1", "x * tl.load(w_ptr + i, mask=i < n)").replace("x_ptr, y_ptr, n,", "x_ptr, w_ptr, y_ptr, n,")
+    source = source.replace("(x, y, x.numel(), BLOCK=64)", f"(x, self.{name}, y, x.numel(), BLOCK=64)").replace("64", "1024")
+    with Executor(workers=1, timeout=30.0) as executor:
+        verdict = executor.submit(Task("large", LARGE), source).result()
+    assert verdict.status == status, verdict.message

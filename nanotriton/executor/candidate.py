@@ -95,7 +95,9 @@ def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()
 def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
     """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
-    args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed}
+    with worker.stage("task", worker.patience):
+        known = list(reference.large_weights(seed))
+    args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed, "known": known}
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
     if ended.signal == 9 and not ended.killed:  # somebody else's kill -9, or the kernel's for want of memory: once more
@@ -200,7 +202,7 @@ class Runner:
     def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int):
         self.worker, self.job, self.reference, self.plan, self.recorded = worker, job, reference, plan, recorded
         self.launches = len(plan.launches())
-        self.replay = Replay(plan, "cpu")
+        self.replay = Replay(plan, "cpu", known=reference.large_weights(recorded))
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
 
     def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:

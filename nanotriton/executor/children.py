@@ -11,7 +11,6 @@ import os
 import resource
 import socket
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from nanotriton.executor.zygote import Report, receive, send
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Replay mode: record the candidate. args: inputs and init (descriptions), seed, configs (of an autotuner, at most). The answer's payload is a plan."""
+    """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
+    need not be sent), configs (of an autotuner, at most). The answer's payload is a plan."""
     from nanotriton.executor import recorder
 
     report.stage("record")
@@ -32,7 +32,9 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     try:
         with draws.moved_constants(args["seed"]):
-            plan = recorder.record(source, init, inputs, seed=args["seed"], folder=folder, max_configs=args["configs"])
+            plan = recorder.record(
+                source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"]
+            )
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
         report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})
@@ -43,7 +45,6 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
 
     A job: name, ttir, options, of a validated plan. The answer's payload is a Binary.
     """
-    tempfile.tempdir = None  # as the environment says now: the folder
     sock = socket.socket(fileno=fds[0])
     while True:
         message, files = receive(sock)

@@ -107,7 +107,7 @@ class GpuRunner(Runner):
 
     def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]):
         super().__init__(worker, job, reference, plan, recorded)
-        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.memory))
+        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.memory), known=reference.large_weights(recorded))
 
     def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
         if self.worker.gpu.lost:  # by a run before this one, without a launch that kept the next in bounds: that launch mattered

@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 from nanotriton.executor import draws, wire
 from nanotriton.executor.compare import Answer, Fault, all_finite, compare, kernelbench_allclose, leaves, widen
 from nanotriton.executor.draws import seed_from
+from nanotriton.executor.plan import digest
 from nanotriton.tasks.task import Task
 from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
+LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 OTHERS = "the answer to other inputs"
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 TRIALS = (("plain",), ("scaled", "positive", "plain"), ("heavy", "positive", "plain"))  # the first kind that the task survives
@@ -62,6 +64,7 @@ class Reference:
         self.task, self.device = task, torch.device(device)
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
+        self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         self.kinds: frozenset[str] = frozenset(["plain"])
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
@@ -83,6 +86,15 @@ class Reference:
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
         return dict(self.on_host(seed).state_dict())
+
+    def large_weights(self, seed: int) -> dict[str, torch.Tensor]:
+        """Weights of a megabyte or more by plan.digest of their bytes: a candidate that has the same need not send them."""
+        if seed not in self.digests:
+            large = [t for t in self.weights(seed).values() if t.nbytes >= LARGE and t.is_contiguous()]
+            self.digests[seed] = {digest(wire.raw([t])): t for t in large}
+            while len(self.digests) > BUILT:
+                del self.digests[next(iter(self.digests))]
+        return self.digests[seed]
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:

@@ -151,8 +151,10 @@ class Replay:
     After `run`: `modified_inputs` lists the inputs (counted over their tensors) that the candidate wrote to.
     """
 
-    def __init__(self, plan: Plan, device: str | torch.device = "cpu", backend: Backend | None = None):
-        self.plan = plan
+    def __init__(
+        self, plan: Plan, device: str | torch.device = "cpu", backend: Backend | None = None, known: dict[str, torch.Tensor] | None = None
+    ):
+        self.plan, self.known = plan, known or {}
         if backend is None and torch.device(device).type != "cpu":
             raise ValueError("a CUDA replay needs a cuda.CudaBackend, which owns the arena")
         self.backend = backend or CpuBackend()
@@ -275,8 +277,11 @@ class Replay:
             if s.blob in plan.blobs:
                 if s.nbytes:
                     self._bytes(index).copy_(torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8))
+            elif s.blob in self.known and self.known[s.blob].nbytes == s.nbytes:
+                if index not in filled:
+                    self._bytes(index).copy_(self.known[s.blob].detach().reshape(-1).view(torch.uint8))
             elif s.blob is not None and index not in filled:
-                raise ValueError("a weight's bytes are neither in the plan nor given by name")
+                raise ReplayError("crashed", "plan: a weight's bytes are neither in it nor the reference's")
         for w in plan.weights:
             if name := next((n for n in w.names if n in weights), None):
                 self._fill(w.tensor, weights[name].detach(), name)
