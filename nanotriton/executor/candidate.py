@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from nanotriton.executor.aten import tensor_ids
-from nanotriton.executor.compare import Answer, Fault, ValueFault
-from nanotriton.executor.judge import TF32_HINT, Reference, Trial, judge_trial, out_of_memory, passes
+from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault
+from nanotriton.executor.judge import TF32_HINT, Judged, Reference, Trial, judge_trial, out_of_memory, passes
 from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
@@ -106,7 +106,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     check_ended(ended, limits)
     with worker.stage("validate", job.timeout):
         try:
-            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.memory)
+            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.budget(reference))
         except PlanError as error:
             raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
         facts = rules.facts(plan)
@@ -141,8 +141,12 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     if job.time and worker.gpu is not None:
         from nanotriton.executor import gpu
 
-        gpu.measure(job, worker, reference, first, trials[0])
-    with worker.stage("ablate", job.timeout):
+        try:
+            gpu.measure(job, worker, reference, first, trials[0])
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise  # it is right, and stays untimed
+    with worker.room(reference), worker.stage("ablate", job.timeout):
         if job.policy in ("strict", "kernelbench"):
             job.facts["effective_launches"] = effective_launches(reference, trials[0], first)
             if violation := rules.check_effective(job.facts["effective_launches"], job.policy):
@@ -158,9 +162,10 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
             if runner is None:
                 runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
             try:
-                with worker.stage("judge", worker.patience):
-                    judged = judge_trial(reference, trial, runner)
+                judged = judge_in_room(worker, reference, trial, runner)
                 break
+            except TaskFault:
+                raise
             except Fault as fault:
                 if runner.recorded == trial.weights or fault.status in ("unsupported", "timeout", "memory_limit"):
                     raise hinted(fault, runner.plan) from None
@@ -169,6 +174,18 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
             job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
         if number == 0:
             job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+
+
+def judge_in_room(worker, reference: Reference, trial: Trial, runner: "Runner") -> Judged | None:
+    """`judge_trial`. A task whose tensors don't fit on the GPU beside other workers' has it alone."""
+    try:
+        with worker.room(reference), worker.stage("judge", worker.patience):
+            return judge_trial(reference, trial, runner)
+    except Fault as fault:
+        if worker.gpu is None or fault.status != "memory_limit" or worker.gpu.crowds(reference):
+            raise
+    with worker.gpu.alone(), worker.stage("judge", worker.patience):
+        return judge_trial(reference, trial, runner)
 
 
 def hinted(fault: Fault, plan: Plan) -> Fault:

@@ -30,6 +30,10 @@ class Fault(Exception):
         self.status, self.message = status, message
 
 
+class TaskFault(Fault):
+    """The task's fault, or ours: it says nothing of the candidate, and is never scored."""
+
+
 class ValueFault(Fault):
     """Wrong values. `max_error` is over the RMS; `reduced`: fp32, and as far off as TF32 or half precision would be."""
 

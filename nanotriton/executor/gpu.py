@@ -40,8 +40,8 @@ class Gpu:
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.binaries = BinaryCache(folder)
-        # Of what is free now (a trainer may share the GPU), a worker's arena gets half of its share; inputs and the reference the rest.
-        self.memory = torch.cuda.mem_get_info()[0] // (2 * REPLAYERS)
+        # Of what is free now (a trainer may share the GPU) a worker's arena gets half of its share; inputs and the reference the rest.
+        self.free = torch.cuda.mem_get_info()[0]
         self.owner: GpuRunner | None = None
         self.lost = False  # the context: this process must end
         self.reference_us: dict[str, float] = {}
@@ -64,6 +64,14 @@ class Gpu:
             torch.cuda.empty_cache()
         wipe_free_memory()
 
+    def crowds(self, reference: Reference) -> bool:
+        """Whether the task needs more than a worker's share: its inputs and answer are there about eight times over, some in float64."""
+        return 8 * reference.bytes > self.free // REPLAYERS
+
+    def budget(self, reference: Reference) -> int:
+        """Bytes that a candidate's buffers may take."""
+        return self.free // (2 if self.crowds(reference) else 2 * REPLAYERS)
+
     @property
     def watch(self) -> Stopwatch:
         self._watch = self._watch or Stopwatch()
@@ -77,8 +85,22 @@ class Gpu:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
         try:
             yield
+            if not self.lost and torch.cuda.memory_reserved() > WIPED:
+                self.clear()  # for the others, until this worker's next turn
         finally:
             fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    def clear(self) -> None:
+        """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
+        self.own(None)
+        torch.cuda.empty_cache()
+
+    @contextmanager
+    def alone(self):
+        """Within `busy`: `quiet`, for work that needs the memory of all."""
+        self.clear()
+        with self.quiet():
+            yield
 
     @contextmanager
     def quiet(self):
@@ -107,7 +129,7 @@ class GpuRunner(Runner):
 
     def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]):
         super().__init__(worker, job, reference, plan, recorded)
-        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.memory), known=reference.large_weights(recorded))
+        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.budget(reference)), known=reference.large_weights(recorded))
 
     def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
         if self.worker.gpu.lost:  # by a run before this one, without a launch that kept the next in bounds: that launch mattered
@@ -182,13 +204,14 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     Raises Fault: `too_fast` for a time that memory cannot reach, or what is wrong with the last answer.
     """
     gpu, weights = worker.gpu, runner.by_name(trial.weights)
-    draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * ROTATION + 1)]
+    rotation = 1 if gpu.crowds(reference) else ROTATION  # the L2 keeps nothing of so much
+    draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * rotation + 1)]
     gpu.own(runner)
     runner.replay.load(draws[0], weights)
-    works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % ROTATION], weights))]
+    works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % rotation], weights))]
     with gpu.quiet(), worker.stage("time", job.timeout):
         if job.task.key not in gpu.reference_us:
-            works.append(reference_work(reference, trial.weights, draws[ROTATION:]))
+            works.append(reference_work(reference, trial.weights, draws[rotation:]))
         try:
             timings = gpu.watch.time(works)
             outputs = runner.replay.outputs()  # of the last run that was timed
@@ -198,7 +221,7 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
         if len(timings) > 1:
             gpu.reference_us[job.task.key] = timings[1].us
     with worker.stage("judge", worker.patience):
-        compare(outputs, reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % ROTATION, trial.weights))
+        compare(outputs, reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights))
         if job.task.key not in gpu.needed:
             gpu.needed[job.task.key] = needed_bytes(reference, draws[-1], trial.weights)
     floor = floor_us(gpu.needed[job.task.key], sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))

@@ -17,7 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor import draws, wire
-from nanotriton.executor.compare import Answer, Fault, all_finite, compare, kernelbench_allclose, leaves, widen
+from nanotriton.executor.compare import (
+    Answer,
+    Fault,
+    TaskFault,
+    all_finite,
+    compare,
+    kernelbench_allclose,
+    leaves,
+    widen,
+)
 from nanotriton.executor.draws import seed_from
 from nanotriton.executor.plan import digest
 from nanotriton.tasks.task import Task
@@ -52,9 +61,9 @@ def excused(doing: str):
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise Fault("memory_limit", f"the task needs more memory than the executor allows (memory_gib), {doing}") from error
+            raise TaskFault("memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}") from error
         text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-        raise Fault("unsupported", f"the reference itself fails, {doing}: {text}") from error
+        raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
 class Reference:
@@ -105,6 +114,10 @@ class Reference:
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]
+
+    def forget_weights(self) -> None:
+        self.built.clear()
+        self.digests.clear()
 
     def init_arguments(self, seed: int) -> list:
         draws.seed_everything(seed)
@@ -319,7 +332,8 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
         answer = reference.answer(trial.kind, trial.inputs, trial.weights, keep_inputs=bool(after))
     if trial.kind != "plain" and not all_finite(answer.own):
         return None
-    error = compare(outputs, answer)
+    with excused("comparing answers"):
+        error = compare(outputs, answer)
     theirs, exact = leaves(answer.inputs or []), leaves(answer.inputs_exact or [])
     tensors = [i for i, (_, x) in enumerate(theirs) if isinstance(x, torch.Tensor)]
     for number, changed in after.items():  # allowed where the reference changes it alike

@@ -22,7 +22,7 @@ import torch
 
 from nanotriton.executor import children, probe, sandbox, script
 from nanotriton.executor.candidate import Job, Spawn, Unrecordable, replay_mode
-from nanotriton.executor.compare import Fault
+from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.judge import Reference
 from nanotriton.executor.process import process_mode
 from nanotriton.executor.processes import REPLAYERS
@@ -32,6 +32,7 @@ from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 REFERENCES = 64  # tasks kept loaded
+KEPT = 4  # of which so many keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
 TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
 MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
@@ -132,19 +133,32 @@ class Worker:
         """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair question."""
         found = self.references.get(task.key)
         if found is None:
-            try:
-                with self.stage("task", self.patience):
-                    found = Reference(task, self.device)
-            except Fault as fault:
-                found = Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
+            found = self.load(task)
+            if isinstance(found, Fault) and found.status == "memory_limit" and self.gpu is not None:
+                with self.gpu.alone():
+                    found = self.load(task)
             self.references[task.key] = found
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)
         self.references.move_to_end(task.key)
+        for known in list(self.references.values())[:-KEPT]:
+            if isinstance(known, Reference):
+                known.forget_weights()
         if isinstance(found, Fault):
             self.last = "task"  # also when it was found out before: a verdict of this stage says nothing of the candidate
             raise Fault(found.status, found.message)
         return found
+
+    def load(self, task: Task) -> Reference | Fault:
+        try:
+            with self.stage("task", self.patience):
+                return Reference(task, self.device)
+        except Fault as fault:
+            return Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
+
+    def room(self, reference: Reference):
+        """Where the task's tensors are computed with: on a GPU that it would crowd, alone."""
+        return self.gpu.alone() if self.gpu is not None and self.gpu.crowds(reference) else contextlib.nullcontext()
 
     # ---- the loop ----
 
@@ -201,6 +215,9 @@ class Worker:
             self.finish(job, folder, {"status": "correct"})
         except Unrecordable as fault:
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
+        except TaskFault as fault:
+            self.last = "task"
+            self.finish(job, folder, {"status": fault.status, "message": fault.message})
         except Fault as fault:
             fallback = fault.status == "unsupported" and self.last == "run"  # the evaluator lacks an operation of the kernel's
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback)
