@@ -3,8 +3,8 @@
     python -m bench.executor_throughput --out results/executor_cpu.json
     python -m bench.executor_throughput --device cuda --n 512 --fresh 24 --out results/executor_h100.json
 
-Distinct synthetic tasks with their own Triton solutions (all must come out `correct`): element-wise and reductions, tl.dot, and groups of eight
-variants of a task, as GRPO submits them; on a GPU then the first two with timing, in an executor that has compiled nothing yet; and beside
+Synthetic tasks with their own Triton solutions (all must come out `correct`), 16 of each task with their kernels renamed, so that each is
+recorded, compiled and judged: element-wise and reductions, tl.dot, and groups of eight equal kernels, as GRPO submits them; on a GPU then the first two with timing, in an executor that has compiled nothing yet; and beside
 them, in the same run, a fresh process for each candidate (with its own CUDA context on a GPU). `suite`: the honest kernels of
 tests/honest, written as real ones are. Per stage: wall time as the verdicts report it (stages overlap: the sum exceeds the time that passed),
 and CPU time of each kind of process. The floor is what the cores allow if nothing but the children's CPU time (import, record, compile) counted.
@@ -30,6 +30,7 @@ from tests.candidates import read
 LEVELS = ("base", "worker", "zygote: forks", "children: import, record, compile")
 TICK = os.sysconf("SC_CLK_TCK")
 WARM = 2  # candidates a worker that are judged before the clock starts: processes and contexts are there then
+EACH = 16  # candidates of a task
 DOTS = 0.05  # fewer of the synthetic tasks than this share would be a surprise
 
 Pairs = list[tuple[Task, str]]
@@ -90,8 +91,10 @@ def measure(executor: Executor, pairs: Pairs) -> dict:
     return result | {"stage_wall_ms": each(stages), "cpu_ms": each(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2)}
 
 
-def solved(tasks: list[Task]) -> Pairs:
-    return [(task, task.solution) for task in tasks]
+def candidates(tasks: list[Task], n: int) -> Pairs:
+    """n distinct ones: the tasks' solutions, with their kernels renamed so that each is another program to the compiler."""
+    renamed = lambda source, i: re.sub(r"\bkernel\b", f"kernel_{i}", source)
+    return [(tasks[i % len(tasks)], renamed(tasks[i % len(tasks)].solution, i // len(tasks))) for i in range(n)]
 
 
 def tasks_of(cfg: Config, dot: bool, n: int, seed: int) -> list[Task]:
@@ -114,7 +117,7 @@ def started(cfg: Config, mode: str | None = None, policy: str = "strict", timed:
 
 
 def run(cfg: Config) -> dict:
-    plain, dots = solved(tasks_of(cfg, False, cfg.n, 1)), solved(tasks_of(cfg, True, cfg.n, 1))
+    plain, dots = (candidates(tasks_of(cfg, dot, -(-cfg.n // EACH), 1), cfg.n) for dot in (False, True))
     groups = [(task, f"{source}\n# {i}\n") for task, source in plain[: cfg.n // 8] for i in range(8)]
     suite = [(case.task, re.sub(r"^# .*\n", "", case.source)) for case in read("honest")]
     found: dict = {}
