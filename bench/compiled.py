@@ -85,7 +85,7 @@ class Quiet:
         from nanotriton.executor.gpu import Gpu
 
         torch.cuda.set_device(device)
-        self.gpu = Gpu("")  # for its lock and its stopwatch: no kernel of a candidate comes here
+        self.gpu = Gpu("", tempfile.gettempdir())  # for its lock and its stopwatch: no kernel of a candidate comes here
         torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:

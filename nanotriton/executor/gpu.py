@@ -7,6 +7,7 @@ host memory by address, a kernel could reach this process's heap: the secret see
 """
 
 import fcntl
+import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -44,8 +45,7 @@ class Gpu:
         self.free = torch.cuda.mem_get_info()[0]
         self.owner: GpuRunner | None = None
         self.lost = False  # the context: this process must end
-        self.reference_us: dict[str, float] = {}
-        self.needed: dict[str, int] = {}
+        self.times = f"{folder}-times"  # what is known of tasks, for all workers of this executor
         self._watch: Stopwatch | None = None
         folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -63,6 +63,21 @@ class Gpu:
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > WIPED:
             torch.cuda.empty_cache()
         wipe_free_memory()
+
+    def known(self, task: str) -> tuple[float, int] | None:
+        """(microseconds of the reference, bytes of the inputs that its answer needs) if a worker has found them out."""
+        try:
+            with open(os.path.join(self.times, task)) as file:
+                return tuple(json.load(file))
+        except OSError:
+            return None
+
+    def learn(self, task: str, reference_us: float, needed: int) -> None:
+        os.makedirs(self.times, exist_ok=True)
+        new = os.path.join(self.times, f".{task}.{os.getpid()}")
+        with open(new, "w") as file:
+            json.dump([reference_us, needed], file)
+        os.rename(new, os.path.join(self.times, task))
 
     def crowds(self, reference: Reference) -> bool:
         """Whether the task needs more than a worker's share: its inputs and answer are there about eight times over, some in float64."""
@@ -208,27 +223,29 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * rotation + 1)]
     gpu.own(runner)
     runner.replay.load(draws[0], weights)
-    works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % rotation], weights))]
-    with gpu.quiet(), worker.stage("time", job.timeout):
-        if job.task.key not in gpu.reference_us:
-            works.append(reference_work(reference, trial.weights, draws[rotation:]))
-        try:
-            timings = gpu.watch.time(works)
+    weights = {name: t.to(reference.device) for name, t in weights.items()}  # no run waits for the host
+    works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % rotation], weights), rotation)]
+    if gpu.known(job.task.key) is None:
+        works.append(reference_work(reference, trial.weights, draws[rotation:]))
+    try:
+        with worker.stage("time", job.timeout):
+            ready = [gpu.watch.prepare(work) for work in works]
+        with gpu.quiet(), worker.stage("time", job.timeout):
+            timings = gpu.watch.time(ready)
             outputs = runner.replay.outputs()  # of the last run that was timed
-        except ReplayError as error:
-            gpu.lost |= error.fatal
-            raise Fault(error.status, f"while it was timed: {error.message}") from None
-        if len(timings) > 1:
-            gpu.reference_us[job.task.key] = timings[1].us
+    except ReplayError as error:
+        gpu.lost |= error.fatal
+        raise Fault(error.status, f"while it was timed: {error.message}") from None
     with worker.stage("judge", worker.patience):
         compare(outputs, reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights))
-        if job.task.key not in gpu.needed:
-            gpu.needed[job.task.key] = needed_bytes(reference, draws[-1], trial.weights)
-    floor = floor_us(gpu.needed[job.task.key], sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))
-    job.facts |= {"time_us": timings[0].us, "reference_us": gpu.reference_us[job.task.key]}
+        if len(timings) > 1:
+            gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, draws[-1], trial.weights))
+    reference_us, needed = gpu.known(job.task.key)
+    floor = floor_us(needed, sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))
+    job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
     if timings[0].us < floor:
         raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")
-    job.facts["speedup"] = gpu.reference_us[job.task.key] / timings[0].us
+    job.facts["speedup"] = reference_us / timings[0].us
 
 
 def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
@@ -246,7 +263,7 @@ def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
             if isinstance(into, torch.Tensor):
                 into.copy_(fresh)
 
-    return Work(run, before)
+    return Work(run, before, len(draws))
 
 
 def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:

@@ -158,6 +158,7 @@ class Replay:
         if backend is None and torch.device(device).type != "cpu":
             raise ValueError("a CUDA replay needs a cuda.CudaBackend, which owns the arena")
         self.backend = backend or CpuBackend()
+        self._uploaded: dict[str, torch.Tensor] = {}  # initial bytes by hash, on the device: a load then waits for nothing
         self.chosen: dict[int, int] = {}  # key of a choice -> alternative
         self.modified_inputs: list[int] = []
 
@@ -276,7 +277,9 @@ class Replay:
         for index, s in enumerate(plan.storages):
             if s.blob in plan.blobs:
                 if s.nbytes:
-                    self._bytes(index).copy_(torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8))
+                    if s.blob not in self._uploaded:
+                        self._uploaded[s.blob] = torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8).to(self.backend.device)
+                    self._bytes(index).copy_(self._uploaded[s.blob])
             elif s.blob in self.known and self.known[s.blob].nbytes == s.nbytes:
                 if index not in filled:
                     self._bytes(index).copy_(self.known[s.blob].detach().reshape(-1).view(torch.uint8))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 BATCH = 10  # runs of one work before the next has its turn
-MIN_RUNS, MAX_RUNS = 20, 200
+MIN_RUNS, MAX_RUNS = 20, 100
 ENOUGH = 0.005  # stop when the median's standard error is below this share of it
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,16 @@ log = logging.getLogger(__name__)
 class Work:
     run: Callable[[], None]  # only launches work on the current stream, the same every time
     before: Callable[[int], None]  # not timed: fresh inputs for run i
+    period: int = 0  # before(i) only launches work too, and the same for equal i modulo this; 0: it doesn't
+
+
+@dataclass
+class Ready:
+    """A work that has run once, captured where that was possible: without Python between its launches, and none before them."""
+
+    run: Callable[[], None]
+    before: Callable[[int], None]
+    clock: str  # graph or event
 
 
 @dataclass
@@ -38,6 +48,7 @@ class Stopwatch:
     def __init__(self) -> None:
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self.flush = torch.empty(max(2 * l2 + (32 << 20), 128 << 20) // 4, dtype=torch.int32, device="cuda")
+        self.aside = torch.cuda.Stream()  # where works are captured
 
     def quick(self, run: Callable[[], None], runs: int = 5) -> float:
         """Microseconds of one call, cold, for choosing between configurations."""
@@ -46,25 +57,41 @@ class Stopwatch:
         torch.cuda.synchronize()
         return statistics.median(a.elapsed_time(b) for a, b in events) * 1e3
 
-    def time(self, works: list[Work], budget: float = 0.5) -> list[Timing]:
+    def prepare(self, work: Work) -> Ready:
+        """Run it once, so that what is loaded and allocated once is there, and capture it. The lock is not needed for this."""
+        for i in reversed(range(max(work.period, 1))):
+            work.before(i)
+        work.run()
+        torch.cuda.synchronize()
+        loads = [self._captured(lambda i=i: work.before(i)) for i in range(work.period)]
+        before = (lambda i: loads[i % len(loads)]()) if loads and all(loads) else work.before
+        before(0)
+        if run := self._captured(work.run):
+            return Ready(run, before, "graph")
+        before(0)
+        work.run()  # what really fails, fails here again
+        torch.cuda.synchronize()
+        return Ready(work.run, before, "event")
+
+    def time(self, works: list[Work | Ready], budget: float = 0.5) -> list[Timing]:
         """Median times. budget: seconds for all works together, after which no further round starts."""
-        calls = [self._capture(w) for w in works]
+        ready = [w if isinstance(w, Ready) else self.prepare(w) for w in works]
         times: list[list[float]] = [[] for _ in works]
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         while True:
-            for work, (call, _), found in zip(works, calls, times):
+            for work, found in zip(ready, times):
                 if not _enough(found):
                     events = []
                     for i in range(len(found), len(found) + BATCH):
                         work.before(i)
-                        events.append(self._timed(call))
+                        events.append(self._timed(work.run))
                     torch.cuda.synchronize()
                     found += [a.elapsed_time(b) * 1e3 for a, b in events]
             end.record()
             end.synchronize()
             if all(map(_enough, times)) or (start.elapsed_time(end) / 1e3 > budget and all(len(t) >= MIN_RUNS for t in times)):
-                return [_summary(t, clock) for t, (_, clock) in zip(times, calls)]
+                return [_summary(t, work.clock) for t, work in zip(times, ready)]
 
     def _timed(self, call: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -74,23 +101,22 @@ class Stopwatch:
         end.record()
         return start, end
 
-    def _capture(self, work: Work) -> tuple[Callable[[], None], str]:
-        """The work as one CUDA graph, so that Python's own time is not in it; the work itself where that can't be."""
-        work.before(0)
-        work.run()  # loads and allocates what is loaded and allocated once
+    def _captured(self, call: Callable[[], None]) -> Callable[[], None] | None:
+        """The replay of a CUDA graph of `call`; None where it can't be captured. torch.cuda.graph would empty the allocator's cache first."""
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph):
-                work.run()
+            with torch.cuda.stream(self.aside):
+                graph.capture_begin()
+                try:
+                    call()
+                finally:
+                    graph.capture_end()
         except Exception as error:
             log.debug("not captured: %s", error)
-            torch.cuda.set_stream(stream)  # a capture that fails leaves its own behind
-            work.before(0)
-            work.run()  # what really fails, fails here again
             torch.cuda.synchronize()
-            return work.run, "event"
-        return graph.replay, "graph"
+            return None
+        return graph.replay
 
 
 def floor_us(read: int, written: int, device: int | None = None) -> float:
