@@ -76,3 +76,29 @@ def test_timing_is_beside_the_reference_and_sane():
         assert v.status == "correct", v.message
         assert 1 < v.time_us < 100 and 1 < v.reference_us < 200
         assert v.speedup == pytest.approx(v.reference_us / v.time_us)
+
+
+def test_a_task_of_many_gigabytes_beside_small_ones():
+    """It has the GPU alone for a while; nobody fails for want of memory."""
+    huge = Task("huge", TASK.source.replace("torch.randn(512, 1000)", "torch.randn(1 << 30)"))  # 4 GiB, and 4 GiB of answers
+    with Executor(device="cuda", mode="replay", time=True, timeout=30.0) as executor:
+        futures = [executor.submit(task, candidate(RIGHT) + f"\n# {i}\n") for i in range(3) for task in (TASK, huge)]
+        verdicts = [future.result(timeout=300) for future in futures]
+    assert [(v.status, v.message) for v in verdicts if not v.correct] == []
+    assert all(v.time_us > 1000 for v in verdicts[1::2])
+
+
+def test_large_weights_are_not_sent():
+    """Half a gigabyte of parameters, under the reference's name and under another one."""
+    model = "        self.w = nn.Parameter(torch.randn(1 << 27))\n"
+    task = Task("weights", TASK.source.replace("    def forward", f"    def __init__(self):\n        super().__init__()\n{model}\n    def forward")
+                .replace("x * 2 + 1", "x * self.w").replace("torch.randn(512, 1000)", "torch.randn(1 << 27)"))  # fmt: skip
+    kernel = KERNEL.format(store="tl.store(y_ptr + i, x * tl.load(w_ptr + i, mask=i < n), mask=i < n)").replace("x_ptr, y_ptr", "x_ptr, w_ptr, y_ptr")
+    sources = [
+        HEAD + kernel + MODEL.format(block=", BLOCK=1024").replace("(x, y, n", f"(x, self.{name}, y, n").replace(
+            "    def forward", f"    def __init__(self):\n        super().__init__()\n{model.replace('self.w', f'self.{name}')}\n    def forward")
+        for name in ("w", "other")
+    ]  # fmt: skip
+    with Executor(device="cuda", mode="replay", timeout=60.0) as executor:
+        verdicts = [f.result(timeout=300) for f in [executor.submit(task, source) for source in sources]]
+    assert [(v.status, v.message) for v in verdicts] == [("correct", "")] * 2
