@@ -66,16 +66,21 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     groups: dict[str, list[Ask]] = {}
     for ask in asks:
         groups.setdefault(ask.problem, []).append(ask)
-    requests = []
+    requests, wanted, longest = [], [], sampler.config.max_position_embeddings
     for group in groups.values():
         messages = [{"role": role, "content": text} for role, text in group[0].messages]
         text = tokenizer.chat(messages) if tokenizer.has_chat_template else group[0].plain
+        ids = tokenizer.encode(text)
+        if len(ids) >= longest:  # there is no room for an answer, which is the model's answer
+            for ask in group:
+                save(ask, "", {"finish_reason": "length", "tokens": 0})
+            continue
+        wanted.append(group)
         requests.append(
-            Request(tokenizer.encode(text), n=len(group), max_tokens=sampling.max_tokens, temperature=sampling.temperature,
+            Request(ids, n=len(group), max_tokens=min(sampling.max_tokens, longest - len(ids)), temperature=sampling.temperature,
                     top_p=sampling.top_p, stop_ids=frozenset(tokenizer.eos_ids), seeds=[a.seed for a in group])
         )  # fmt: skip
-    wanted = list(groups.values())
-    with log.bar(total=len(asks), desc="sampling") as progress:
+    with log.bar(total=sum(map(len, wanted)), desc="sampling") as progress:
 
         def finished(sample) -> None:
             ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
@@ -86,7 +91,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
         try:
             sampler.generate(requests, on_finish=finished)
         except ValueError as error:
-            raise ConfigError(f"--model {folder}: {error}; a smaller --max-tokens may help") from None
+            raise ConfigError(f"--model {folder}: {error}") from None
     del sampler, model  # the judge wants the memory
     if world.device.type == "cuda":
         torch.cuda.empty_cache()

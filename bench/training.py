@@ -50,7 +50,7 @@ TINY = dict(model_type="qwen3", vocab_size=512, hidden_size=64, intermediate_siz
 LLAMA = dict(model_type="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
              num_key_value_heads=8, rope_theta=5e5, max_position_embeddings=131072)  # fmt: skip
 MODELS = {"tiny": TINY, "0.6b": QWEN3 | SHAPES["0.6b"], "8b": QWEN3 | SHAPES["8b"], "llama-8b": LLAMA}
-WORK = {"tiny": (4, 256), "0.6b": (32, 32768), "8b": (8, 4096), "llama-8b": (8, 4096)}  # sequences a step and GPU, tokens a microbatch
+WORK = {"tiny": (4, 256), "0.6b": (32, 32768), "8b": (16, 4096), "llama-8b": (16, 4096)}  # sequences a step and GPU, tokens a microbatch
 PEAK = {"H100": 989.4e12, "H200": 989.4e12}  # dense bf16 FLOP/s of the SXM cards, NVIDIA's data sheets
 GROUP = 8  # samples of a prompt
 ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # stands for what was sampled
@@ -61,7 +61,7 @@ class Config:
     what: Literal["sft", "grpo", "one-gpu", "compare"] = "sft"  # one-gpu: SFT and GRPO with adam8; compare: loss, reward, gradient norm of a step
     shape: Literal["tiny", "0.6b", "8b", "llama-8b"] = "8b"  # Qwen3's, Llama-3.1's, or one for a CPU
     length: Annotated[int, ">= 2"] = 4096  # sft: tokens of a sequence
-    sequences: Annotated[int, ">= 0"] = 0  # sft: sequences a step and GPU; 0: 8 for 8B, 32 for 0.6B
+    sequences: Annotated[int, ">= 0"] = 0  # sft: sequences a step and GPU; 0: 16 for 8B, 32 for 0.6B
     samples: Annotated[int, ">= 8"] = 64  # grpo: samples a step, over all ranks, 8 of each prompt
     tokens: Annotated[int, ">= 1"] = 1024  # grpo: tokens of every sample
     prompt: Annotated[int, ">= 1"] = 512  # grpo: tokens of a prompt

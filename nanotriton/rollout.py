@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nanotriton import log
+from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import Verdict
 from nanotriton.sampler import Request, Sample, Sampler
@@ -63,9 +64,13 @@ def rollout(
     waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
     """
     prompts = [build_prompt(task, tokenizer) for task in tasks]
-    stop = frozenset(tokenizer.eos_ids)
+    stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
+    for task, prompt in zip(tasks, prompts):
+        if len(prompt) >= longest:
+            raise ConfigError(f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}")
     requests = [
-        Request(p, n=n, max_tokens=max_tokens, temperature=temperature, stop_ids=stop, seeds=list(s)) for p, s in zip(prompts, seeds)
+        Request(p, n=n, max_tokens=min(max_tokens, longest - len(p)), temperature=temperature, stop_ids=stop, seeds=list(s))
+        for p, s in zip(prompts, seeds)
     ]
     episodes: dict[tuple[int, int], Episode] = {}
     waiting: list[Episode] = []

@@ -193,8 +193,8 @@ def test_samples_of_a_model_depend_on_problem_and_number_only(tmp_path, data, mo
     assert len(completions(tmp_path / "b")) == 3
     run(tmp_path / "b", data, n=3, **options)  # more of the same run
     assert completions(tmp_path / "b") == whole
-    with pytest.raises(ConfigError, match="a smaller --max-tokens may help"):
-        run(tmp_path / "b", data, n=1, fresh=True, **options | {"max_tokens": 512})
+    results = run(tmp_path / "b", data, n=1, fresh=True, **options | {"max_tokens": 512})  # as long as the model's context leaves room
+    assert results["complete"] and all(0 < row["tokens"] < 512 for row in results["samples"])
 
 
 def test_two_ranks_share_the_problems(tmp_path, data, model):
