@@ -98,6 +98,8 @@ class Reference:
 
     def large_weights(self, seed: int) -> dict[str, torch.Tensor]:
         """Weights of a megabyte or more by plan.digest of their bytes: a candidate that has the same need not send them."""
+        if not self.has_weights:
+            return {}
         if seed not in self.digests:
             large = [t for t in self.weights(seed).values() if t.nbytes >= LARGE and t.is_contiguous()]
             self.digests[seed] = {digest(wire.raw([t])): t for t in large}
