@@ -16,11 +16,12 @@ from reward.names import words
 from reward.policy import Violation
 
 # Operators that read no values: the result depends on shapes and numbers only.
-CREATE = words("""arange empty empty_like empty_strided eye fill fill_ full full_like linspace logspace new_empty new_full new_ones new_zeros ones
-    ones_like scalar_tensor tril_indices triu_indices zero zero_ zeros zeros_like""")
+CREATE = words("""arange empty empty_like empty_strided eye fill fill_ full full_like new_empty new_full new_ones new_zeros ones ones_like
+    scalar_tensor tril_indices triu_indices zero zero_ zeros zeros_like""")  # not linspace, whose ends may be tensors
 # Operators that put values elsewhere, unchanged but for rounding.
 MOVE = words("""_to_copy _unsafe_view as_strided_scatter cat clone constant_pad_nd copy copy_ diagonal_copy diagonal_scatter flip repeat roll
     select_scatter slice_scatter stack t_copy unfold_copy""")
+FILL = words("fill fill_")  # with a tensor's value, they move it
 MATMULS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # name: which operand's last dimension is summed
 
 
@@ -74,15 +75,32 @@ def _steps_on_data(plan: Plan, first_alternative: bool) -> Iterator[Aten]:
     storages = lambda ids: {plan.tensors[t].storage for t in ids}
     for step in plan.steps:
         alternatives = step.alternatives if isinstance(step, Choice) else [[step]]
-        for call in (c for alternative in alternatives[: 1 if first_alternative else None] for c in alternative):
-            if isinstance(call, Launch):
-                clean.clear()
-            elif storages(_data_reads(call)) <= clean:
-                whole = (t for t in _writes(call) if t in call.outs or plan.nbytes(t) == plan.storages[plan.tensors[t].storage].nbytes)
-                clean |= storages(whole)
-            else:
-                clean -= storages(_writes(call))
-                yield call
+        before, after = clean, []
+        for alternative in alternatives[: 1 if first_alternative else None]:
+            clean = set(before) if len(alternatives) > 1 else before
+            for call in alternative:
+                if isinstance(call, Launch):
+                    clean.clear()
+                elif storages(_data_reads(call)) <= clean:
+                    clean |= storages(t for t in _writes(call) if _covers(plan, t))
+                else:
+                    clean -= storages(_writes(call))
+                    yield call
+            after.append(clean)
+        clean = set.intersection(*after)  # any of them may be chosen
+
+
+def _covers(plan: Plan, tensor: int) -> bool:
+    """Whether a tensor's elements are all of its storage. Strides may name an element twice, so counting bytes is not enough."""
+    t, size = plan.tensors[tensor], 1
+    nbytes = plan.storages[t.storage].nbytes
+    if 0 in t.shape:
+        return nbytes == 0
+    for stride, n in sorted((s, n) for s, n in zip(t.stride, t.shape, strict=True) if n != 1):
+        if stride != size:
+            return False
+        size *= n
+    return t.offset == 0 and size * DTYPES[t.dtype].itemsize == nbytes
 
 
 def _reads(step: Aten) -> list[int]:
@@ -106,7 +124,7 @@ def _computes(plan: Plan, step: Aten) -> bool:
 
 def _cast(plan: Plan, step: Aten) -> str | None:
     """What a moving call computes by changing the dtype: float to int truncates, to bool compares, to a narrower int takes a remainder."""
-    if step.op.split(".")[0] not in MOVE:
+    if step.op.split(".")[0] not in MOVE | FILL:
         return None
     dtypes = lambda ids: [DTYPES[plan.tensors[t].dtype] for t in ids]
     written = _writes(step)

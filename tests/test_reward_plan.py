@@ -7,7 +7,7 @@ from nanotriton.executor.plan import Aten, Choice, Launch, Plan, Storage, Tensor
 from reward.plan_rules import facts, keeps_value
 from reward.rules import check_effective, check_plan
 
-X, W, OUT, TABLE, INTS, HALF, PART = range(7)  # tensors of every plan below
+X, W, OUT, TABLE, INTS, HALF, PART, TWICE = range(8)  # tensors of every plan below
 T = lambda i: {"t": i}
 KERNEL = Launch(0, (1, 1, 1), [("*fp32", X), ("*fp32", OUT), ("i32", 16)], line=9)
 
@@ -19,7 +19,7 @@ def plan(*steps, outputs=T(OUT)):
     shapes = [(8, 4), (4, 8), (8, 8), (8, 8), (8, 4), (8, 4)]
     return Plan(
         storages=[Storage(k, torch.Size(s).numel() * getattr(torch, d).itemsize, d) for k, d, s in zip(kinds, dtypes, shapes)],
-        tensors=[*[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))], Tensor(OUT, "float32", (2, 8), (8, 1), 8)],
+        tensors=[*[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))], Tensor(OUT, "float32", (2, 8), (8, 1), 8), Tensor(OUT, "float32", (2, 32), (1, 1), 0)],
         steps=list(steps),
         outputs=outputs,
     )
@@ -65,6 +65,13 @@ REFUSED = {
     "with out=": [Aten("add.out", [T(X), T(X)], {"out": T(OUT)}, [None], 7), KERNEL],
     "a cast that truncates": [aten("_to_copy.default", T(X), out=INTS), KERNEL],
     "a copy that truncates": [Aten("copy_.default", [T(INTS), T(X)], {}, [None], 7), KERNEL],
+    "on memory that was zeroed twice in part": [Aten("zero_.default", [T(TWICE)], {}, [None]), aten("mul.Tensor", T(OUT), 2.0), KERNEL],
+    "on memory that a result fills in part": [aten("zeros.default", [2, 8], out=PART), aten("mul.Tensor", T(OUT), 2.0, out=HALF), KERNEL],
+    "on memory that one configuration alone zeroed": [
+        Choice(0, [[KERNEL], [Aten("zero_.default", [T(OUT)], {}, [None])]]), aten("mul.Tensor", T(OUT), 2.0, out=HALF),
+    ],
+    "between numbers that tensors hold": [aten("linspace.Tensor_Scalar", T(X), 0.0, 1), KERNEL],
+    "a fill that truncates": [Aten("fill_.Tensor", [T(INTS), T(X)], {}, [None], 7), KERNEL],
     "in one configuration of an autotuner": [Choice(0, [[KERNEL], [aten("exp.default", T(X)), KERNEL]])],
 }
 
