@@ -52,9 +52,9 @@ class Config:
     sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
-    steps: Annotated[int, ">= 1"] = 160  # rollouts; with --model 200
-    prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
-    group: Annotated[int, ">= 2"] = 8  # samples of each task (G); equal ones are run once, so a large group is cheap
+    steps: Annotated[int, ">= 1"] = 100  # rollouts; with --model 200
+    prompts: Annotated[int, ">= 1"] = 64  # tasks a step, over all ranks; with --model 32
+    group: Annotated[int, ">= 2"] = 4  # samples of each task (G), of which equal ones are run once; with --model 8
     epochs: Annotated[int, ">= 1"] = 2  # passes over the samples of one rollout; with --model 1
     updates: Annotated[int, ">= 1"] = 2  # optimizer steps of one pass; with --model 1
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
@@ -64,9 +64,8 @@ class Config:
     mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "bypass"  # sampler against trainer: the clip corrects, or importance weights
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start (k3 with the live ratio)
     optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters, the sampler's too, and 8-bit moments: an 8B on one GPU
-    lr: Annotated[float, "> 0"] = 2e-4  # learning rate: linear warm-up, constant, linear decay to 0; with --model 1e-6
+    lr: Annotated[float, "> 0"] = 2e-4  # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
-    decay: Annotated[float, ">= 0", "<= 1"] = 0.4  # share of the steps in which it falls, at the end; with --model 0: it stays
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion; with --model 2048
@@ -79,14 +78,14 @@ class Config:
     speed: Annotated[float, ">= 0"] = 0.0  # what 4 times as fast as PyTorch adds to a correct one; over 0: candidates are timed (a GPU's replay)
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
-    eval_every: Annotated[int, ">= 1"] = 40  # steps between held-out measurements
+    eval_every: Annotated[int, ">= 1"] = 25  # steps between held-out measurements
     eval_tasks: Annotated[int, ">= 0"] = 256  # held-out test tasks before and after (2 samples each, and greedy)
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
     shuffle_rewards: bool = False  # a control: rewards permuted within the batch; success must not rise with it
 
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to save.
-PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, decay=0.0, max_tokens=2048, save_every=10)
+PRETRAINED = dict(steps=200, prompts=32, group=8, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
@@ -198,7 +197,7 @@ def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict
         clock("logprobs")
     for update, share in enumerate(shares(drawn, cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
         each = cfg.epochs * cfg.updates
-        distributed.set_lr(optimizer, learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup, cfg.decay))
+        distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
         chosen = [e for i in share for e in taught.get(i, [])]
         more, norm = update_policy(chosen, model, parts.reference, optimizer, cfg, world, tokenizer, clock)
         stats += more
@@ -267,12 +266,6 @@ def trainer_logprobs(episodes: Sequence[Episode], model, cfg: Config, world: dis
         logp = score(model, batch, cfg.temperature, tokenizer.vocab_size)[0].tolist()
         for k in part:
             episodes[k].old, logp = logp[: len(episodes[k].ids)], logp[len(episodes[k].ids) :]
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: float, decay: float) -> float:
-    """Warm-up, constant, decay (arXiv 2404.06395), linear at both ends. `step` counts optimizer steps from 0."""
-    rise, left = max(round(warmup * steps), 1), steps - step
-    return peak * min((step + 1) / rise, left / max(decay * steps, 1), 1.0)
 
 
 def shares(groups: int, epochs: int, updates: int, seed: int) -> list[list[int]]:

@@ -32,7 +32,7 @@ from nanotriton.weights import load_model
 @dataclass
 class Config:
     seed: Annotated[int, ">= 0"] = 0  # of the run
-    factor: Annotated[float, "> 0"] = 7.0  # sft arm: its steps, in those of the laptop run's SFT; 7 take as long as SFT and GRPO
+    factor: Annotated[float, "> 0"] = 9.0  # sft arm: its steps, in those of the laptop run's SFT; 9 take as long as SFT and GRPO
     root: str = "out"  # where runs live
     out: str = "results/laptop.json"  # table: where the numbers go
     machine: str = ""  # table: what the runs ran on, in words

@@ -28,10 +28,3 @@ def test_the_readme_has_the_numbers_of_the_scripts(module):
     assert len(rows) >= 8
     for flag, *cells in rows:
         assert cells == [show(getattr(c, flag.replace("-", "_"))) for c in configs], flag
-
-
-def test_the_learning_rate_rises_stays_and_falls():
-    rate = [train_grpo.learning_rate(step, 100, 2.0, 0.05, 0.4) for step in range(100)]
-    assert rate[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0]) and set(rate[5:61]) == {2.0}
-    assert rate[61:] == pytest.approx([2.0 * left / 40 for left in range(39, 0, -1)])  # the last step still moves
-    assert [train_grpo.learning_rate(step, 9, 2.0, 0.0, 0.0) for step in range(9)] == [2.0] * 9
