@@ -46,16 +46,25 @@ class Run(Log):
     def __init__(self, cfg: Any, world: distributed.World, stage: str):
         folder = Path(cfg.out) / cfg.name
         path = folder / "config.json"
-        if world.is_main and cfg.fresh and folder.exists():
+        if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
+            raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
+        settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+        was = read_settings(path)
+        if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
+            raise config.ConfigError(f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out")
+        world.barrier()  # every rank has looked
+        if world.is_main and cfg.fresh and folder.is_dir():
             shutil.rmtree(folder)
         world.barrier()
-        settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
-        if path.exists():
-            was = json.loads(path.read_text())
+        if path.exists() and (folder / "metrics.jsonl").exists():  # else nothing was done yet: a mistake mended, perhaps
+            was = was or {}
             changed = [f"--{k.replace('_', '-')} {was.get(k)}" for k in settings if was.get(k) != settings[k]]
             if changed:
                 raise config.ConfigError(f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh")
-        super().__init__(folder, world.is_main)
+        try:
+            super().__init__(folder, world.is_main)
+        except OSError as error:
+            raise config.ConfigError(f"--out {cfg.out}: cannot make {folder}: {error.strerror}") from None
         world.barrier()
         if world.is_main:
             path.write_text(json.dumps(settings, indent=2) + "\n")
@@ -102,6 +111,15 @@ class Run(Log):
         """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
         self.checkpoints.finish()
         save_model(model, self.folder / "model", tokenizer.files)
+
+
+def read_settings(path: Path) -> dict | None:
+    """The settings in a run's config.json; None where there are none, or no JSON."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def check_timed(world: distributed.World, mode: str) -> None:

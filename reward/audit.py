@@ -4,7 +4,7 @@
 
 RUN is a run's folder, or a samples.jsonl. Each distinct rewarded candidate is judged under policy strict with a fresh secret seed. Those
 whose verdict is no longer `correct` are listed, and a Markdown page shows the most suspicious ones with their source, so that two
-audits can be compared with diff. Exit status: 0 every reward stands, 1 some do not, 2 bad usage.
+audits can be compared with diff. Exit status: 0 every reward stands, 1 some do not or could not be judged again, 2 bad usage.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import Verdict
 from nanotriton.tasks.task import Task
@@ -57,13 +58,17 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
     except OSError as error:
         raise ValueError(f"{file}: cannot read: {error.strerror}") from None
     found: dict[tuple[str, str], Sample] = {}
+    splits = set()
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: no JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("verdict", {}), dict):
+            raise ValueError(f"{file}, line {number}: a sample is an object, and so is its verdict")
         if missing := [key for key in NEEDED if key not in row]:
             raise ValueError(f"{file}, line {number}: a sample has {', '.join(NEEDED)}; this one lacks {', '.join(missing)}")
+        splits.add(row.get("split"))
         if not row["candidate"] or not row["reward"] or row["reward"] <= 0 or (split and row.get("split") != split):
             continue
         if row["verdict"]["status"] != "correct" and row["reward"] < 1:
@@ -74,6 +79,8 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
             found[key].reward = max(found[key].reward, row["reward"])
         else:
             found[key] = Sample(Task(row["task"], row["task_source"]), row["candidate"], row["verdict"], row["reward"], row.get("step", 0))
+    if split and lines and split not in splits:
+        raise ValueError(f"--split {split}: {file} has {', '.join(sorted(map(str, splits)))}")
     return list(found.values())
 
 
@@ -136,6 +143,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for each stage of a candidate (default: 10)")
     parser.add_argument("--page", type=Path, help="where the page goes (default: audit.md in the run's folder)")
     options = parser.parse_args(argv)
+    if options.page and not options.page.parent.is_dir():
+        parser.error(f"--page {options.page}: no folder {options.page.parent}")
+    if options.device == "cuda" and not cuda_is_there():
+        parser.error("--device cuda: this machine has no usable CUDA GPU")
     if options.limit < 1 or options.worst < 1 or options.timeout <= 0:
         parser.error("--limit, --worst and --timeout must be positive")
     return options
@@ -159,8 +170,12 @@ def main(argv: list[str]) -> int:
     differ = [s for s in samples if s.differs]
     for s in differ:
         print(f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}")
-    print(f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ; the page is {out}")
-    return 1 if differ else 0
+    failed = [s for s in samples if not s.after.scored]
+    for s in failed:
+        print(f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}")
+    unjudged = f", {len(failed)} could not be" if failed else ""
+    print(f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ{unjudged}; the page is {out}")
+    return 1 if differ or failed else 0
 
 
 if __name__ == "__main__":

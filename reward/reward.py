@@ -4,13 +4,16 @@ Default: 1 if the candidate is Triton and right, else 0. The executor applies th
 candidate, so `correct` under policy strict means both.
 """
 
+import functools
 import importlib.util
 import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from nanotriton.config import ConfigError
 from nanotriton.executor.verdict import Verdict
 from reward import execution
 
@@ -88,4 +91,16 @@ def load_reward(path: str | Path) -> Callable:
         inspect.signature(function).bind(None, None, None)
     except TypeError as error:
         raise ValueError(f"{path}: reward(verdict, completion, task): {error}") from None
-    return function
+    return functools.partial(checked, function, path)
+
+
+def checked(function: Callable, path: Path, verdict: Verdict, completion: str, task: Any) -> float | None:
+    """What a user's reward returns. ConfigError unless it is None or a finite number: a NaN would spread over its whole group."""
+    value = function(verdict, completion, task)
+    try:
+        number = None if value is None or isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = None
+    if value is not None and (number is None or not math.isfinite(number)):
+        raise ConfigError(f"--reward {path}: reward() must return a finite number or None; it returned {value!r}")
+    return number

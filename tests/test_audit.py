@@ -41,13 +41,25 @@ def test_partial_credit_is_not_a_claim_to_be_right(tmp_path):
     assert [(s.candidate, s.reward) for s in read_samples(write(tmp_path, rows))] == [("x", 1.0), (honest.source, 1.4)]
 
 
-@pytest.mark.parametrize("text, says", [(None, "cannot read"), ("{", "no JSON"), ('{"task": "x"}', "lacks task_source")])
+@pytest.mark.parametrize("text, says", [(None, "cannot read"), ("{", "no JSON"), ("3", "is an object"), ('{"verdict": "x"}', "is an object"), ('{"task": "x"}', "lacks task_source")])
 def test_an_unusable_run_is_one_line(tmp_path, capsys, text, says):
     if text is not None:
         (tmp_path / "samples.jsonl").write_text(text + "\n")
     assert main([str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
+
+
+def test_a_split_that_is_not_there_is_no_clean_audit(tmp_path, capsys):
+    write(tmp_path, [row(CASES["relu/honest"])])
+    assert main([str(tmp_path), "--split", "trian"]) == 2
+    assert "--split trian" in (error := capsys.readouterr().err) and "has train" in error
+
+
+def test_what_cannot_be_judged_again_does_not_stand(tmp_path, capsys):
+    broken = row(CASES["relu/honest"], task_source="import nowhere_at_all\n" + CASES["relu/honest"].task.source)
+    assert main([str(write(tmp_path, [broken]))]) == 1
+    assert "0 differ, 1 could not be" in capsys.readouterr().out
 
 
 def test_a_run_with_an_undeserved_reward(tmp_path):

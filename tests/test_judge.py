@@ -327,6 +327,23 @@ def test_tasks_that_are_no_question_are_unsupported(forward, reason):
     assert fault.value.status == "unsupported" and reason in fault.value.message
 
 
+@pytest.mark.parametrize(
+    "old, new, reason",
+    [
+        ("return [torch.randn(8, 33)]", "return torch.randn(8, 33)", "get_inputs() must return a list of arguments; it returned a tensor"),
+        ("return [torch.randn(8, 33)]", "return {'x': torch.randn(8, 33)}", "it returned a dict of 1"),
+        ("return [torch.randn(8, 33)]", "return [nowhere]", "NameError: name 'nowhere' is not defined (line "),
+        ("return x * 2", "return None", "forward must return tensors, in tuples, lists or dicts; it returned None"),
+    ],
+)
+def test_a_task_that_is_written_wrongly_is_told_so(old, new, reason):
+    good = task("return x * 2")
+    assert old in good.source
+    with pytest.raises(Fault) as fault:
+        Reference(Task("t", good.source.replace(old, new)))
+    assert fault.value.status == "unsupported" and reason in fault.value.message
+
+
 def test_a_reference_that_insists_on_its_dtype_is_still_judged():
     insists = Reference(task("return x.float() @ torch.ones(33, 2, dtype=torch.float32)"))
     assert verdict(insists, lambda m, x: x @ torch.ones(33, 2)) == "correct"

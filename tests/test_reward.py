@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,6 +78,8 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
     said, text = [], "```python\nimport triton\nclass ModelNew:\n    pass\n```"
 
     class Sampler:
+        config = SimpleNamespace(max_position_embeddings=64)
+
         def generate(self, requests, on_finish):
             for i, _ in enumerate(requests):
                 on_finish(Sample(i, 0, [1, 2], [-1.0, -1.0], "stop"))
@@ -145,3 +148,14 @@ def test_an_unusable_reward_file_is_one_line_that_names_it(tmp_path, text, says)
     with pytest.raises(ValueError) as error:
         load_reward(file)
     assert says in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value, kept", [("1", 1.0), ("None", None), ("True", 1.0), ("'good'", "x"), ("float('nan')", "x"), ("float('inf')", "x"), ("[1]", "x")])
+def test_what_a_users_reward_returns_is_checked(tmp_path, value, kept):
+    file = tmp_path / "mine.py"
+    file.write_text(f"def reward(verdict, completion, task):\n    return {value}\n")
+    if kept == "x":
+        with pytest.raises(config.ConfigError, match="must return a finite number or None"):
+            load_reward(file)(Verdict("correct"), "abc", None)
+    else:
+        assert load_reward(file)(Verdict("correct"), "abc", None) == kept

@@ -132,3 +132,18 @@ def test_a_mistake_is_one_line(tmp_path, argv, says, capsys):
     assert here(["--out", str(tmp_path), *argv]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
+
+
+def test_a_mistake_that_is_mended_is_no_other_run(tmp_path, capsys):
+    """What was refused before anything was done leaves nothing that the right command would have to agree with."""
+    assert here(["--out", str(tmp_path), "--tasks", "/nowhere/at/all"]) == 2
+    assert here(["--out", str(tmp_path), "--reward", "/nowhere.py"]) == 2
+    assert "no such reward file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "mine", "../mine"])
+def test_fresh_deletes_nothing_but_a_run(tmp_path, capsys, name):
+    (tmp_path / "out" / "mine").mkdir(parents=True)
+    (thesis := tmp_path / "out" / "mine" / "thesis.tex").write_text("years of work")
+    assert here(["--out", str(tmp_path / "out"), "--name", name, "--fresh"]) == 2
+    assert thesis.exists() and capsys.readouterr().err.count("\n") == 1

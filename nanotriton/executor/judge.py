@@ -9,6 +9,7 @@ constant would pass) is found once and cached by content. Answers never are.
 import contextlib
 import copy
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from nanotriton.executor.compare import (
     TaskFault,
     all_finite,
     compare,
+    describe,
     kernelbench_allclose,
     leaves,
     widen,
@@ -63,6 +65,8 @@ def excused(doing: str):
         if out_of_memory(error):
             raise TaskFault("memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}") from error
         text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<task ")]
+        text += f" (line {lines[-1]} of the task)" if lines else ""
         raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
@@ -123,12 +127,19 @@ class Reference:
 
     def init_arguments(self, seed: int) -> list:
         draws.seed_everything(seed)
-        return list(self.names["get_init_inputs"]())
+        return self.arguments("get_init_inputs")
 
     def inputs(self, kind: str, seed: int) -> list:
         with self.on_device(), draws.stressed(kind, seed):
             draws.seed_everything(seed)
-            return list(self.names["get_inputs"]())
+            return self.arguments("get_inputs")
+
+    def arguments(self, name: str) -> list:
+        """What get_inputs or get_init_inputs returns; a dict or a bare tensor would be unpacked into something else."""
+        given = self.names[name]()
+        if not isinstance(given, list | tuple):
+            raise TaskFault("unsupported", f"{name}() must return a list of arguments; it returned {describe(given)}")
+        return list(given)
 
     def run(self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()) -> object:
         """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
@@ -168,6 +179,8 @@ class Reference:
                 self.bytes = sum(t.nbytes for _, t in leaves(inputs) if isinstance(t, torch.Tensor))
                 del inputs
                 answer = self.answer("plain", s, s)
+                if not any(isinstance(t, torch.Tensor) for _, t in leaves(answer.own)):
+                    raise Fault("unsupported", f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}")
                 if s == seed + 1:
                     seen = Computing()
                     again = self.run(self.inputs("plain", s), s, s + 1, seen)
