@@ -4,6 +4,7 @@ Each mode is a generator: it yields the children that it wants (`Spawn`), is res
 Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
 """
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from nanotriton.tasks.task import Task
 from reward import rules
 
 PLAN_BYTES = 320 << 20
+SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
 ABLATIONS = 16  # launches that are left out one by one; of more, the last ones
 # What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
@@ -116,6 +118,9 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             job.facts["torch_share"] = facts.flops / reference.facts.flops
         if violation := rules.check_plan(plan, job.policy, reference.facts):
             raise Fault(violation.status, str(violation))
+        size = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in (plan.tensors[i] for i in plan.output_tensors()))
+        if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
+            raise Fault("wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}")
     if worker.gpu is None:
         return Runner(worker, job, reference, plan, seed)
     from nanotriton.executor import gpu  # it builds on this module
@@ -223,20 +228,24 @@ class Runner:
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
 
     def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
-        weights = self.by_name(seed)
+        weights, ids = self.by_name(seed), tensor_ids(self.plan.inputs)
         with self.worker.stage("run", self.job.timeout):
             try:
                 outputs = self.replay.run(inputs, weights, skip_launch=skip)
+                changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
             except ReplayError as error:
                 if error.fatal:
                     self.worker.gpu.lost = True
                 raise Fault(error.status, f"line {error.line}: {error.message}" if error.line else error.message) from None
+            except ValueError as error:
+                raise Fault("crashed", f"plan: {error}") from None
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
                 raise Fault("memory_limit", f"it used more than {self.job.memory >> 20} MiB") from None
-        ids = tensor_ids(self.plan.inputs)
-        return outputs, {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
+            finally:
+                self.replay.forget()
+        return outputs, changed
 
     def by_name(self, seed: int) -> dict[str, torch.Tensor]:
         """The reference's weights for this seed, if every weight of the plan has a twin there; else none: draw order decides."""

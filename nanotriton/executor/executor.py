@@ -228,7 +228,8 @@ class Executor:
         process.alone, process.finished = False, process.finished + 1
         for name, seconds in message["cost"].items():
             entry.cost[name] = round(entry.cost.get(name, 0.0) + seconds, 6)
-        entry.facts |= message["facts"]
+        if not entry.is_probe:
+            entry.facts |= message["facts"]
         if phase := self._next_phase(entry, message):
             entry.job["phase"] = phase
             self._queue(entry).append(entry)
@@ -282,7 +283,7 @@ class Executor:
             entry.restarts += not process.finished  # where something was finished, running the rest again comes to an end
             if number == job and due:
                 entry.deaths += 1
-            if entry.is_probe:
+            if entry.is_probe and entry.deaths:
                 self._probed(entry, healthy=False)
             elif entry.restarts > RESTARTS:
                 self._finish(entry, status="infra_error", message="workers kept dying while this candidate was in flight")

@@ -26,7 +26,7 @@ from nanotriton.executor.signature import flatten, signature
 
 MAGIC = b"nanotriton-plan-1\n"
 MAX_BYTES = 512 << 20  # a plan on the wire, weights included
-MAX_HEADER = 64 << 20
+MAX_HEADER = 32 << 20
 MAX_MEMORY = 16 << 30  # all storages together
 MAX_COUNT = {"storages": 100_000, "tensors": 200_000, "kernels": 4_096, "steps": 100_000, "weights": 50_000}
 MAX_ALTERNATIVES = 256

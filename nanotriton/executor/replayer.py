@@ -205,6 +205,12 @@ class Replay:
         self.modified_inputs = [k for k, flag in enumerate(flags) if flag]
         return outputs
 
+    def forget(self) -> None:
+        """Give the last run's memory back, save what the caller still holds; on a GPU it is the arena's, and stays."""
+        if self.backend.device.type == "cpu":
+            self.backend.reset([])
+            self._storages, self._tensors, self._given = {}, {}, []
+
     def tune(self, inputs: list, weights: dict[str, torch.Tensor] | None, time: Callable[[Callable[[], None]], float]) -> None:
         """Choose the fastest alternative of every choice. Each is tried on the memory as it is at that point, which is then put back.
 

@@ -32,6 +32,7 @@ from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 REFERENCES = 64  # tasks kept loaded
+MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 KEPT = 4  # of which so many keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
 TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
@@ -242,6 +243,9 @@ class Worker:
         if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
             self.gpu.own(None)
         shutil.rmtree(folder, ignore_errors=True)
+        # One line of what may be as long as a name in the candidate, or hold an assertion's own line breaks and escapes.
+        text = " ".join(verdict.get("message", "").split())
+        verdict["message"] = "".join(c if c.isprintable() else "?" for c in text[:MESSAGE])
         verdict["stage"] = STAGES.get(verdict["status"], self.last)
         cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
         send(self.sock, {"job": job.id, "verdict": verdict, "facts": job.facts, "cost": cost, "fallback": fallback})

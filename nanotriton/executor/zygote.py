@@ -37,6 +37,7 @@ BEACON = struct.Struct("qd16s")  # shared memory of worker and executor: the job
 LOG = logging.getLogger(__name__)
 SLOW = 1.0  # seconds after which a child has to let others pass
 LOG_BYTES = 1 << 20  # what a child may print
+HEADER_BYTES = 8 << 20  # of a result's header: as Python's objects JSON takes twenty times its size
 STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
 
 
@@ -79,7 +80,7 @@ class Ended:
         self.stage = data[:STAGE_BYTES].decode("ascii", "replace").strip()
         start = STAGE_BYTES + 8
         end = start + int.from_bytes(data[STAGE_BYTES:start], "little")
-        if start < end <= len(data) <= limit:
+        if start < end <= len(data) <= limit and end - start <= HEADER_BYTES:
             try:
                 header = json.loads(data[start:end])
             except (ValueError, RecursionError):
@@ -128,7 +129,8 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
     status = 1
     try:
         sandbox.die_with_parent(parent)
-        result, log, *extra = fds
+        arguments, result, log, *extra = fds
+        args = json.loads(os.pread(arguments, os.fstat(arguments).st_size, 0))
         null = os.open(os.devnull, os.O_RDONLY)
         wanted = [null, log, log, result, *extra]
         high = [os.dup2(fd, 100 + i) for i, fd in enumerate(wanted)]  # out of the way first, then 0, 1, 2, 3, ...
@@ -138,7 +140,7 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
         options = request["sandbox"]
         sandbox.enter(request["folder"], sandbox.Limits(**request["limits"]), readable, **options)
         tempfile.tempdir = None  # as the environment says now: this process remembers its ancestor's
-        targets[request["target"]](Report(3), list(range(4, 4 + len(extra))), request["folder"], request["args"])
+        targets[request["target"]](Report(3), list(range(4, 4 + len(extra))), request["folder"], args)
         status = 0
     except BaseException as error:  # whatever a candidate manages to raise: the parent's code must never run in the child
         os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace")[-2000:])
@@ -261,11 +263,15 @@ class Zygote:
     def spawn(self, target: str, folder: str, args: dict, limits: sandbox.Limits, extra: tuple[int, ...] = (), **options) -> int:
         """Start one child; returns its id. Its end arrives through `event`."""
         self.next_id += 1
+        arguments = os.memfd_create("arguments")  # those of a module of many weights are larger than a message can be
+        with open(arguments, "w", closefd=False) as file:
+            json.dump(args, file)
         result, log = os.memfd_create("result"), os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(log, LOG_BYTES)
         fcntl.fcntl(log, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)  # printing more fails
-        request = {"id": self.next_id, "target": target, "folder": folder, "args": args, "limits": asdict(limits), "sandbox": options}
-        send(self.sock, request, (result, log, *extra))
+        request = {"id": self.next_id, "target": target, "folder": folder, "limits": asdict(limits), "sandbox": options}
+        send(self.sock, request, (arguments, result, log, *extra))
+        os.close(arguments)
         self.running[self.next_id] = (result, log, limits.output)
         return self.next_id
 
