@@ -111,11 +111,11 @@ def main(cfg: Config, world: distributed.World) -> None:
     distributed.check_optimizer(cfg.optimizer, world)
     if cfg.speed:
         check_timed(world, cfg.mode)
+    tasks, dev, test = task_sets(cfg)  # mistakes in what was named come out before anything is trained, or deleted by --fresh
+    reward_of = reward_function(cfg)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
-    tasks, dev, test = task_sets(cfg)  # mistakes in what was named come out before anything is trained
-    reward_of = reward_function(cfg)
     model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
     tokenizer = Tokenizer(model_folder)
     share = cfg.optimizer == "adam8"

@@ -74,6 +74,8 @@ PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dic
 def main(cfg: Config, world: distributed.World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
     distributed.check_optimizer(cfg.optimizer, world)
+    if cfg.data:
+        read_pairs(cfg.data)  # a mistake in it comes out before --fresh deletes anything
     run = Run(cfg, world, "sft")
     if run.finished():
         return str(run.folder / "model")
@@ -190,10 +192,12 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none."""
     pairs = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # and at nothing else: U+2028 may stand inside a string
     except (OSError, UnicodeDecodeError) as error:
         raise config.ConfigError(f"--data {path}: cannot read: {error}") from None
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             pairs.append((row["prompt"] + "", row["completion"] + ""))

@@ -13,6 +13,7 @@ A user's mistake ends in one line that names what is accepted, and exit code 2.
 
 import dataclasses
 import difflib
+import math
 import operator
 import re
 import sys
@@ -79,8 +80,8 @@ def convert(flag: str, text: str, kind: Any) -> Any:
     except ValueError:
         name = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
         raise ConfigError(f"{flag} {text}: {name} is expected") from None
-    if value != value:
-        raise ConfigError(f"{flag} {text}: a number is expected")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{flag} {text}: a finite number is expected")
     return check(flag, value, limits)
 
 

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import inspect
 import math
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,11 @@ def load_reward(path: str | Path) -> Callable:
 
 def checked(function: Callable, path: Path, verdict: Verdict, completion: str, task: Any) -> float | None:
     """What a user's reward returns. ConfigError unless it is None or a finite number: a NaN would spread over its whole group."""
-    value = function(verdict, completion, task)
+    try:
+        value = function(verdict, completion, task)
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        raise ConfigError(f"--reward {path}{f', line {lines[-1]}' if lines else ''}: {type(error).__name__}: {error}") from error
     try:
         number = None if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError):

@@ -150,6 +150,13 @@ def test_an_unusable_reward_file_is_one_line_that_names_it(tmp_path, text, says)
     assert says in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_reward_that_raises_is_one_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(verdict, completion, task):\n    return verdict.nothing\n")
+    with pytest.raises(config.ConfigError, match=r"mine.py, line 2: AttributeError: .*nothing"):
+        load_reward(file)(Verdict("correct"), "abc", None)
+
+
 @pytest.mark.parametrize("value, kept", [("1", 1.0), ("None", None), ("True", 1.0), ("'good'", "x"), ("float('nan')", "x"), ("float('inf')", "x"), ("[1]", "x")])
 def test_what_a_users_reward_returns_is_checked(tmp_path, value, kept):
     file = tmp_path / "mine.py"
