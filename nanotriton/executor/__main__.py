@@ -70,6 +70,8 @@ def main(argv: list[str]) -> int:
     sources = [read(path) for path in options.candidates]
     if options.device == "cuda" and not cuda_is_there():
         fail("--device cuda: this machine has no usable CUDA GPU")
+    if options.time and options.device == "cpu":
+        print("note: nothing is timed on a CPU; --time wants --device cuda", file=sys.stderr)
     with Executor(options.device, options.mode, policy=options.policy, timeout=options.timeout, time=options.time) as executor:
         futures: list[Future[Verdict]] = [executor.submit(task, source) for source in sources]
         verdicts = []
