@@ -368,3 +368,17 @@ def test_a_task_that_draws_numbers_anew_is_no_fair_question():
     with pytest.raises(Fault, match="draws shapes or numbers anew") as caught:
         Reference(task("return x * s", inputs="torch.randn(4), torch.rand(()).item()", more=", s"))
     assert caught.value.status == "unsupported"
+
+
+def test_an_edge_of_the_references_own_is_no_licence_to_skip_the_step():
+    torch.manual_seed(0)
+    y = torch.randn(1000, dtype=torch.float64)
+    exact = y.round()
+    own = exact.clone()
+    own[:3] += 1  # the dtype rounds three elements the other way
+    flipped = exact.clone()
+    flipped[500:520] += 1  # and the candidate others
+    question = Answer(own.float(), exact, None, None)
+    assert compare(flipped.float(), question) > 0.1
+    with pytest.raises(ValueFault, match="of 1000 values differ"):
+        compare(y.float(), question)

@@ -5,7 +5,8 @@ reference's own dtype earns on this draw, e. A candidate is right where, element
 
     |candidate - float64| <= tolerance * (rms + |float64|),   tolerance = max(FLOOR[dtype], SLACK[dtype] * e)
 
-with rms the root mean square of the float64 answer and e in the same units. FLOOR leaves room for another order of summation and for the
+with rms the root mean square of the float64 answer and e in the same units, and if errors above FLOOR are not much more frequent than the
+reference's own (too_common). FLOOR leaves room for another order of summation and for the
 GPU's fast exp and division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the size.
 An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times the floor.
 """
@@ -163,7 +164,24 @@ def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch
     tolerance = 4 * floor if exact is None else max(floor, slack * earned)
     if relative > tolerance:
         raise wrong_values(name, got, own, exact, rms, tolerance, worst)
+    if exact is not None and relative > floor and (level := too_common(got, own, exact, rms, floor, slack, earned)):
+        raise wrong_values(name, got, own, exact, rms, level, worst)
     return worst
+
+
+def too_common(got, own, exact, rms: float, floor: float, slack: float, earned: float) -> float | None:
+    """An error that too many elements have, or None: more than 16, and eight times those where the reference's own dtype earns it.
+
+    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than float64, and one is enough for a
+    tolerance of a whole step. It is meant for such elements, not for a candidate that leaves the step out everywhere.
+    """
+    levels = [floor * 2.0**k for k in range(64) if floor * 2.0**k < slack * earned]
+    counts = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device)
+    for _, g, o, w in chunks(got, own, exact):
+        kept = torch.where(torch.isfinite(o), 1 / (rms + w.abs()), 0.0)
+        for row, error in enumerate(((g - w).abs() * kept, (o - w).abs() * kept * slack)):
+            counts[row] += torch.stack([(error > level).sum() for level in levels])
+    return next((level for level, theirs, reference in zip(levels, *counts.tolist(), strict=True) if theirs > 16 + 8 * reference), None)
 
 
 def wrong_values(name: str, got, own, exact, rms: float, tolerance: float, worst: float) -> ValueFault:
