@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.executor_throughput import LEVELS, Config, main, measure, solved, started, tasks_of
+from bench.executor_throughput import LEVELS, Config, candidates, main, measure, started, tasks_of
 
 
 def test_sets_of_tasks():
@@ -16,7 +16,7 @@ def test_figures_fit_together():
     cfg = Config(workers=1)
     executor, seconds = started(cfg)
     with executor:
-        found = measure(executor, solved(tasks_of(cfg, False, 8, 1)))
+        found = measure(executor, candidates(tasks_of(cfg, False, 1, 1), 8))
     assert found["candidates"] == 8 and found["statuses"] == {"correct": 8} and seconds > 0
     assert found["per_second"] == pytest.approx(8 / found["seconds"], rel=0.1)
     assert {LEVELS[1], LEVELS[3]} <= set(found["cpu_ms"]) <= set(LEVELS) and found["cpu_ms_total"] == pytest.approx(sum(found["cpu_ms"].values()), abs=0.1)

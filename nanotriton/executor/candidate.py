@@ -147,7 +147,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         from nanotriton.executor import gpu
 
         try:
-            gpu.measure(job, worker, reference, first, trials[0])
+            with worker.room(reference):
+                gpu.measure(job, worker, reference, first, trials[0])
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise  # it is right, and stays untimed
