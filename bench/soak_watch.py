@@ -130,13 +130,14 @@ class Machine:
         self.device = device
         self.free = self._free()  # first: a CUDA context of our own opens files
         self.shared, self.descriptors = self._shared(), len(os.listdir("/proc/self/fd"))
+        self.children = set(self._children())
 
     def left(self, groups: set[int], folder: str) -> dict:
         """All empty or 0 if nothing is left. What only takes the kernel a moment to take back is waited for."""
         end = time.monotonic() + PATIENCE
         while True:
             found = {
-                "processes": sorted(living(groups) | dict.fromkeys(self._children(), ())), "files": sorted(os.listdir(folder)),
+                "processes": sorted(living(groups) | dict.fromkeys(set(self._children()) - self.children, ())), "files": sorted(os.listdir(folder)),
                 "shared_memory": sorted(self._shared() - self.shared), "descriptors": max(0, len(os.listdir("/proc/self/fd")) - self.descriptors),
                 "gpu_bytes": max(0, self.free - self._free()),
             }  # fmt: skip

@@ -16,6 +16,8 @@ from bench.timing_kernels import cheating, kernels, sibling
 from nanotriton.executor import Executor, Verdict, probe
 from nanotriton.tasks.task import Task
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_mix_has_its_shares_and_every_candidate_is_distinct():
     candidates = mix(200, 0, "cpu", "none")

@@ -17,6 +17,8 @@ from nanotriton.executor.timing import Timing
 from nanotriton.tasks.task import Task
 from tests.test_bench_tritonbench import DOUBLE, lay_out
 
+pytestmark = pytest.mark.slow
+
 SOURCE, KERNEL = probe.TASK["source"], probe.CANDIDATE
 
 

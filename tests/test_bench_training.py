@@ -15,6 +15,8 @@ from nanotriton.distributed import World
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 TINY = ["--shape", "tiny", "--samples", "16", "--tokens", "12", "--prompt", "20"]
 

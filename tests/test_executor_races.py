@@ -11,6 +11,8 @@ from nanotriton.executor.zygote import BEACON
 from nanotriton.tasks.task import Task
 from tests.test_executor_deaths import PATIENCE, grandchildren, wait_for
 
+pytestmark = pytest.mark.slow
+
 TASK = Task(**probe.TASK)
 
 

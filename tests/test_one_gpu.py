@@ -22,6 +22,8 @@ from nanotriton.run import make_sampler, sync_weights
 from nanotriton.sampler import Request
 from nanotriton.weights import save_model
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SFT = ["--optimizer", "adam8", "--steps", "6", "--examples", "200", "--layers", "2", "--width", "64", "--batch", "8", "--eval-tasks", "2",
        "--eval-every", "3", "--save-every", "2", "--max-tokens", "24"]  # fmt: skip
