@@ -90,7 +90,7 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight
     assert f"holds a run with --lr {train_grpo.Config.lr}" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "kill worker", "kill agent"])
+@pytest.mark.parametrize("how", ["ctrl-c", *(pytest.param(how, marks=pytest.mark.slow) for how in ("kill worker", "kill agent"))])
 def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_process(straight, tmp_path, how):
     env = os.environ | {"NANOTRITON_TEST": str(tmp_path)}
     argv = command(tmp_path, torchrun=how != "ctrl-c")
