@@ -13,7 +13,6 @@ kills a worker too, a candidate known to be right is judged: if that works the f
 import contextlib
 import dataclasses
 import hashlib
-import json
 import logging
 import os
 import secrets
@@ -39,7 +38,7 @@ from nanotriton.executor.processes import (
     visible_devices,
 )
 from nanotriton.executor.verdict import Verdict
-from nanotriton.executor.zygote import receive, send
+from nanotriton.executor.zygote import memory_file, receive, send
 from nanotriton.tasks.task import Task
 from reward.policy import check_policy
 
@@ -331,10 +330,8 @@ class Executor:
     def _give(self, process: Process, entry: Entry) -> bool:
         self._next_id += 1
         job = {"id": self._next_id, **entry.job, "facts": entry.facts, "secret": self.secret}
-        fd = os.memfd_create("job")
+        fd = memory_file("job", job)
         try:
-            os.write(fd, json.dumps(job).encode())
-            os.lseek(fd, 0, os.SEEK_SET)
             send(process.sock, {"job": job["id"]}, (fd,))
         except OSError:  # it just died: its socket will say so
             self._queue(entry).appendleft(entry)

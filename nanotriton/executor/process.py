@@ -11,14 +11,13 @@ from collections.abc import Generator
 import torch
 
 from nanotriton.executor import draws, wire
-from nanotriton.executor.candidate import Job, Spawn, check_ended, check_rules
+from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules
 from nanotriton.executor.compare import Fault, leaves
 from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.zygote import Ended
 
 STARTUP = 20.0  # seconds for a CUDA context and first compilations, beside the candidate's own limit
-SLACK = 1 << 20
 
 
 def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:

@@ -4,7 +4,6 @@ Trusted code on hostile TTIR, so a server may die, which is the verdict of the k
 given up: TTIR that took over its server, through a memory error of the compiler's, could forge the binaries of the next LIFE candidates.
 """
 
-import json
 import os
 import shutil
 import socket
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanotriton.executor import sandbox
-from nanotriton.executor.zygote import Ended, Zygote, pair, receive, send
+from nanotriton.executor.zygote import Ended, Zygote, memory_file, pair, receive, send
 
 LIFE = 64  # kernels a server compiles before another takes its place
 
@@ -101,9 +100,7 @@ class CompileServers:
                 server = self._start(self.waiting[0].limits)
             order = self.waiting.popleft()
             order.started, order.result = time.monotonic(), os.memfd_create("result")
-            job = os.memfd_create("job")
-            os.write(job, json.dumps(order.args).encode())
-            os.lseek(job, 0, os.SEEK_SET)
+            job = memory_file("job", order.args)
             server.order, server.taken = order, server.taken + 1
             try:
                 send(server.sock, {}, (job, order.result))

@@ -105,6 +105,15 @@ def receive(sock: socket.socket) -> tuple[dict | None, list[int]]:
     return (json.loads(data) if data else None), fds
 
 
+def memory_file(name: str, value: dict) -> int:
+    """A descriptor of `value` as JSON, to be read from its start: it may be larger than a message."""
+    fd = os.memfd_create(name)
+    with open(fd, "w", closefd=False) as file:
+        json.dump(value, file)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -263,9 +272,7 @@ class Zygote:
     def spawn(self, target: str, folder: str, args: dict, limits: sandbox.Limits, extra: tuple[int, ...] = (), **options) -> int:
         """Start one child; returns its id. Its end arrives through `event`."""
         self.next_id += 1
-        arguments = os.memfd_create("arguments")  # those of a module of many weights are larger than a message can be
-        with open(arguments, "w", closefd=False) as file:
-            json.dump(args, file)
+        arguments = memory_file("arguments", args)  # those of a module of many weights are larger than a message can be
         result, log = os.memfd_create("result"), os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(log, LOG_BYTES)
         fcntl.fcntl(log, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)  # printing more fails
