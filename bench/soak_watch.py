@@ -43,6 +43,14 @@ def base_of(pid: int, alive: dict[int, tuple[int, float]]) -> int:
     return base_of(parent, alive) if parent in alive else pid
 
 
+def folder_of(pid: int) -> str:
+    """A child's folder: its candidate's, or a compile server's."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
+
+
 class Watcher(threading.Thread):
     """Looks all the time: how old do children get, and by how much does a stage of a worker's overrun its limit?"""
 
@@ -68,7 +76,7 @@ class Watcher(threading.Thread):
             for pid, (_, started) in alive.items():
                 if level(pid, alive) >= 3 and base_of(pid, alive) in cuda:
                     self.cuda_child = max(self.cuda_child, now - started)
-                elif level(pid, alive) >= 3:
+                elif level(pid, alive) >= 3 and not Path(folder_of(pid)).name.startswith("compile-"):  # those serve many, each with a limit of its own
                     self.child = max(self.child, now - started)
         del self.executor
 
@@ -103,24 +111,16 @@ class Killer(threading.Thread):
             if level(pid, alive) != LEVELS.index(wanted):
                 continue
             above = {pid} | {p for p, (parent, _) in alive.items() if pid in (p, parent)} | {alive[pid][0]}
-            if not suspected & above and (wanted != "child" or self.folder(pid) not in self.hit):
+            if not suspected & above and (wanted != "child" or folder_of(pid) not in self.hit):  # one that dies twice of a kill would count as crashed
                 victims.append(pid)
         if not victims:
             return False
         victim = self.rng.choice(victims)
-        self.hit.add(self.folder(victim))
+        self.hit.add(folder_of(victim))
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
             return True
         return False
-
-    @staticmethod
-    def folder(pid: int) -> str:
-        """A child's folder is its candidate's: one that dies twice of a kill would count as crashed."""
-        try:
-            return os.readlink(f"/proc/{pid}/cwd")
-        except OSError:
-            return ""
 
 
 class Machine:
@@ -137,7 +137,7 @@ class Machine:
         end = time.monotonic() + PATIENCE
         while True:
             found = {
-                "processes": sorted(living(groups) | dict.fromkeys(set(self._children()) - self.children, ())), "files": sorted(os.listdir(folder)),
+                "processes": sorted(living(groups) | dict.fromkeys(set(self._children()) - self.children, ())), "files": sorted(f for f in os.listdir(folder) if not f.startswith("nanotriton-locks-")),  # those are every executor's
                 "shared_memory": sorted(self._shared() - self.shared), "descriptors": max(0, len(os.listdir("/proc/self/fd")) - self.descriptors),
                 "gpu_bytes": max(0, self.free - self._free()),
             }  # fmt: skip

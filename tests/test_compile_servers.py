@@ -65,24 +65,45 @@ def test_good_and_bad_kernels_in_turns(zygote, tmp_path, monkeypatch):
     assert pool.started >= 3  # one that has lived its life is replaced
 
 
-def test_a_killed_server_costs_one_order(zygote, tmp_path):
+@pytest.mark.parametrize("kills", [1, 2])
+def test_an_order_whose_server_dies_has_one_more_try_in_a_fresh_one(zygote, tmp_path, kills):
     pool = CompileServers(zygote, str(tmp_path), 1)
     for i in range(3):
         pool.submit(i, GOOD, LIMITS)
-    killed = []
+    killed, gone = [], []
 
-    def kill_once():
-        if not killed and pool.servers[0].child in zygote.pids:
-            killed.append(zygote.pids[pool.servers[0].child])
-            os.kill(killed[0], signal.SIGKILL)
+    def kill():
+        server = pool.servers[0] if pool.servers else None
+        if server and server.child in zygote.pids and server.child not in killed and len(killed) < kills:
+            killed.append(server.child)
+            gone.append(server.sock)
+            os.kill(zygote.pids[server.child], signal.SIGKILL)
 
-    found = collect(pool, 3, kill_once)
-    assert found[0].signal == signal.SIGKILL and found[0].header is None and found[0].killed is None
-    assert found[1].payload and found[2].payload
+    found = collect(pool, 3, kill)
+    if kills == 1:
+        assert found[0].payload
+    else:
+        assert found[0].signal == signal.SIGKILL and found[0].header is None and found[0].killed is None
+    assert found[1].payload and found[2].payload and len(killed) == kills
+    assert pool.answered(gone[0]) is None  # its end may be reported before its socket's
 
 
-def test_a_late_order_is_timed_out(zygote, tmp_path):
+def test_what_kernels_before_it_left_behind_kills_no_kernel(zygote, tmp_path, monkeypatch):
+    """A server that compiled others has less memory left; an order that it dies of is asked again of one that has all of it."""
     pool = CompileServers(zygote, str(tmp_path), 1)
+    pool.submit("first", GOOD, LIMITS)
+    assert collect(pool, 1)["first"].payload
+    used = pool.servers[0]
+    pool.submit("second", GOOD, LIMITS)
+    os.kill(zygote.pids[used.child], signal.SIGABRT)
+    assert collect(pool, 1)["second"].payload and pool.started == 2 and used not in pool.servers
+
+
+@pytest.mark.parametrize("worker_is_busy", [False, True])
+def test_a_late_order_is_timed_out(zygote, tmp_path, monkeypatch, worker_is_busy):
+    pool = CompileServers(zygote, str(tmp_path), 1)
+    if worker_is_busy:
+        monkeypatch.setattr(pool, "kill_overdue", lambda: None)
     pool.submit("late", GOOD, sandbox.Limits(0.001, 4 << 30, output=64 << 20))
     pool.submit("next", GOOD, LIMITS)
     found = collect(pool, 2)

@@ -1,5 +1,7 @@
 """The judge: what it accepts and rejects, on tensors, with the candidate a Python function."""
 
+import gc
+
 import pytest
 import torch
 
@@ -382,3 +384,15 @@ def test_an_edge_of_the_references_own_is_no_licence_to_skip_the_step():
     assert compare(flipped.float(), question) > 0.1
     with pytest.raises(ValueFault, match="of 1000 values differ"):
         compare(y.float(), question)
+
+
+def test_loading_a_task_leaves_no_answers_behind():
+    """Without the garbage collector's help: on a GPU they are gigabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        reference = Reference(task("return x * 2", "torch.randn(4, 1234)"))
+        alive = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.shape == (4, 1234)]
+        assert reference.bytes == 2 * 4 * 1234 * 4 and alive == []
+    finally:
+        gc.enable()

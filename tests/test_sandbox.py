@@ -4,12 +4,20 @@ import faulthandler
 import json
 import os
 import select
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from nanotriton.executor import sandbox
+from nanotriton.executor.candidate import Job
+from nanotriton.executor.compiler import compile_kernel
+from nanotriton.executor.plan import Kernel
+from nanotriton.executor.process import confinement
+from nanotriton.executor.signature import signature
+from nanotriton.tasks.task import Task
+from tests.test_compile_servers import GOOD
 
 pytestmark = pytest.mark.skipif(sandbox.support() is not None, reason=f"{sandbox.support()}")
 
@@ -210,3 +218,21 @@ def test_cuda_gets_a_unix_socket_to_listen_on_and_no_other(tmp_path):
     assert confined(tmp_path, own_name, **cuda) == 1
     assert confined(tmp_path, own_name, **cuda | {"cuda": False}) == "PermissionError"
     assert confined(tmp_path, parents_name, **cuda) == "PermissionError"
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler")
+def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
+    """What process mode on CUDA does before the first launch: a C extension by the C compiler, and a cubin by ptxas."""
+    source = "#include <Python.h>\nstatic struct PyModuleDef d = {PyModuleDef_HEAD_INIT, \"stub\", 0, -1, 0};\nPyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&d); }"
+
+    def build():
+        from triton.runtime.build import _build
+
+        Path("stub.c").write_text(source)
+        path = _build("stub", "stub.c", ".", [], [], [], [])
+        cubin = compile_kernel(Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"]))).cubin
+        return os.path.basename(path).split(".")[0], len(cubin) > 0
+
+    task = Task("task", "")
+    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), "cuda", 1 << 20)
+    assert confined(tmp_path, build, limits, **options) == ["stub", True]

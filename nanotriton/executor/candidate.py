@@ -5,14 +5,15 @@ Verdict. While one candidate waits for its child the worker goes on with another
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from nanotriton.executor.aten import tensor_ids
 from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault
-from nanotriton.executor.judge import TF32_HINT, Judged, Reference, Trial, judge_trial, out_of_memory, passes
+from nanotriton.executor.judge import TF32_HINT, Reference, Trial, excused, judge_trial, out_of_memory, passes
 from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
@@ -152,11 +153,11 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise  # it is right, and stays untimed
-    with worker.room(reference), worker.stage("ablate", job.timeout):
-        if job.policy in ("strict", "kernelbench"):
-            job.facts["effective_launches"] = effective_launches(reference, trials[0], first)
-            if violation := rules.check_effective(job.facts["effective_launches"], job.policy):
-                raise Fault(violation.status, str(violation))
+    if job.policy in ("strict", "kernelbench"):
+        effective = in_room(worker, reference, "ablate", job.timeout, lambda: effective_launches(reference, trials[0], first))
+        job.facts["effective_launches"] = effective
+        if violation := rules.check_effective(effective, job.policy):
+            raise Fault(violation.status, str(violation))
 
 
 def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner") -> Generator[Spawn, Ended, None]:
@@ -168,7 +169,7 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
             if runner is None:
                 runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
             try:
-                judged = judge_in_room(worker, reference, trial, runner)
+                judged = in_room(worker, reference, "judge", worker.patience, partial(judge_trial, reference, trial, runner))
                 break
             except TaskFault:
                 raise
@@ -182,16 +183,16 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
             job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
 
 
-def judge_in_room(worker, reference: Reference, trial: Trial, runner: "Runner") -> Judged | None:
-    """`judge_trial`. A task whose tensors don't fit on the GPU beside other workers' has it alone."""
+def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
+    """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the GPU alone."""
     try:
-        with worker.room(reference), worker.stage("judge", worker.patience):
-            return judge_trial(reference, trial, runner)
+        with worker.room(reference), worker.stage(stage, limit):
+            return work()
     except Fault as fault:
         if worker.gpu is None or fault.status != "memory_limit" or worker.gpu.crowds(reference):
             raise
-    with worker.gpu.alone(), worker.stage("judge", worker.patience):
-        return judge_trial(reference, trial, runner)
+    with worker.gpu.alone(), worker.stage(stage, limit):
+        return work()
 
 
 def hinted(fault: Fault, plan: Plan) -> Fault:
@@ -206,13 +207,16 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
 
     1 if none does alone but all do together: a launch that only repeats another one makes neither of them a decoy.
     """
-    inputs = reference.inputs(trial.kind, trial.inputs)
+    with excused("drawing inputs"):
+        inputs = reference.inputs(trial.kind, trial.inputs)
     whole = Answer(runner(inputs, trial.weights)[0], None, None, [])
 
     def matters(skip: int | range) -> bool:
         try:
             return not passes(runner(inputs, trial.weights, skip)[0], whole)
-        except Fault:
+        except Fault as fault:
+            if fault.status == "memory_limit":  # other workers' tasks, not the launch that was left out
+                raise
             return True
 
     launches = range(runner.launches)

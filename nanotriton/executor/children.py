@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import resource
+import signal
 import socket
 import sys
 import traceback
@@ -43,9 +44,11 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Compile one kernel after another: our code, hostile TTIR. fds[0]: a socket that brings (job, result) memory files until it closes.
 
-    A job: name, ttir, options, of a validated plan. The answer's payload is a Binary.
+    A job: name, ttir, options, of a validated plan, and seconds: an alarm ends the server if the compiler takes longer, also while
+    its worker is busy. The answer's payload is a Binary.
     """
     sock = socket.socket(fileno=fds[0])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while True:
         message, files = receive(sock)
         if message is None:
@@ -53,7 +56,9 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
         with open(files[0], "rb") as file:
             job = json.load(file)
         began = cpu_seconds()
+        signal.setitimer(signal.ITIMER_REAL, job["seconds"])
         compile_one(Report(files[1]), job)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         os.close(files[1])
         send(sock, {"cpu": cpu_seconds() - began})
 

@@ -250,6 +250,10 @@ def kernelbench_allclose(got, own) -> bool:
     for (_, g), (_, o) in zip(leaves(got), leaves(own), strict=True):
         if isinstance(o, torch.Tensor):
             limit = KERNELBENCH.get(o.dtype, 1e-4)
-            if g.shape != o.shape or not torch.allclose(g.to(o.dtype), o, atol=limit, rtol=limit):
+            if g.shape != o.shape:
                 return False
+            size = CHUNK if o.device.type == "cpu" else GPU_CHUNK  # allclose makes several temporaries
+            for a, b in zip(g.reshape(-1).split(size), o.reshape(-1).split(size)):
+                if not torch.allclose(a.to(b.dtype), b, atol=limit, rtol=limit):
+                    return False
     return True

@@ -52,7 +52,11 @@ def call(name: str, *args) -> None:
 def sleep_while_waiting() -> None:
     """Let this process sleep when it waits for the GPU, instead of spinning. Before the context is made."""
     call("cuInit", 0)
-    call("cuDevicePrimaryCtxSetFlags", 0, 4)  # CU_CTX_SCHED_BLOCKING_SYNC
+    try:
+        call("cuDevicePrimaryCtxSetFlags", 0, 4)  # CU_CTX_SCHED_BLOCKING_SYNC
+    except DriverError as error:
+        if error.code != 708:  # CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE: torch has made it already, spinning
+            raise
 
 
 def fill(address: int, size: int, stream: int) -> None:

@@ -69,7 +69,8 @@ def confinement(job: Job, device: str, output: int) -> tuple[Limits, dict]:
     if device == "cpu":
         return Limits(job.timeout, job.memory, output=output), {}
     limits = Limits(job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096)
-    return limits, {"write": True, "also": ["/proc", "/sys"], "devices": glob.glob("/dev/nvidia*"), "exec_ok": True, "cuda": True}
+    devices = [*glob.glob("/dev/nvidia*"), os.devnull]  # the last is where Triton sends what its C compiler prints
+    return limits, {"write": True, "also": ["/proc", "/sys"], "devices": devices, "exec_ok": True, "cuda": True}
 
 
 def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object, list]]:

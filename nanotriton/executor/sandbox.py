@@ -26,6 +26,7 @@ import signal
 import struct
 import sys
 import sysconfig
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,6 +227,7 @@ def enter(
     os.environ.clear()
     os.environ.update(keep, HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache"))
     os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    tempfile.tempdir = None  # as the environment says now: this process remembers its ancestor's
     set_limits(limits)
     drop_capabilities()
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

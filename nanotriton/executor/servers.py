@@ -1,11 +1,12 @@
 """Compile servers: sandboxed children that compile one kernel after another, because a fork for each costs as much as half a compilation.
 
-Trusted code on hostile TTIR, so a server may die, which is the verdict of the kernel that it had, and lives for LIFE kernels at most. What is
-given up: TTIR that took over its server, through a memory error of the compiler's, could forge the binaries of the next LIFE candidates.
+Trusted code on hostile TTIR, so a server may die, and lives for LIFE kernels at most. A kernel whose server died has another try in a fresh
+one, which no kernel before it can have left short of memory; that end is its verdict. What is given up: TTIR that took over its server, through a memory error of the compiler's, could forge the binaries of the next LIFE candidates.
 """
 
 import os
 import shutil
+import signal
 import socket
 import time
 from collections import deque
@@ -27,6 +28,7 @@ class Order:
     limits: sandbox.Limits
     started: float = 0.0
     result: int = -1  # memory file
+    again: bool = False  # its first server died
 
 
 @dataclass(eq=False)
@@ -70,7 +72,9 @@ class CompileServers:
 
     def answered(self, sock: socket.socket) -> tuple[Any, Ended] | None:
         """Read a server's answer: (owner, how it ended). None if it hung up: `ended` will know more."""
-        server = next(s for s in self.servers if s.sock is sock)
+        server = next((s for s in self.servers if s.sock is sock), None)
+        if server is None:  # its end was reported a moment ago
+            return None
         message, _ = receive(sock)
         if message is None or server.order is None:
             server.gone = True
@@ -87,20 +91,29 @@ class CompileServers:
         if server is None:
             return None
         self._forget(server)
+        order, killed = server.order, report.killed or server.killed or ("timeout" if report.signal == signal.SIGALRM else None)
+        if order and not killed and not order.again:
+            os.close(order.result)
+            order.again = True
+            self.waiting.appendleft(order)
+            order = None
         self._hand_out()
-        report.killed = report.killed or server.killed
-        return (server.order.owner, _read(server.order, report)) if server.order else None
+        report.killed = killed
+        return (order.owner, _read(order, report)) if order else None
 
     def _hand_out(self) -> None:
         while self.waiting:
-            server = next((s for s in self.servers if s.order is None and not s.gone), None)
+            order, idle = self.waiting[0], [s for s in self.servers if s.order is None and not s.gone]
+            server = next((s for s in idle if not (order.again and s.taken)), None)
             if server is None:
                 if len(self.servers) >= self.count:
-                    return
-                server = self._start(self.waiting[0].limits)
-            order = self.waiting.popleft()
+                    if not idle:
+                        return
+                    self._forget(idle[0])
+                server = self._start(order.limits)
+            self.waiting.popleft()
             order.started, order.result = time.monotonic(), os.memfd_create("result")
-            job = memory_file("job", order.args)
+            job = memory_file("job", order.args | {"seconds": order.limits.seconds})
             server.order, server.taken = order, server.taken + 1
             try:
                 send(server.sock, {}, (job, order.result))

@@ -26,7 +26,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -148,7 +147,6 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
         os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
         options = request["sandbox"]
         sandbox.enter(request["folder"], sandbox.Limits(**request["limits"]), readable, **options)
-        tempfile.tempdir = None  # as the environment says now: this process remembers its ancestor's
         targets[request["target"]](Report(3), list(range(4, 4 + len(extra))), request["folder"], args)
         status = 0
     except BaseException as error:  # whatever a candidate manages to raise: the parent's code must never run in the child
