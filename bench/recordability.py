@@ -10,11 +10,14 @@ plain run of the same file with the same random tensors; on the CPU that is poss
 import argparse
 import collections
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -23,6 +26,8 @@ import triton
 from nanotriton.executor.plan import Plan, PlanError
 
 SEED = 0
+MEMORY = 40 << 30  # bytes that a plan may want
+PLAIN_SECONDS = 240.0  # for a plain run, with its own compilations and autotuning
 PLAIN = """
 import sys, torch
 def on_host(name):
@@ -97,43 +102,60 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     os._exit(0)
 
 
-def replay(path: Path, data: bytes, device: str) -> dict:
+def compile_plan(data: bytes) -> dict:
+    """{kernel's key: Binary}, in a process of its own. Raises CompileError, PlanError."""
+    from nanotriton.executor.compiler import compile_kernel
+
+    return {k.key: compile_kernel(k) for k in Plan.from_bytes(data, max_memory=MEMORY).kernels}
+
+
+def replay(path: Path, data: bytes, device: str, binaries: Callable[[], dict], plain: Callable[[], list]) -> dict:
     """Replay one plan, and compare with a plain run where there can be one."""
+    from nanotriton.executor.compiler import CompileError
     from nanotriton.executor.replayer import Replay, ReplayError
 
     try:
-        plan = Plan.from_bytes(data, max_memory=40 << 30)
+        plan = Plan.from_bytes(data, max_memory=MEMORY)
         if device == "cpu":
             outputs = Replay(plan).run([])
         else:
-            from nanotriton.executor.compiler import CompileError, compile_kernel
             from nanotriton.executor.cuda import CudaBackend
 
-            try:
-                backend = CudaBackend({k.key: compile_kernel(k) for k in plan.kernels})
-            except CompileError as error:
-                return {"replay": error.status, "message": error.message}
+            backend = CudaBackend(binaries())
             outputs = Replay(plan, backend=backend).run([])
             backend.close()
+    except CompileError as error:
+        return {"replay": error.status, "message": error.message}
     except PlanError as error:
         return {"replay": "plan", "message": str(error)}
     except ReplayError as error:
         return {"replay": error.status, "message": error.message, "line": error.line, "fatal": error.fatal}
-    plain = device == "cuda" or "triton" not in path.read_text()
-    tensors = [t.cpu() for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
-    return compare(path, tensors, device) if plain else {"replay": "ran"}
+    if not runs_plain(path, device):
+        return {"replay": "ran"}
+    return compare([t.cpu() for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)], plain())
 
 
-def compare(path: Path, tensors: list[torch.Tensor], device: str) -> dict:
+def runs_plain(path: Path, device: str) -> bool:
+    return device == "cuda" or "triton" not in path.read_text()
+
+
+def plain_run(path: Path, device: str) -> list[torch.Tensor] | str:
+    """The answers of the file, run as it is in a process of its own; or what it died of."""
     with tempfile.TemporaryDirectory() as folder:
         script, saved = Path(folder) / "plain.py", Path(folder) / "out.pt"
         script.write_text(PLAIN.replace("SEED", str(SEED)))
         source = Path(folder) / "source.py"
         source.write_text(path.read_text() if device == "cuda" else path.read_text().replace("cuda", "cpu"))
-        run = subprocess.run([sys.executable, script, source, saved], capture_output=True, text=True, timeout=120)
-        if run.returncode:
-            return {"replay": "ran", "plain": (run.stderr.strip().splitlines() or ["?"])[-1][:200]}
-        want = torch.load(saved)
+        try:
+            run = subprocess.run([sys.executable, script, source, saved], capture_output=True, text=True, timeout=PLAIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"not done after {PLAIN_SECONDS:g} s"
+        return (run.stderr.strip().splitlines() or ["?"])[-1][:200] if run.returncode else torch.load(saved)
+
+
+def compare(tensors: list[torch.Tensor], want: list[torch.Tensor] | str) -> dict:
+    if isinstance(want, str):
+        return {"replay": "ran", "plain": want}
     if len(want) != len(tensors) or any(a.shape != b.shape for a, b in zip(want, tensors)):
         return {"replay": "other shapes", "plain": "ran"}
     worst = 0.0
@@ -170,10 +192,15 @@ def main() -> None:
         os.waitpid(pid, 0)
         facts = json.loads(Path(folder, "facts.json").read_text())
         if args.replay:
-            for path in files:
-                if facts[path.stem]["status"] == "recorded":
-                    facts[path.stem] |= replay(path, Path(folder, path.stem).read_bytes(), args.replay)
-                    print(f"{path.stem:40} {facts[path.stem]}", flush=True)
+            jobs, recorded = len(os.sched_getaffinity(0)), [p for p in files if facts[p.stem]["status"] == "recorded"]
+            plans = {p: Path(folder, p.stem).read_bytes() for p in recorded}
+            with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as compilers, ThreadPoolExecutor(max(1, jobs // 2)) as runs:
+                binaries = {p: compilers.submit(compile_plan, plans[p]) for p in recorded} if args.replay == "cuda" else {}
+                plain = {p: runs.submit(plain_run, p, args.replay) for p in recorded if runs_plain(p, args.replay)}
+                for p in recorded:
+                    result = replay(p, plans[p], args.replay, lambda p=p: binaries[p].result(), lambda p=p: plain[p].result())
+                    facts[p.stem] |= result
+                    print(f"{p.stem:40} {result}", flush=True)
     for key in ("status", "replay"):
         print(key, dict(collections.Counter(f[key] for f in facts.values() if key in f)))
     if args.out:
