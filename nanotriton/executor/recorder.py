@@ -173,7 +173,9 @@ def _load(path: str):
     name = "candidate"
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with open(path, "rb") as file:  # not exec_module, which would look for a cached .pyc and try to write one
+        code = spec.loader.source_to_code(file.read(), path)
+    exec(code, module.__dict__)
     return module
 
 

@@ -20,6 +20,7 @@ If the kernel lacks Landlock or seccomp, `support()` says so, the executor logs 
 """
 
 import ctypes
+import functools
 import os
 import resource
 import signal
@@ -53,6 +54,7 @@ DENIED = {
 }  # fmt: skip
 FORKS = {"fork": 57, "vfork": 58, "execve": 59, "execveat": 322}
 CLONE, CLONE3, KILL, TGKILL, PRCTL, PRLIMIT64 = 56, 435, 62, 234, 157, 302
+OWN_PID = 0x7E7E7E7E  # stands for the process's own id in a program; no process has it
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def readable_paths() -> list[str]:
     paths |= {str(Path(m.__file__).resolve().parent.parent) for m in (numpy, torch, triton)}
     paths |= {"/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom"}
     paths |= {str(root / "nanotriton"), str(root / "reward")}
-    return sorted(p for p in paths if p != "/")
+    real = sorted({os.path.realpath(p) for p in paths if p != "/"})
+    return [p for p in real if not any(p.startswith(q + "/") for q in real)]  # a rule covers what is below its path
 
 
 def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -> None:
@@ -144,8 +147,11 @@ def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -
     os.close(ruleset)
 
 
-def _filter(exec_ok: bool, cuda: bool) -> list[bytes]:
-    """The seccomp program. cuda: the driver announces itself on an abstract Unix socket; connecting to anything stays refused.
+@functools.cache
+def call_filter(exec_ok: bool, cuda: bool) -> bytes:
+    """The seccomp program, for a process OWN_PID. It takes a millisecond: a zygote makes it before it forks, and its children find it.
+
+    cuda: the driver announces itself on an abstract Unix socket; connecting to anything stays refused.
 
     Offsets into struct seccomp_data: number 0, architecture 4, argument i at 16 + 8 i (low word first)."""
 
@@ -168,18 +174,18 @@ def _filter(exec_ok: bool, cuda: bool) -> list[bytes]:
     if not exec_ok:
         program += [equal(CLONE, 0, 4), load(16), has_bit(CLONE_THREAD, 0, 1), allow, fail(1)]
     for number in (KILL, TGKILL):  # abort() signals itself
-        program += [equal(number, 0, 4), load(16), equal(os.getpid(), 0, 1), allow, fail(1)]
+        program += [equal(number, 0, 4), load(16), equal(OWN_PID, 0, 1), allow, fail(1)]
     program += [equal(PRCTL, 0, 4), load(16), equal(PR_SET_PDEATHSIG, 0, 1), fail(1), allow]
     # prlimit64 may only read: root could raise its own limits, or touch another process's
     program += [equal(PRLIMIT64, 0, 6), load(32), equal(0, 0, 3), load(36), equal(0, 0, 1), allow, fail(1)]
-    return program + [allow]
+    return b"".join([*program, allow])
 
 
 def restrict_calls(exec_ok: bool = False, cuda: bool = False) -> None:
     """Install the seccomp filter. Does nothing where the kernel has none."""
-    program = _filter(exec_ok, cuda)
-    code = ctypes.create_string_buffer(b"".join(program))
-    prog = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
+    program = call_filter(exec_ok, cuda).replace(struct.pack("I", OWN_PID), struct.pack("I", os.getpid()))
+    code = ctypes.create_string_buffer(program)
+    prog = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code)))
     if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(prog), 0, 0) != 0 and libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0:
         raise OSError(ctypes.get_errno(), "seccomp filter refused")
 
@@ -207,7 +213,8 @@ def set_limits(limits: Limits) -> None:
 
 def limit_memory(more: int) -> None:
     """Let this process map `more` bytes beyond what it has mapped now."""
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    with open("/proc/self/statm") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     value = mapped + more if hard == resource.RLIM_INFINITY else min(mapped + more, hard)
     resource.setrlimit(resource.RLIMIT_AS, (value, value))
@@ -223,9 +230,9 @@ def enter(
     """
     os.chdir(folder)
     os.umask(0o077)
-    keep = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH", "LANG", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES") if k in os.environ}
-    os.environ.clear()
-    os.environ.update(keep, HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache"))
+    for name in set(os.environ) - {"PATH", "LD_LIBRARY_PATH", "LANG", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"}:
+        del os.environ[name]
+    os.environ.update(HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache"))
     os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
     tempfile.tempdir = None  # as the environment says now: this process remembers its ancestor's
     set_limits(limits)

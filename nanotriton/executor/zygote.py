@@ -156,13 +156,14 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
 
 
 def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]) -> Child:
-    parent, started = os.getpid(), time.monotonic()
+    parent, started, options = os.getpid(), time.monotonic(), request["sandbox"]
+    sandbox.call_filter(options.get("exec_ok", False), options.get("cuda", False))
     pid = os.fork()
     if not pid:
         child_main(request, fds, parent, targets, readable)
     for fd in fds:
         os.close(fd)
-    return Child(request["id"], pid, started, sandbox.Limits(**request["limits"]), request["folder"], forks=bool(request["sandbox"].get("exec_ok")))
+    return Child(request["id"], pid, started, sandbox.Limits(**request["limits"]), request["folder"], forks=options.get("exec_ok", False))
 
 
 def overdue(child: Child, now: float) -> str | None:
