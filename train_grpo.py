@@ -52,9 +52,9 @@ class Config:
     sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
-    steps: Annotated[int, ">= 1"] = 100  # rollouts; with --model 200
-    prompts: Annotated[int, ">= 1"] = 64  # tasks a step, over all ranks; with --model 32
-    group: Annotated[int, ">= 2"] = 4  # samples of each task (G), of which equal ones are run once; with --model 8
+    steps: Annotated[int, ">= 1"] = 150  # rollouts; with --model 200
+    prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
+    group: Annotated[int, ">= 2"] = 8  # samples of each task (G), of which equal ones are run once
     epochs: Annotated[int, ">= 1"] = 2  # passes over the samples of one rollout; with --model 1
     updates: Annotated[int, ">= 1"] = 2  # optimizer steps of one pass; with --model 1
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"  # token mean, sequence mean, constant length, ...
@@ -78,14 +78,14 @@ class Config:
     speed: Annotated[float, ">= 0"] = 0.0  # what 4 times as fast as PyTorch adds to a correct one; over 0: candidates are timed (a GPU's replay)
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
-    eval_every: Annotated[int, ">= 1"] = 25  # steps between held-out measurements
+    eval_every: Annotated[int, ">= 1"] = 50  # steps between held-out measurements
     eval_tasks: Annotated[int, ">= 0"] = 256  # held-out test tasks before and after (2 samples each, and greedy)
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
     shuffle_rewards: bool = False  # a control: rewards permuted within the batch; success must not rise with it
 
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to save.
-PRETRAINED = dict(steps=200, prompts=32, group=8, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
+PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}

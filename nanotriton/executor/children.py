@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import triton
 from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
@@ -92,6 +93,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     described, tensors, stage = [], [], "import_error"
     if device.type == "cpu":
         cuda_means_cpu()
+    else:  # scratch memory for kernels that make descriptors, as a replay gives it
+        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
     try:
         report.stage("import")
         module = load(path)
