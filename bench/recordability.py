@@ -103,10 +103,11 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
 
 
 def compile_plan(data: bytes) -> dict:
-    """{kernel's key: Binary}, in a process of its own. Raises CompileError, PlanError."""
+    """{kernel's key: Binary} of the kernels that a replay launches, in a process of its own. Raises CompileError, PlanError."""
     from nanotriton.executor.compiler import compile_kernel
 
-    return {k.key: compile_kernel(k) for k in Plan.from_bytes(data, max_memory=MEMORY).kernels}
+    plan = Plan.from_bytes(data, max_memory=MEMORY)
+    return {k.key: compile_kernel(k) for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()}
 
 
 def replay(path: Path, data: bytes, device: str, binaries: Callable[[], dict], plain: Callable[[], list]) -> dict:

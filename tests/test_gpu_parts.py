@@ -1,11 +1,12 @@
 """What of the CUDA path needs no GPU: packing arguments, dropping configurations, the clock's statistics, the floor's probe."""
 
 import struct
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from nanotriton.executor import driver, timing
+from nanotriton.executor import driver, gpu, timing
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.compiler import Binary
 from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
@@ -54,6 +55,29 @@ def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
         drop_refused(make(), {3: fault})
     drop_refused(plan := make(), {})
     assert len(plan.steps[0].alternatives) == 3
+
+
+@pytest.mark.parametrize("time, compiled", [(False, [0, 3, 1]), (True, [0, 1, 2, 3])])
+def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monkeypatch, time, compiled):
+    launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
+    kernels = [SimpleNamespace(key=str(i)) for i in range(4)]
+    plan, asked = Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)]), []
+
+    def compile_one(job, worker, kernel):
+        asked.append(int(kernel.key))
+        if kernel.key == "0":
+            raise Fault("out_of_resources", "shared memory")
+        return kernel.key
+        yield
+
+    monkeypatch.setattr(gpu, "compile_one", compile_one)
+    monkeypatch.setattr(gpu, "tune", lambda *args: None)
+    monkeypatch.setattr(gpu, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
+    worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
+    with pytest.raises(StopIteration) as end:
+        next(gpu.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
+    assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
+    assert [a[0].kernel for a in plan.steps[0].alternatives] == [1, 2]
 
 
 def test_the_clock_stops_when_it_knows_enough():

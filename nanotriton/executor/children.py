@@ -23,6 +23,10 @@ from nanotriton.executor import draws, wire
 from nanotriton.executor.recorder_torch import answers, is_cuda
 from nanotriton.executor.zygote import Report, receive, send
 
+# What CUDA calls the errors that lose a context (driver.FATAL): as torch and Triton print them.
+LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "illegal instruction", "invalid program counter",
+        "global/shared address space", "device-side assert", "launch timed out", "hardware stack error")  # fmt: skip
+
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
@@ -175,7 +179,7 @@ def explain(error: BaseException, status: str, path: str) -> dict:
     status = next((s for kind, s in statuses.items() if isinstance(cause, kind)), status)
     if "allocate memory" in str(cause):
         status = "memory_limit"
-    elif "illegal memory access" in str(cause) or "misaligned address" in str(cause):
+    elif any(text in str(cause) for text in LOST):
         status = "illegal_memory"
     text = " ".join(str(cause).split())[:600]
     return {"status": status, "message": f"{type(cause).__name__}: {text}", "line": line}

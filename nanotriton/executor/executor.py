@@ -166,7 +166,7 @@ class Executor:
         """(workers, candidates that each has in flight). Few share a GPU; their children use the cores."""
         if flavour != "gpu":
             return self.workers, self.depth
-        count = min(REPLAYERS, self.workers)
+        count = min(REPLAYERS, -(-self.workers // 2))
         return count, max(self.depth, -(-self.workers // count) + 2)
 
     # ---- the scheduler's thread ----
@@ -320,12 +320,15 @@ class Executor:
                     self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
                 except OSError:  # the base just died: its socket will say so
                     break
-            for process in sorted((p for p in self._processes if p.flavour == flavour), key=lambda p: len(p.entries)):
-                while queue and process.has_room(depth):
-                    if queue[0].deaths and process.entries:
-                        break  # a suspect waits for an idle worker
-                    if not self._give(process, queue.popleft()):
-                        break
+            while queue:
+                entry = queue[0]
+                free = [p for p in self._processes if p.flavour == flavour and p.has_room(depth) and not (entry.deaths and p.entries)]  # a suspect waits for an idle one
+                if not free:
+                    break
+                # Examining a task costs a worker more than judging a few candidates does: who has done it already may have two more in flight.
+                process = min(free, key=lambda p: len(p.entries) - 2 * (entry.key[0] in p.tasks))
+                if not self._give(process, queue.popleft()):
+                    break
 
     def _give(self, process: Process, entry: Entry) -> bool:
         self._next_id += 1
@@ -339,6 +342,7 @@ class Executor:
         finally:
             os.close(fd)
         process.entries[job["id"]], entry.given = entry, time.monotonic()
+        process.tasks.append(entry.key[0])
         process.alone = bool(entry.deaths)
         return True
 

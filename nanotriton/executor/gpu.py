@@ -157,15 +157,22 @@ class GpuRunner(Runner):
 
 
 def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: int) -> Generator[Spawn, Ended, GpuRunner]:
-    """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile."""
+    """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile.
+
+    Of an autotuner's configurations only the first that compiles is needed, unless they are to be timed.
+    """
     binaries: dict[str, Binary] = {}
     refused: dict[int, Fault] = {}
-    for number, kernel in enumerate(plan.kernels):
-        try:
-            binaries[kernel.key] = worker.gpu.binaries.get(kernel) or (yield from compile_one(job, worker, kernel))
-        except Fault as fault:
-            refused[number] = fault
-    drop_refused(plan, refused)
+    tried: set[int] = set()
+    while missing := (set(range(len(plan.kernels))) if job.time else {launch.kernel for launch in plan.launches()}) - tried:
+        for number in sorted(missing):
+            kernel = plan.kernels[number]
+            try:
+                binaries[kernel.key] = worker.gpu.binaries.get(kernel) or (yield from compile_one(job, worker, kernel))
+            except Fault as fault:
+                refused[number] = fault
+        tried |= missing
+        drop_refused(plan, refused)
     runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
     if job.time and any(isinstance(s, Choice) for s in plan.steps):
         tune(job, worker, reference, runner)

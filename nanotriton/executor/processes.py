@@ -18,7 +18,8 @@ from typing import Any
 
 from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
 
-REPLAYERS = 4  # workers on one GPU: while one computes on the host another has the GPU, and a hang stops one
+REPLAYERS = 8  # workers on one GPU, at most: a candidate takes one 50 ms of CPU there, so four end at 70 a second
+REFERENCES = 64  # tasks that a worker keeps loaded
 PREFIX = "nanotriton-executor-"
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
@@ -36,6 +37,7 @@ class Process:
     entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
     finished: int = 0  # phases of candidates
     alone: bool = False  # it has a suspect: give it nothing else
+    tasks: deque[str] = field(default_factory=lambda: deque(maxlen=REFERENCES))  # keys of those that it was given last, and so has loaded
 
     def has_room(self, depth: int) -> bool:
         """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest.

@@ -25,15 +25,14 @@ from nanotriton.executor.candidate import Job, Spawn, Unrecordable, replay_mode
 from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.judge import Reference
 from nanotriton.executor.process import process_mode
-from nanotriton.executor.processes import REPLAYERS
+from nanotriton.executor.processes import REFERENCES, REPLAYERS
 from nanotriton.executor.servers import CompileServers
 from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
 from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
-REFERENCES = 64  # tasks kept loaded
 MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit into what a socket carries at once
-KEPT = 4  # of which so many keep their modules
+KEPT = 4  # of the tasks loaded, those that keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
 TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
 MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
