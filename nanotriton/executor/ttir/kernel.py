@@ -105,11 +105,12 @@ class Kernel:
                 found[i] = (int(value[0] if kind.elem == "desc" else value), name)
         return found
 
-    def run(self, grid: tuple[int, ...], args: list, memory: Memory, budget: int = BUDGET) -> None:
+    def run(self, grid: tuple[int, ...], args: list, memory: Memory, budget: int = BUDGET, backwards: bool = False) -> None:
         """Evaluates all programs of the grid (x, y, z).
 
         args: one a parameter: a pointer is an address that `memory` gave, a tensor descriptor (address, shape, strides) or
             (address, shape, strides, "zero" | "nan"), followed, as in the signature, by its sizes and strides.
+        backwards: a kernel that is not watched for races, and does not wait, runs its last program first and not all at once: any order is as good.
         Raises OutOfBounds, Race, Budget, AssertionFailed, Unsupported.
         """
         grid = tuple((*grid, 1, 1)[:3])
@@ -118,12 +119,15 @@ class Kernel:
             raise ParseError(f"kernel {self.name} takes {len(self.signature)} arguments, not {len(args)}")
         main, total = self.main, grid[0] * grid[1] * grid[2]
         chunk = 1 if self.waits else max(1, min(CHUNK // main.largest, LIVE // main.live, 1 << 16))
+        backwards = backwards and self.synchronised and not self.waits
+        chunk = min(chunk, max(1, total // 2)) if backwards else chunk
         try:
             values = [_argument(a, t) for a, t in zip(args, self.signature)]
             memory.begin(self.pointers(args), self.stored, self.loaded, not self.synchronised)
             with np.errstate(all="ignore"):
                 for start in range(0, total, chunk):
                     program = np.arange(start, min(total, start + chunk))
+                    program = total - 1 - program if backwards else program
                     ids = (program % grid[0], program // grid[0] % grid[1], program // (grid[0] * grid[1]))
                     ids = tuple((x if g > 1 else x[:1]).astype(np.int32) for x, g in zip(ids, grid))
                     frame = Frame([], len(program), (program + 1).astype(np.int32), ids, launch)
