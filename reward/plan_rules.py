@@ -126,13 +126,19 @@ def _cast(plan: Plan, step: Aten) -> str | None:
     """What a moving call computes by changing the dtype: float to int truncates, to bool compares, to a narrower int takes a remainder."""
     if step.op.split(".")[0] not in MOVE | FILL:
         return None
-    dtypes = lambda ids: [DTYPES[plan.tensors[t].dtype] for t in ids]
+    dtype = lambda t: DTYPES[plan.tensors[t].dtype]
     written = _writes(step)
-    for target in dtypes(written):
-        for source in dtypes(t for t in _reads(step) if t not in written):
-            if not keeps_value(source, target):
-                return f"a cast from {source} to {target} computes in torch".replace("torch.", "", 2)
+    for target in map(dtype, written):
+        for read in (t for t in _reads(step) if t not in written):
+            if not keeps_value(dtype(read), target) or (dtype(read) != target and _reinterpreted(plan, read)):
+                return f"a cast from {dtype(read)} to {target} computes in torch".replace("torch.", "", 2)
     return None
+
+
+def _reinterpreted(plan: Plan, tensor: int) -> bool:
+    """Whether a tensor sees a float's bits as an integer, or any number's as truth values: a cast then takes a logarithm, or compares with 0."""
+    own, stored = (DTYPES[plan.tensors[tensor].dtype], DTYPES[plan.storages[plan.tensors[tensor].storage].dtype])
+    return (own == torch.bool and stored != torch.bool) or (not own.is_floating_point and not own.is_complex and stored.is_floating_point)
 
 
 def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
@@ -149,7 +155,8 @@ def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
         return True
     if source.is_floating_point:
         return False
-    return target.itemsize >= min(source.itemsize, 4)  # indices are cast to 32 bits everywhere
+    wide = source.itemsize + (source.is_signed != target.is_signed)  # of the same width, half of the values would wrap around
+    return target.itemsize >= min(wide, 4)  # indices are cast to 32 bits everywhere
 
 
 def _flops(plan: Plan, step: Aten) -> float:
