@@ -237,8 +237,8 @@ def test_stress_keeps_structure_and_integers():
 
 def test_stress_that_breaks_the_reference_is_left_out():
     reference = Reference(task("return torch.log(x)", "torch.rand(8, 33) + 0.1"))
-    assert reference.kinds == {"plain", "positive"}
-    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive"}
+    assert reference.kinds == {"plain", "positive", "uneven positive"}
+    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive", "uneven positive"}
 
 
 def test_draws_follow_the_seed_and_leave_torch_as_it_was():

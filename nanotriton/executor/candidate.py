@@ -100,7 +100,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
-    args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed, "known": known}
+    args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed, "known": known, "buffers": sorted(reference.moved_buffers)}
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
     if ended.signal == 9 and not ended.killed:  # somebody else's kill -9, or the kernel's for want of memory: once more

@@ -37,7 +37,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     try:
-        with draws.moved_constants(args["seed"]):
+        with draws.moved_constants(args["seed"], frozenset(args["buffers"])):
             plan = recorder.record(
                 source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"]
             )
@@ -110,7 +110,7 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             state, more = wire.rebuild(trial["state"], data[used:])
             data = data[used + more :]
             report.stage("build")
-            model = build(module.ModelNew, wire.stand_ins(args["init"]), trial["seed"], state, device)
+            model = build(module.ModelNew, wire.stand_ins(args["init"]), trial["seed"], state, device, frozenset(args["buffers"]))
             inputs = draws.mapped(inputs, lambda t: t.to(device))
             report.stage("run")
             with torch.no_grad():
@@ -147,9 +147,9 @@ def load(path: str):
     return module
 
 
-def build(cls, init: list, seed: int, state: dict, device: torch.device):
+def build(cls, init: list, seed: int, state: dict, device: torch.device, buffers: frozenset[str]):
     """Construct as the reference was; if names and shapes are its own but the values differ (another order of draws), load them."""
-    with draws.moved_constants(seed):
+    with draws.moved_constants(seed, buffers):
         draws.seed_everything(seed)
         model = cls(*init)
     if isinstance(model, torch.nn.Module):

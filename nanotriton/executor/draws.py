@@ -2,8 +2,8 @@
 
 Stress happens inside the draw: torch's random factories are patched while `get_inputs` runs, so that what the task builds from
 them (triangles, symmetric matrices, masks, sorted lists) keeps its structure. Integers and booleans are untouched, and so is a task that
-draws with numpy or Python. Weights that a constructor sets to 0 or 1 (norms, biases) are moved off those values, in reference
-and candidate alike, or a candidate that skips them would pass.
+draws with numpy or Python. Weights that a constructor sets to a constant (norms, biases, gates) or leaves tiny are moved off those values,
+in reference and candidate alike, or a candidate that skips them would pass. So are inputs that are all 0 or all 1.
 """
 
 import contextlib
@@ -16,9 +16,12 @@ import torch
 from torch import nn
 
 # plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random signs, heavy
-# tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots).
-KINDS = ("plain", "scaled", "heavy", "positive")
+# tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots). uneven: as heavy, and what lies last
+# is large, another slice small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
+KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive")
 FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
+CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
+LARGE, SMALL = 64.0, 2.0**-10
 FILLERS = ("uniform_", "normal_", "exponential_")
 
 
@@ -47,9 +50,9 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
 
     with torch.no_grad():
         x = t.detach()
-        if kind in ("scaled", "heavy"):
+        if kind in ("scaled", "heavy", "uneven"):
             x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
-        if kind == "heavy":  # log-normal factors: a few elements are ten times the others
+        if kind in ("heavy", "uneven"):  # log-normal factors: a few elements are ten times the others
             x.mul_(drawn(*t.shape).normal_(0, 0.8, generator=local).exp_().to(t.dtype)).add_(number(-1.5, 1.5))
         else:  # a scale from 1/2 to 4 and factors from 1/2 to 2 along one dimension
             x.mul_(2.0 ** number(-1, 2))
@@ -58,12 +61,21 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
                 shape = [1] * t.dim()
                 shape[dim] = t.shape[dim]
                 x.mul_(torch.exp2(drawn(*shape).uniform_(-1, 1, generator=local)).to(t.dtype))
+        if kind.startswith("uneven"):
+            for dim in {0, t.dim() - 1} if t.dim() else ():
+                n = t.shape[dim]
+                if n > 1:
+                    x.select(dim, int(number(0, 1) * (n - 1))).mul_(SMALL)
+                    x.select(dim, n - 1).mul_(LARGE)
     return t
 
 
 @contextlib.contextmanager
 def stressed(kind: str, seed: int) -> Iterator[None]:
-    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not consumed."""
+    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not consumed.
+
+    Floats that are all 0 or all 1 (a first state, a mask to be) are drawn as well: up to 0.25 off, from 0 upwards only for `positive`.
+    """
     generator = torch.Generator().manual_seed(seed)
     depth = [0]  # a factory may use another, and so does stress_: distort once
 
@@ -78,8 +90,18 @@ def stressed(kind: str, seed: int) -> Iterator[None]:
 
         return draw
 
-    raw = [(torch, name) for name in FACTORIES] + [(torch.Tensor, name) for name in FILLERS]
-    with patched([(owner, name, wrap(getattr(owner, name))) for owner, name in (raw if kind != "plain" else [])]):
+    def constant(original):
+        def make(*args, **kwargs):
+            made = original(*args, **kwargs)
+            if depth[0] == 0 and made.is_floating_point():
+                low = 0.0 if "positive" in kind else -0.25
+                made.add_(torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(low, 0.25, generator=generator).to(made.device, made.dtype))
+            return made
+
+        return make
+
+    raw = [(torch, name, wrap) for name in FACTORIES] + [(torch.Tensor, name, wrap) for name in FILLERS] + [(torch, name, constant) for name in CONSTANTS]
+    with patched([(owner, name, how(getattr(owner, name))) for owner, name, how in (raw if kind != "plain" else [])]):
         yield
 
 
@@ -107,40 +129,78 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def moved_constants(seed: int) -> Iterator[None]:
-    """While modules are constructed: parameters that would be all 0 or all 1 get noise of up to 0.25 added.
+def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(), found: set[str] | None = None) -> Iterator[None]:
+    """While modules are constructed: parameters that would be one constant, or next to nothing, get noise of up to 0.25 added.
 
-    The noise depends on the seed, the shape and the value alone, and no random number is drawn from the usual stream: a candidate
-    whose layers differ in number, order or kind from the reference's still gets the same weights as the reference.
+    Buffers too, if their names are among `buffers`, or else if `found` is given: the reference's names are collected there, for a candidate may
+    keep constants of its own that must stay what they are. The noise depends on the seed, the shape and the value alone, and no random number is
+    drawn from the usual stream: a candidate whose layers differ in number, order or kind from the reference's still gets the same weights.
     """
+    registered: dict[int, tuple[object, bool]] = {}  # address of a storage: who keeps it alive, whether it is a buffer's
 
-    def move(t: torch.Tensor) -> None:
+    def move(t: torch.Tensor, buffer: bool = False) -> bool:
         if type(t) not in (torch.Tensor, nn.Parameter) or not t.is_floating_point() or not t.numel() or t.is_meta:
-            return
-        value = float(t.detach().reshape(-1)[0])
-        if value in (0.0, 1.0) and bool((t.detach() == value).all()):
-            generator = torch.Generator().manual_seed(seed_from("constant", seed, tuple(t.shape), value))
-            noise = torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
+            return False
+        value = constant(t.detach())
+        if value is None or (buffer and value not in (0.0, 1.0)):
+            return False
+        generator = torch.Generator().manual_seed(seed_from("constant", seed, tuple(t.shape), value))
+        noise = torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
+        if value not in (0.0, 1.0):  # a scale, a slope, a temperature: it keeps its sign
+            noise = noise * value if abs(value) > 0.25 else noise.abs() * (1 if value > 0 else -1)
+        with torch.no_grad():
             t.detach().add_(noise.to(t.device, t.dtype))
+        return True
 
-    def filling(original):
-        def fill(tensor, *args, **kwargs):
+    def initialising(original):
+        def initialise(tensor, *args, **kwargs):
             result = original(tensor, *args, **kwargs)
             move(tensor)
             return result
 
+        return initialise
+
+    def filling(original):  # weight.data.zero_(), running_var.fill_(1)
+        def fill(tensor, *args, **kwargs):
+            result = original(tensor, *args, **kwargs)
+            if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() == tensor.nbytes:
+                _, buffer = registered.get(tensor.untyped_storage().data_ptr(), (None, None))
+                if buffer is not None:
+                    move(tensor, buffer)
+            return result
+
         return fill
 
-    register = nn.Module.register_parameter
+    register, keep = nn.Module.register_parameter, nn.Module.register_buffer
 
     def register_parameter(self, name, param):
         if param is not None:
             move(param)
+            registered[param.data_ptr()] = param, False
         register(self, name, param)
 
-    fillers = [(nn.init, name, filling(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_")]
-    with patched([*fillers, (nn.Module, "register_parameter", register_parameter)]):
+    def register_buffer(self, name, tensor, *args, **kwargs):
+        if isinstance(tensor, torch.Tensor) and (found is not None or name in buffers):
+            if move(tensor, True) and found is not None:
+                found.add(name)
+            registered[tensor.data_ptr()] = tensor, True
+        keep(self, name, tensor, *args, **kwargs)
+
+    fillers = [(nn.init, name, initialising(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_")]
+    fillers += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in ("zero_", "fill_")]
+    with patched([*fillers, (nn.Module, "register_parameter", register_parameter), (nn.Module, "register_buffer", register_buffer)]):
         yield
+
+
+def constant(t: torch.Tensor) -> float | None:
+    """The value that all elements have, 0 if none is larger than a thousandth; None for anything else."""
+    flat = t.reshape(-1)
+    some = flat[:: max(1, flat.numel() // 16)]  # most are neither, and need no second look
+    for x in (some, flat):
+        same, tiny = bool((x == x[0]).all()), bool((x.abs() < 1e-3).all())
+        if not same and not tiny:
+            return None
+    return float(flat[0]) if same else 0.0
 
 
 def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):

@@ -37,7 +37,7 @@ from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 OTHERS = "the answer to other inputs"
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
-TRIALS = (("plain",), ("scaled", "positive", "plain"), ("heavy", "positive", "plain"))  # the first kind that the task survives
+TRIALS = (("plain",), ("scaled", "positive", "plain"), ("uneven", "heavy", "uneven positive", "positive", "plain"))  # the first kind that the task survives
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Reference:
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
+        self.moved_buffers: set[str] = set()  # buffers that draws.moved_constants moved; a candidate's of the same name are moved too
         self.kinds: frozenset[str] = frozenset(["plain"])
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
@@ -113,7 +114,7 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            with draws.moved_constants(seed):
+            with draws.moved_constants(seed, found=self.moved_buffers):
                 arguments = self.init_arguments(seed)
                 draws.seed_everything(seed)
                 self.built[seed] = self.names["Model"](*arguments)

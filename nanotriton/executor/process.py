@@ -61,7 +61,8 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
                 view = view[os.write(fd, view) :]
         described.append({"inputs": inputs, "state": state, "seed": trial.weights})
     device = reference.device.type
-    return {"trials": described, "init": reference.described_init, "device": device, "bytes": os.fstat(fd).st_size}
+    moved = sorted(reference.moved_buffers)
+    return {"trials": described, "init": reference.described_init, "device": device, "bytes": os.fstat(fd).st_size, "buffers": moved}
 
 
 def confinement(job: Job, device: str, output: int) -> tuple[Limits, dict]:
