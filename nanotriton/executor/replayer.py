@@ -107,7 +107,7 @@ class CpuBackend:
 # What the evaluator's errors mean for a candidate. TTIR that it cannot read says nothing about the kernel.
 STATUS = {
     ttir.OutOfBounds: "out_of_bounds", ttir.Race: "nondeterministic", ttir.Budget: "timeout",
-    ttir.AssertionFailed: "runtime_error", ttir.TTIRError: "unsupported",
+    ttir.AssertionFailed: "runtime_error", ttir.TooLarge: "out_of_resources", ttir.TTIRError: "unsupported",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """TTIR on the CPU: `Kernel` evaluates what Triton's front end made of a kernel, `Memory` holds the tensors. See kernel.py."""
 
-from .flow import Budget
+from .flow import Budget, TooLarge
 from .kernel import BUDGET, Kernel
 from .memory import Memory, OutOfBounds, Race
 from .ops import AssertionFailed
@@ -16,6 +16,7 @@ __all__ = [
     "ParseError",
     "Race",
     "TTIRError",
+    "TooLarge",
     "Type",
     "Unsupported",
 ]

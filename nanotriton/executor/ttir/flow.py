@@ -23,6 +23,10 @@ class Budget(TTIRError):
     """The kernel did not end within its budget of work: an endless or a hopelessly slow loop."""
 
 
+class TooLarge(TTIRError):
+    """A program with more values than any processor has room for."""
+
+
 class Frame:
     """The programs that are evaluated together: values by slot, how many, program + 1 of each, and their ids in x, y and z."""
 
@@ -83,7 +87,7 @@ class Body:
 
     def limit(self) -> None:
         if self.live > MAX_LIVE:
-            raise Unsupported(f"{self.f.name[:40]} holds {self.live} elements a program, more than {MAX_LIVE}")
+            raise TooLarge(f"{self.f.name[:40]} holds {self.live} elements a program, more than {MAX_LIVE}")
 
     def __call__(self, frame: Frame, args: list) -> list:
         frame.v = self.template.copy()
