@@ -266,6 +266,43 @@ def layer_norm(x):
     return torch.nn.functional.layer_norm(x, (33,))
 
 
+def test_buffers_move_by_the_names_that_the_reference_registers():
+    """A candidate's own constants stay what they are; a scale keeps its sign, and an identity is none any more."""
+
+    def module():
+        made = torch.nn.Module()
+        for name in ("shift", "own"):
+            made.register_buffer(name, torch.zeros(5))
+        made.slope = torch.nn.Parameter(torch.full((99,), 0.1))
+        made.eye = torch.nn.Parameter(torch.eye(9))
+        made.plain = torch.nn.Parameter(torch.arange(9.0))
+        return made
+
+    reference = Reference(task("return x + self.shift", init='self.register_buffer("shift", torch.zeros(33)); self.register_buffer("n", torch.zeros(1).long())'))
+    assert reference.moved_buffers == {"shift"} and reference.build(3).shift.unique().numel() > 1
+    with draws.moved_constants(3, frozenset(["shift"])):
+        made = module()
+    assert made.shift.count_nonzero() == 5 and not made.own.any() and torch.equal(made.plain, torch.arange(9.0))
+    assert (made.slope >= 0.1).all() and made.slope.unique().numel() > 1 and (made.eye != torch.eye(9)).all()
+
+
+def test_uneven_draws_go_where_the_others_do_not():
+    reference = Reference(task("return torch.softmax(x, 1)", "torch.randn(8, 33)"))
+    assert {"padded", "scaled"} < reference.kinds and reference.trials(b"s", "c")[2].kind == "padded"
+    (x,) = reference.inputs("padded", 7)
+    assert x.abs().max() > 88 and (x == 0).all(0).sum() == 1 and (x == 0).all(1).sum() == 1  # exp overflows; a row and a column of zeros
+    assert verdict(reference, lambda m, x: x.exp() / x.exp().sum(1, keepdim=True)) == "not_finite"
+    unstable = Reference(task("return torch.topk(x, 3).indices", "torch.randn(8, 33)"))
+    assert "padded" not in unstable.kinds and "uneven" in unstable.kinds
+
+
+def test_constant_inputs_are_drawn_where_the_reference_survives_it():
+    reference = Reference(task("return torch.where(k, x + h, 0.0)", "torch.randn(8, 33), torch.zeros(8, 33), torch.ones(8, 33, dtype=torch.bool)", more=", h, k"))
+    assert verdict(reference, lambda m, x, h, k: torch.where(k, x, 0.0)) == "wrong_value"
+    assert verdict(reference, lambda m, x, h, k: x + h) == "wrong_value"
+    assert verdict(reference, lambda m, x, h, k: torch.where(k, x + h, 0.0)) == "correct"
+
+
 def test_moved_constants_do_not_disturb_the_random_stream():
     reference = Reference(task("return self.b(self.n(self.a(x)))", init="self.a = nn.Linear(33, 33); self.n = nn.LayerNorm(33); self.b = nn.Linear(33, 9)"))
     torch.manual_seed(11)

@@ -18,10 +18,12 @@ from torch import nn
 # plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random signs, heavy
 # tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots). uneven: as heavy, and what lies last
 # is large, another slice small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
-KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive")
+# padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie. In the last three, what a task makes of
+# zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one truth value in eight is the other one.
+KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded")
 FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
 CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
-LARGE, SMALL = 64.0, 2.0**-10
+LARGE, SMALL = 64.0, 1 / 64
 FILLERS = ("uniform_", "normal_", "exponential_")
 
 
@@ -50,9 +52,9 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
 
     with torch.no_grad():
         x = t.detach()
-        if kind in ("scaled", "heavy", "uneven"):
+        if kind in ("scaled", "heavy", "uneven", "padded"):
             x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
-        if kind in ("heavy", "uneven"):  # log-normal factors: a few elements are ten times the others
+        if kind in ("heavy", "uneven", "padded"):  # log-normal factors: a few elements are ten times the others
             x.mul_(drawn(*t.shape).normal_(0, 0.8, generator=local).exp_().to(t.dtype)).add_(number(-1.5, 1.5))
         else:  # a scale from 1/2 to 4 and factors from 1/2 to 2 along one dimension
             x.mul_(2.0 ** number(-1, 2))
@@ -61,21 +63,21 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
                 shape = [1] * t.dim()
                 shape[dim] = t.shape[dim]
                 x.mul_(torch.exp2(drawn(*shape).uniform_(-1, 1, generator=local)).to(t.dtype))
-        if kind.startswith("uneven"):
+        if kind.startswith("uneven") or kind == "padded":
             for dim in {0, t.dim() - 1} if t.dim() else ():
                 n = t.shape[dim]
                 if n > 1:
-                    x.select(dim, int(number(0, 1) * (n - 1))).mul_(SMALL)
+                    small = int(number(0, 1) * (n - 1))
+                    x.select(dim, small).mul_(SMALL)
                     x.select(dim, n - 1).mul_(LARGE)
+                if n > 2 and kind == "padded":
+                    x.select(dim, (small + 1) % (n - 1)).fill_(0)
     return t
 
 
 @contextlib.contextmanager
 def stressed(kind: str, seed: int) -> Iterator[None]:
-    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not consumed.
-
-    Floats that are all 0 or all 1 (a first state, a mask to be) are drawn as well: up to 0.25 off, from 0 upwards only for `positive`.
-    """
+    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not consumed."""
     generator = torch.Generator().manual_seed(seed)
     depth = [0]  # a factory may use another, and so does stress_: distort once
 
@@ -93,14 +95,21 @@ def stressed(kind: str, seed: int) -> Iterator[None]:
     def constant(original):
         def make(*args, **kwargs):
             made = original(*args, **kwargs)
-            if depth[0] == 0 and made.is_floating_point():
-                low = 0.0 if "positive" in kind else -0.25
-                made.add_(torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(low, 0.25, generator=generator).to(made.device, made.dtype))
+            if depth[0] == 0 and (made.is_floating_point() or (made.dtype == torch.bool and kind == "padded")):
+                depth[0] += 1
+                noise = torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
+                depth[0] -= 1
+                if made.dtype == torch.bool:
+                    made.logical_xor_((noise > 0.1875).to(made.device))
+                else:
+                    made.add_((noise.abs() if "positive" in kind else noise).to(made.device, made.dtype))
             return made
 
         return make
 
-    raw = [(torch, name, wrap) for name in FACTORIES] + [(torch.Tensor, name, wrap) for name in FILLERS] + [(torch, name, constant) for name in CONSTANTS]
+    raw = [(torch, name, wrap) for name in FACTORIES] + [(torch.Tensor, name, wrap) for name in FILLERS]
+    if kind.startswith("uneven") or kind == "padded":
+        raw += [(torch, name, constant) for name in CONSTANTS]
     with patched([(owner, name, how(getattr(owner, name))) for owner, name, how in (raw if kind != "plain" else [])]):
         yield
 
@@ -142,7 +151,7 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
         if type(t) not in (torch.Tensor, nn.Parameter) or not t.is_floating_point() or not t.numel() or t.is_meta:
             return False
         value = constant(t.detach())
-        if value is None or (buffer and value not in (0.0, 1.0)):
+        if value is None or (buffer and not bool((t.detach() == value).all() and value in (0.0, 1.0))):
             return False
         generator = torch.Generator().manual_seed(seed_from("constant", seed, tuple(t.shape), value))
         noise = torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
@@ -186,21 +195,21 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
             registered[tensor.data_ptr()] = tensor, True
         keep(self, name, tensor, *args, **kwargs)
 
-    fillers = [(nn.init, name, initialising(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_")]
+    fillers = [(nn.init, name, initialising(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_", "eye_", "dirac_")]
     fillers += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in ("zero_", "fill_")]
     with patched([*fillers, (nn.Module, "register_parameter", register_parameter), (nn.Module, "register_buffer", register_buffer)]):
         yield
 
 
 def constant(t: torch.Tensor) -> float | None:
-    """The value that all elements have, 0 if none is larger than a thousandth; None for anything else."""
+    """The value that all elements have, 0 if none is larger than a thousandth, 1 if all are 0 or 1 (an identity); None for anything else."""
     flat = t.reshape(-1)
-    some = flat[:: max(1, flat.numel() // 16)]  # most are neither, and need no second look
+    some = flat[:: max(1, flat.numel() // 16)]  # most are none of these, and need no second look
     for x in (some, flat):
-        same, tiny = bool((x == x[0]).all()), bool((x.abs() < 1e-3).all())
-        if not same and not tiny:
+        same, tiny, binary = bool((x == x[0]).all()), bool((x.abs() < 1e-3).all()), bool(((x == 0) | (x == 1)).all())
+        if not same and not tiny and not binary:
             return None
-    return float(flat[0]) if same else 0.0
+    return float(flat[0]) if same else 0.0 if tiny else 1.0
 
 
 def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
