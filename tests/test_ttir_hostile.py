@@ -15,7 +15,7 @@ from test_ttir_ops import binary
 from triton.language.extra.cuda import libdevice
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import AssertionFailed, Budget, Kernel, Memory, ParseError, TTIRError, Unsupported
+from nanotriton.executor.ttir import AssertionFailed, Budget, Kernel, Memory, ParseError, TooLarge, TTIRError, Unsupported
 
 # --- budgets
 
@@ -131,7 +131,7 @@ def test_wrong_arguments():
 
 def test_work_of_one_program_is_bounded_in_memory():
     body = "".join(f"\n    %x{i} = arith.constant dense<{i}.0> : tensor<1048576xf32>" for i in range(200))
-    with pytest.raises(Unsupported, match="elements a program"):
+    with pytest.raises(TooLarge, match="elements a program"):
         Kernel(module(body))
 
 

@@ -49,7 +49,7 @@ class Launch:
 
 
 class Kernel:
-    """One kernel of TTIR text. Raises ParseError or Unsupported when the text is not TTIR, or beyond this evaluator."""
+    """One kernel of TTIR text. Raises ParseError, Unsupported or TooLarge when the text is not TTIR, or beyond this evaluator or any processor."""
 
     def __init__(self, ttir: str, name: str | None = None):
         self.text, self.compiled = ttir, {}
