@@ -15,7 +15,16 @@ from test_ttir_ops import binary
 from triton.language.extra.cuda import libdevice
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import AssertionFailed, Budget, Kernel, Memory, ParseError, TooLarge, TTIRError, Unsupported
+from nanotriton.executor.ttir import (
+    AssertionFailed,
+    Budget,
+    Kernel,
+    Memory,
+    ParseError,
+    TooLarge,
+    TTIRError,
+    Unsupported,
+)
 
 # --- budgets
 
