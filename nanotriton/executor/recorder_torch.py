@@ -51,6 +51,8 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         tape, kwargs = self.tape, dict(kwargs or {})
+        if func is torch.device:  # only a name: where it leads is decided when it is used
+            return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and tape.on_cuda(first):
             if func in GETTERS:
@@ -152,6 +154,8 @@ class Calls(TorchDispatchMode):
 
     def _record(self, func, args, kwargs, tensors: list[Tensor]):
         tape, name = self.tape, func._schema.name.removeprefix("aten::")
+        if name == "_local_scalar_dense" and (value := tape.known_value(args[0])) is not None:
+            return value
         if name in READ_OPS:
             tape.unrecordable("a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)")
         if name in STORAGE_OPS:
@@ -210,7 +214,7 @@ class Calls(TorchDispatchMode):
         if name in ALLOCATIONS or (not mutates and all(o is None for o in outs)):
             return  # memory appears when it is first used; a view is just another tensor of the plan
         if func.namespace != "aten" or name not in ALLOWED:
-            tape.unrecordable(f"{func.namespace}::{name} is not an operator that a plan may name")
+            tape.unrecordable(f"{func._schema.name} is not an operator that a plan may name")
         drop = {"pin_memory", "non_blocking"}
         try:
             encoded = encode(list(args), tape.tensor_id, lambda d: d == META)
