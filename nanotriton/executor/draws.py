@@ -107,11 +107,13 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def moved_constants(seed: int) -> Iterator[None]:
+def moved_constants(seed: int) -> Iterator[Callable]:
     """While modules are constructed: parameters that would be all 0 or all 1 get noise of up to 0.25 added.
 
-    The noise depends on the seed, the shape and the value alone, and no random number is drawn from the usual stream: a candidate
-    whose layers differ in number, order or kind from the reference's still gets the same weights as the reference.
+    Gives a function that does so for those that a finished module still has, and returns the module (`weight.data.fill_(1)` goes past the rest).
+
+    The noise depends on the seed, the size and the value alone, and no random number is drawn from the usual stream: a candidate
+    whose layers differ in number, order, kind or shape from the reference's still gets the same weights as the reference.
     """
 
     def move(t: torch.Tensor) -> None:
@@ -119,7 +121,7 @@ def moved_constants(seed: int) -> Iterator[None]:
             return
         value = float(t.detach().reshape(-1)[0])
         if value in (0.0, 1.0) and bool((t.detach() == value).all()):
-            generator = torch.Generator().manual_seed(seed_from("constant", seed, tuple(t.shape), value))
+            generator = torch.Generator().manual_seed(seed_from("constant", seed, t.numel(), value))
             noise = torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
             t.detach().add_(noise.to(t.device, t.dtype))
 
@@ -138,9 +140,14 @@ def moved_constants(seed: int) -> Iterator[None]:
             move(param)
         register(self, name, param)
 
+    def settled(model):
+        for param in model.parameters() if isinstance(model, nn.Module) else ():
+            move(param)
+        return model
+
     fillers = [(nn.init, name, filling(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_")]
     with patched([*fillers, (nn.Module, "register_parameter", register_parameter)]):
-        yield
+        yield settled
 
 
 def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
