@@ -4,6 +4,7 @@
 (stops after the `ttir` stage), and `Autotuner.run` (records every configuration instead of timing it).
 """
 
+import dataclasses
 import functools
 from operator import index
 from types import SimpleNamespace
@@ -142,9 +143,11 @@ def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedK
     for name, value in options.__dict__.items():
         if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
             _tape().fail("rule_violation", f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}")
+    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the front end's time.
+    checked = options if options.debug else dataclasses.replace(options, sanitize_overflow=False)
     context = dialects()
     try:
-        module = src.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+        module = src.make_ir(TARGET, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context)
     except RuntimeError as error:
         if str(error) != INVALID:
             raise
