@@ -322,7 +322,7 @@ def test_compile_errors_name_the_kernels_line():
     with pytest.raises(Refused) as e:
         record(source, [X])
     assert e.value.status == "compile_error" and e.value.line == line_with(source, "tl.topk")
-    with pytest.raises(Refused, match="kernel k.*use tl.where") as e:
+    with pytest.raises(Refused, match=r"kernel k.*use tl.where") as e:
         record(module("k[(1,)](x)\nreturn x", top=kernel + "    tl.store(x + o, a * 2 if a > 0 else a)"), [X])
     assert e.value.status == "compile_error"
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,6 +54,9 @@ class Functions(TorchFunctionMode):
         tape, kwargs = self.tape, dict(kwargs or {})
         if func is torch.device:  # only a name: where it leads is decided when it is used
             return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload) and (op := OPDEFS.get(func._schema.name)) is not None:
+            with self:  # an operator that the candidate registered is its Python function
+                return op._init_fn(*args, **kwargs)
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and tape.on_cuda(first):
             if func in GETTERS:
@@ -311,6 +315,7 @@ def answers() -> list[tuple[object, str, Any]]:
         *((cuda, name, _Stream) for name in streams),
         *((cuda, name, _refuse("a CUDA graph")) for name in ("CUDAGraph", "graph", "make_graphed_callables")),
         (torch, "compile", _refuse("torch.compile")),
+        *((owner, "wrap_triton", lambda kernel: kernel) for owner in (torch.library, torch._library.triton)),
         (torch, "set_default_device", _set_default_device),
         (torch.backends.cuda, "is_built", lambda: True),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
