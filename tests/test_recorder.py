@@ -100,6 +100,16 @@ def test_numbers_in_weights_are_known_until_something_may_write_there():
         assert refused.value.recordable is False
 
 
+def test_parameters_kept_elsewhere_move_with_the_module():
+    """As `.cuda()` moves them: the objects stay what they are. What was made of them before stays where it was."""
+    init = "self.l = nn.Linear(20, 20); self.own = [self.l.weight, self.l.bias]; self.old = self.l.weight.data"
+    forward = "w, b = self.own\nassert w.is_cuda and b.device == x.device and not self.old.is_cuda\nreturn add(x, w), add(self.l.weight, w), w[:3].t()"
+    plan = record(module(forward, init), [X], [3])
+    assert {name: w.tensor for w in plan.weights for name in w.names}["l.weight"] == plan.launches()[1].args[0][1] == plan.launches()[1].args[1][1]
+    with pytest.raises(Refused, match="cpu tensor"):
+        record(module("return add(x, self.old)", init), [X], [3])
+
+
 def test_a_recurrent_layer_lists_its_weights_on_the_gpu():
     plan = record(module("return add(x, self.l._flat_weights[1]), self.l.all_weights[1][3]", "self.l = nn.GRU(20, 20, 2)"), [X], [3])
     assert {name for w in plan.weights for name in w.names} >= {"l.weight_hh_l0", "l.bias_hh_l1"}

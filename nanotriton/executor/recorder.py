@@ -195,6 +195,7 @@ def _move_weights(tape: Tape, model: Any) -> None:
         prefix = prefix and prefix + "."
         for name, p in module._parameters.items():
             if p is not None:
+                tape.moved[id(p)] = p
                 module._parameters[name] = torch.nn.Parameter(tape.weight(p, prefix + name), requires_grad=False)
         for name, b in module._buffers.items():
             if b is not None:

@@ -54,6 +54,7 @@ class Tape:
         self.draws = False  # random tensors are drawn while recording, and are constants of the plan
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
+        self.moved: dict[int, torch.nn.Parameter] = {}  # by id: `model.cuda()` keeps the objects, so one in a list is on the GPU too
         self.trouble: RecordError | None = None
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
         self._tensors: dict[Tensor, int] = {}
@@ -87,7 +88,7 @@ class Tape:
 
     def on_cuda(self, t: torch.Tensor) -> bool:
         """Would the candidate see this tensor on the GPU? Call it inside quiet() or a mode's handler."""
-        if t.is_meta:
+        if t.is_meta or id(t) in self.moved:
             return True
         return bool(self.cuda_storages) and t.layout == torch.strided and t.untyped_storage()._cdata in self.cuda_storages
 
