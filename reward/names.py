@@ -14,7 +14,7 @@ BANNED_ATTRIBUTES = words(
     func_globals mro
     os sys builtins subprocess socket ctypes importlib inspect gc io shutil signal threading multiprocessing pickle copyreg _os _sys _io"""
 )  # the second half: modules that other modules hold, as in `torch.os`
-DUNDER_NAMES = words("__name__ __doc__ __file__ __all__ __version__ __debug__ __class__")
+DUNDER_NAMES = words("__name__ __doc__ __file__ __all__ __version__ __debug__ __class__ __constants__ __slots__")
 DUNDER_ATTRIBUTES = words(
     """__init__ __name__ __qualname__ __module__ __class__ __doc__ __version__ __len__ __call__ __post_init__ __new__ __setattr__
     __getitem__ __setitem__ __repr__ __str__ __enter__ __exit__ __iter__ __next__ __contains__ __setstate__ __getstate__"""
@@ -54,7 +54,11 @@ REFUSED = words(
 
 # Of what is internal to a module, what real kernels use all the same: by path and, wherever it is, by name.
 INTERNAL = frozenset(path for path in MODULES if "._" in path)
-PRIVATE = words("_assert _int_mm _scaled_mm _weight_norm _softmax _log_softmax _reinterpret_tensor _DeviceGuard")
+PRIVATE = words(
+    """_assert _int_mm _scaled_mm _weight_norm _softmax _log_softmax _reinterpret_tensor _DeviceGuard
+    _calculate_fan_in_and_fan_out _calculate_correct_fan _single _pair _triple _quadruple _ntuple _reverse_repeat_tuple
+    _size_1_t _size_2_t _size_3_t _size_4_t _size_any_t _ratio_2_t _ratio_3_t _ConvNd _ConvTransposeNd _BatchNorm _NormBase _Loss"""
+)  # the second half: what layers copied from torch.nn take from there
 
 
 def _under(path: str, prefixes) -> bool:

@@ -119,7 +119,24 @@ def _writes(step: Aten) -> list[int]:
 
 
 def _computes(plan: Plan, step: Aten) -> bool:
-    return step.op.split(".")[0] not in MOVE | CREATE or _cast(plan, step) is not None
+    return (step.op.split(".")[0] not in MOVE | CREATE or _cast(plan, step) is not None) and not _counts(plan, step)
+
+
+def _counts(plan: Plan, step: Aten) -> bool:
+    """Whether a call adds a number to a counter that nothing else touches, as a BatchNorm does to num_batches_tracked."""
+    reads = _reads(step)
+    if step.op != "add_.Tensor" or len(reads) != 1:
+        return False
+    counter = plan.tensors[reads[0]]
+    named = plan.output_tensors()
+    alternatives = [a for s in plan.steps for a in (s.alternatives if isinstance(s, Choice) else [[s]])]
+    for other in (call for alternative in alternatives for call in alternative):
+        if isinstance(other, Launch):
+            named += [value[0] if ty.startswith("tensordesc") else value for ty, value in other.args if ty.startswith(("*", "tensordesc"))]
+        elif (other.op, other.args) != (step.op, step.args):
+            named += _reads(other) + _writes(other)
+    alone = counter.storage not in {plan.tensors[t].storage for t in named}
+    return alone and math.prod(counter.shape) == 1 and counter.dtype == "int64" and plan.storages[counter.storage].kind == "weight"
 
 
 def _cast(plan: Plan, step: Aten) -> str | None:

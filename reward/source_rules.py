@@ -1,11 +1,13 @@
 """The rules on a candidate's source: what it may not say. Each refuses only what is certain, names the line, and runs nothing."""
 
 import ast
+import symtable
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from string import Formatter
 
 from reward import names
+from reward.constants import Constants
 from reward.policy import Violation
 
 _LEAVES = frozenset({"ctx", "op", "ops", "kind", "type_comment"})
@@ -48,6 +50,7 @@ class Source:
     """A parsed candidate with its imports, definitions and kernels looked up. Each rule returns a Violation or None."""
 
     def __init__(self, tree: ast.Module):
+        self.tree = tree
         self.nodes: dict[type, list] = defaultdict(list)  # every node by its type, in order of the text
         for node in walk(*_without_main(tree)):
             self.nodes[type(node)].append(node)
@@ -93,8 +96,10 @@ class Source:
 
     def hidden_code(self) -> Violation | None:
         """No exec, no eval, no attribute whose name is computed, no way into frames, globals or other objects' insides."""
+        banned = [n for n in self.nodes[ast.Name] if n.id in names.BANNED_NAMES and n.id not in self.imports]
+        builtin = _builtins(self.tree, names.BANNED_NAMES) if banned else ()  # `vars` may be a variable
         for node in self.nodes[ast.Name]:
-            if node.id in names.BANNED_NAMES and node.id not in self.imports:
+            if node.id in builtin and node.id not in self.imports:
                 return Violation(node.lineno, f"{node.id} is not allowed: the code must say what it runs")
             if _is_dunder(node.id) and node.id not in names.DUNDER_NAMES:
                 return Violation(node.lineno, f"{node.id} is not allowed")
@@ -111,6 +116,8 @@ class Source:
                 key = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
                 if isinstance(key, str) and key not in names.BANNED_ATTRIBUTES and not _is_dunder(key):
                     spelled.add(id(node.func))
+                elif key is None and self.path(node.args[0]) is None and not _banned(_start(node.args[1])):
+                    spelled.add(id(node.func))  # layers are numbered; of a module, no name is computed
         for node in self.nodes[ast.Name]:
             if node.id in names.REFLECTION and id(node) not in spelled:
                 return Violation(node.lineno, f"{node.id} with a computed name is not allowed: write the attribute out")
@@ -164,7 +171,9 @@ class Source:
         """At least one kernel of the candidate's own is launched on a way from the entry."""
         if not self.kernels:
             return Violation(None, "no @triton.jit kernel: the candidate must define its own")
-        mentioned, launches = set(), False
+        # a decorator of the candidate's own may have put a kernel anywhere
+        own = [n for n in self.nodes[ast.FunctionDef] if not all((self.path(getattr(d, "func", d)) or "").startswith("triton.") for d in n.decorator_list)]
+        mentioned, launches = {n.name for n in own} & self.kernels, False
         for unit in self.reachable(entry):
             nodes = walk(unit)
             mentioned |= _mentions(nodes) & self.kernels
@@ -196,8 +205,12 @@ class Source:
             if isinstance(unit, ast.ClassDef):  # calling a module or an autograd.Function runs its forward
                 todo += [n for n in unit.body if isinstance(n, ast.FunctionDef) and n.name in ("forward", "__call__")]
                 continue
+            constants = None
             for node in always_executed(unit.body):
                 if message := self.computing_call(node):
+                    constants = constants or Constants(unit, self.path, self.units)
+                    if constants.holds(node):
+                        continue
                     return Violation(node.lineno, f"{message} computes in torch: under strict, your own Triton kernels compute")
                 if isinstance(node, ast.Call):
                     todo += self.called(node.func)
@@ -240,6 +253,16 @@ class Source:
         return None
 
 
+def _builtins(tree: ast.Module, wanted: frozenset[str]) -> set[str]:
+    """Those of the wanted names that somewhere mean Python's own: no function around binds them."""
+    found, tables = set(), [symtable.symtable(ast.unparse(tree), "candidate", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        used = {s.get_name(): s for s in table.get_symbols() if s.is_referenced()}
+        found |= {name for name in wanted & used.keys() if table.get_type() != "function" or used[name].is_global()}
+    return found
+
+
 def _plain_template(node: ast.AST) -> bool:
     """`"...".format` of a literal whose fields name no attribute and no index, and are not nested."""
     text = node.value.value if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Constant) else None
@@ -247,6 +270,22 @@ def _plain_template(node: ast.AST) -> bool:
         return isinstance(text, str) and all(not set(".[") & set(f or "") and "{" not in (spec or "") for _, f, spec, _ in Formatter().parse(text))
     except ValueError:  # no template at all
         return False
+
+
+def _start(key: ast.AST) -> str:
+    """What a computed name certainly begins with: "weight_ih_l" of f"weight_ih_l{i}", "weight_ih_l" + str(i) and "weight_ih_l%d" % i."""
+    if isinstance(key, ast.JoinedStr) and key.values:
+        return _start(key.values[0])
+    if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add):
+        return _start(key.left)
+    text = key.left if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Mod) else key
+    whole = text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+    return whole if text is key else whole.split("%")[0]
+
+
+def _banned(start: str) -> bool:
+    """Whether a name that begins like this may be one that nobody may use."""
+    return not start[:1].isalpha() or any(name.startswith(start) for name in names.BANNED_ATTRIBUTES)
 
 
 def _is_dunder(name: str) -> bool:

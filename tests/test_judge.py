@@ -256,10 +256,16 @@ def test_weights_at_their_initial_values_are_moved():
     reference = Reference(task("return self.norm(x)", init="self.norm = nn.LayerNorm(33)"))
     assert verdict(reference, lambda m, x: layer_norm(x)) == "wrong_value"
     assert verdict(reference, lambda m, x: layer_norm(x) * m.norm.weight + m.norm.bias) == "correct"
-    with draws.moved_constants(5):
+    with draws.moved_constants(5) as settled:
         by_hand = torch.nn.Module()
         by_hand.scale = torch.nn.Parameter(torch.ones(33))
+        by_hand.gamma, by_hand.beta = torch.nn.Parameter(torch.full((33, 1), 3.0)), torch.nn.Parameter(torch.empty(33))
+        by_hand.gamma.data.fill_(1)
+        by_hand.beta.data.zero_()
+        settled(by_hand)
+        settled(by_hand)  # what was moved stays
     assert torch.equal(by_hand.scale, reference.build(5).norm.weight)
+    assert torch.equal(by_hand.gamma.view(33), by_hand.scale) and torch.equal(by_hand.beta, reference.build(5).norm.bias)
 
 
 def layer_norm(x):

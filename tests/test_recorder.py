@@ -56,6 +56,7 @@ def test_a_launch_is_ttir_grid_and_typed_arguments():
         "y = torch.empty(*x.shape).cuda(0).cuda()",
         "torch.set_default_device('cuda'); y = torch.empty(*x.shape)",
         "with torch.device('cuda'): y = torch.empty(*x.shape)",
+        "d = torch.device(0); assert d == x.device and d.type == 'cuda'; y = torch.empty(x.shape, device=d)",
         "y = torch._C._dynamo.guards._empty_strided_cuda((6, 20), (20, 1), torch.float32)",
     ],
 )
@@ -80,6 +81,38 @@ start = torch.cuda.Event(enable_timing=True); start.record()
 assert str(x.device) == "cuda:0" and not x.is_cpu and "cuda:0" in repr(x) and x.half().type() == "torch.cuda.HalfTensor"
 return out"""
     assert len(record(module(forward), [X]).launches()) == 1
+
+
+def test_a_device_keeps_its_name():
+    init = "self.device = torch.device('cuda'); self.to(self.device); self.where = torch.device('cuda', 0); assert self.device.type == 'cuda'"
+    plan = record(module("assert x.device == self.where and torch.device('cpu').type == 'cpu'\nreturn add(x.to(self.device), x)", init), [X], [3])
+    assert len(plan.launches()) == 1 and not ops(plan)
+
+
+def test_numbers_in_weights_are_known_until_something_may_write_there():
+    init = "self.a = nn.Parameter(torch.tensor(2.5)); self.register_buffer('b', torch.arange(3.0)); self.c = torch.tensor([7]).cuda()"
+    read = "return {'n': [self.a.item(), float(self.b[2]), int(self.c), bool(torch.tensor(1, device=x.device))], 'y': add(x, x)}"
+    plan = record(module(read, init), [X], [3])
+    assert plan.outputs["dict"][0] == ["n", [2.5, 2.0, 7, True]]
+    for write in ("self.b.mul_(2)", "add_kernel[(1,)](x, self.b, self.b, 3, BLOCK=64)", "torch.add(self.b, 1, out=self.b)"):
+        with pytest.raises(Refused, match="value is read on the host") as refused:
+            record(module(f"{write}\nn = self.b[0].item()\nreturn add(x, x)", init), [X], [3])
+        assert refused.value.recordable is False
+
+
+def test_parameters_kept_elsewhere_move_with_the_module():
+    """As `.cuda()` moves them: the objects stay what they are. What was made of them before stays where it was."""
+    init = "self.l = nn.Linear(20, 20); self.own = [self.l.weight, self.l.bias]; self.old = self.l.weight.data"
+    forward = "w, b = self.own\nassert w.is_cuda and b.device == x.device and not self.old.is_cuda\nreturn add(x, w), add(self.l.weight, w), w[:3].t()"
+    plan = record(module(forward, init), [X], [3])
+    assert {name: w.tensor for w in plan.weights for name in w.names}["l.weight"] == plan.launches()[1].args[0][1] == plan.launches()[1].args[1][1]
+    with pytest.raises(Refused, match="cpu tensor"):
+        record(module("return add(x, self.old)", init), [X], [3])
+
+
+def test_a_recurrent_layer_lists_its_weights_on_the_gpu():
+    plan = record(module("return add(x, self.l._flat_weights[1]), self.l.all_weights[1][3]", "self.l = nn.GRU(20, 20, 2)"), [X], [3])
+    assert {name for w in plan.weights for name in w.names} >= {"l.weight_hh_l0", "l.bias_hh_l1"}
 
 
 def test_views_are_tensors_not_steps():
@@ -294,6 +327,14 @@ def test_compile_errors_name_the_kernels_line():
     with pytest.raises(Refused, match="power of 2") as e:
         record(source, [X])
     assert e.value.status == "compile_error" and e.value.line == line_with(source, "    a = tl.arange")
+    kernel = "@triton.jit\ndef k(x):\n    o = tl.arange(0, 8)\n    a = tl.load(x + o)\n"
+    source = module("k[(1,)](x)\nreturn x", top=kernel + "    tl.store(x + o, tl.topk(a, 3))")  # Triton's own function finds it
+    with pytest.raises(Refused) as e:
+        record(source, [X])
+    assert e.value.status == "compile_error" and e.value.line == line_with(source, "tl.topk")
+    with pytest.raises(Refused, match=r"kernel k.*use tl.where") as e:
+        record(module("k[(1,)](x)\nreturn x", top=kernel + "    tl.store(x + o, a * 2 if a > 0 else a)"), [X])
+    assert e.value.status == "compile_error"
 
 
 def test_a_kernel_cannot_run_before_forward():

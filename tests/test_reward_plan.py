@@ -7,16 +7,16 @@ from nanotriton.executor.plan import Aten, Choice, Launch, Plan, Storage, Tensor
 from reward.plan_rules import facts, keeps_value
 from reward.rules import check_effective, check_plan
 
-X, W, OUT, TABLE, INTS, HALF, PART, TWICE = range(8)  # tensors of every plan below
+X, W, OUT, TABLE, INTS, HALF, COUNT, PART, TWICE = range(9)  # tensors of every plan below
 T = lambda i: {"t": i}
 KERNEL = Launch(0, (1, 1, 1), [("*fp32", X), ("*fp32", OUT), ("i32", 16)], line=9)
 
 
 def plan(*steps, outputs=T(OUT)):
     """x (8, 4), w (4, 8) and fresh memory for each further tensor, then the steps."""
-    kinds = ["input", "weight", "temp", "const", "input", "temp"]
-    dtypes = ["float32"] * 4 + ["int64", "float16"]
-    shapes = [(8, 4), (4, 8), (8, 8), (8, 8), (8, 4), (8, 4)]
+    kinds = ["input", "weight", "temp", "const", "input", "temp", "weight"]
+    dtypes = ["float32"] * 4 + ["int64", "float16", "int64"]
+    shapes = [(8, 4), (4, 8), (8, 8), (8, 8), (8, 4), (8, 4), (1, 1)]
     return Plan(
         storages=[Storage(k, torch.Size(s).numel() * getattr(torch, d).itemsize, d) for k, d, s in zip(kinds, dtypes, shapes)],
         tensors=[*[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))], Tensor(OUT, "float32", (2, 8), (8, 1), 8), Tensor(OUT, "float32", (2, 32), (1, 1), 0)],
@@ -29,6 +29,7 @@ def aten(op, *args, out=OUT, line=7, **kwargs):
     return Aten(op, list(args), kwargs, [out], line)
 
 
+COUNTED = Aten("add_.Tensor", [T(COUNT), 1], {}, [None], 7)
 ALLOWED = {
     "a kernel alone": [KERNEL],
     "memory": [aten("zeros.default", [8, 8]), aten("empty_like.default", T(X), out=HALF), KERNEL],
@@ -40,6 +41,7 @@ ALLOWED = {
     "arithmetic on constants": [aten("arange.default", 8, out=TABLE), aten("mul.Tensor", T(TABLE), 2.0, out=TABLE), KERNEL],
     "arithmetic on a zeroed block": [Aten("zero_.default", [T(OUT)], {}, [None]), Aten("add_.Scalar", [T(OUT), 1], {}, [None]), KERNEL],
     "arithmetic on a constant after a launch": [KERNEL, aten("arange.default", 8, out=TABLE), aten("mul.Tensor", T(TABLE), 2.0, out=TABLE)],
+    "a counter of calls": [KERNEL, COUNTED, COUNTED],
     "a number stored": [Aten("fill_.Scalar", [T(OUT), 1.5], {}, [None]), KERNEL],
 }
 
@@ -54,6 +56,11 @@ REFUSED = {
     "addition": [KERNEL, aten("add.Tensor", T(OUT), T(OUT))],
     "in place": [KERNEL, Aten("relu_.default", [T(OUT)], {}, [None], 7)],
     "on a weight alone": [aten("mul.Tensor", T(W), 2.0, out=TABLE), KERNEL],
+    "a counter that a kernel reaches": [COUNTED, Launch(0, (1, 1, 1), [("*i64", COUNT)])],
+    "a counter that one configuration reaches": [COUNTED, Choice(0, [[KERNEL], [Launch(0, (1, 1, 1), [("*i64", COUNT)])]])],
+    "a counter that is used": [COUNTED, aten("clone.default", T(COUNT), out=INTS), KERNEL],
+    "a tensor added to a counter": [Aten("add_.Tensor", [T(COUNT), T(INTS)], {}, [None], 7), KERNEL],
+    "one added to a weight": [Aten("add_.Tensor", [T(W), 1], {}, [None], 7), KERNEL],
     "a gather": [aten("index.Tensor", T(X), [T(INTS)]), KERNEL],
     "a triangle": [aten("tril.default", T(X)), KERNEL],
     "on what a kernel made": [KERNEL, aten("sum.default", T(OUT), out=HALF)],

@@ -50,6 +50,24 @@ HONEST = {
     "demonstration": module(LAUNCH) + "\nif __name__ == '__main__':\n    import subprocess\n    print(torch.exp(torch.ones(2)))\n",
     "entry by assignment": module(LAUNCH).replace("class ModelNew", "class Fast") + "\nModelNew = Fast\n",
     "inductor's helpers": module(LAUNCH, "from torch._inductor.runtime.triton_helpers import libdevice\nfrom torch._C import _cuda_getCurrentRawStream as stream\n"),
+    "initialised as torch.nn does": module(
+        LAUNCH, "from torch.nn.modules.utils import _pair\nfrom torch.nn.common_types import _size_2_t\n", "self.fan_in, _ = nn.init._calculate_fan_in_and_fan_out(torch.empty(3, 4))"
+    ),
+    "numbered layers": module(
+        "ws = [getattr(self, f'w{i}') for i in range(2)] + [getattr(self, 'w' + str(0)), getattr(self, 'w%d' % 1)]\n" + LAUNCH, init="[setattr(self, f'w{i}', i) for i in range(2)]"
+    ),
+    "constants made by torch": module(
+        "B, T = x.shape[0], x.size(-1)\nmask = torch.tril(torch.ones(T, T, device=x.device))\nangles = torch.outer(torch.arange(T).float(), 1.0 / (self.base ** torch.arange(4)))\n"
+        "n = int(torch.prod(torch.tensor(x.shape)))\nt = table(T, 4)\n" + LAUNCH,
+        "def table(n: int, d: int):\n    return torch.cos(torch.arange(n) / d)\n",
+        "self.base = 10000.0",
+    ),
+    "a variable called vars": module("vars = x.shape\nx = x.view(vars)\n" + LAUNCH),
+    "kernel registered by a decorator": module(
+        "y = torch.empty_like(x)\nTABLE['k2'][(1,)](x, y)\nreturn y",
+        "TABLE = {}\ndef register(k):\n    TABLE['k2'] = k\n    return k\n@register\n@triton.jit\ndef k2(x, y):\n    tl.store(y, tl.load(x))\n",
+    ),
+    "attributes of a class": module(LAUNCH, "class Config:\n    __slots__ = ('a',)\n    __constants__ = ['a']\n"),
     "descriptor": module(LAUNCH, "from triton.tools.tensor_descriptor import TensorDescriptor\n"),
 }
 
@@ -70,6 +88,13 @@ REFUSED = {  # name: (source, line of the violation or None, words of the messag
     "exec": (module("exec('pass')\n" + LAUNCH), 19, "exec"),
     "eval by another name": (module("e = eval\n" + LAUNCH), 19, "eval"),
     "computed attribute": (module("f = getattr(torch, 'mat' + 'mul')\n" + LAUNCH), 19, "computed name"),
+    "computed attribute that may be a frame's": (module("f = getattr(x, f'f_{x.b}')\n" + LAUNCH), 19, "computed name"),
+    "computed attribute that begins with anything": (module("f = getattr(x, x.a + 'weight')\n" + LAUNCH), 19, "computed name"),
+    "computed attribute put into a text": (module("f = getattr(x, ('f%s' + '') % x.a)\n" + LAUNCH), 19, "computed name"),
+    "computed dunder": (module("f = getattr(x, f'__{x.a}__')\n" + LAUNCH), 19, "computed name"),
+    "computed attribute of a module": (module("f = getattr(torch, f'comp{x.a}')\n" + LAUNCH), 19, "computed name"),
+    "eval beside a variable of the name": (module("y = [eval for eval in ()]\neval('1')\n" + LAUNCH), 19, "eval"),
+    "eval kept by a class": (module(LAUNCH, "class C:\n    eval = eval\n"), 13, "eval"),
     "getattr passed on": (module("from functools import reduce\nf = reduce(getattr, ['a'], x)\n" + LAUNCH), 20, "getattr"),
     "dunder walk": (module("y = ().__class__.__base__\n" + LAUNCH), 19, "__base__"),
     "builtins": (module("b = __builtins__\n" + LAUNCH), 19, "__builtins__"),
@@ -124,6 +149,9 @@ TORCH = {
     "aten": (f"x = torch.ops.aten.mm(x, x)\n{LAUNCH}", 19),
     "linalg": (f"x = torch.linalg.norm(x)\n{LAUNCH}", 19),
     "layer": (f"x = self.layer(x)\n{LAUNCH}", 19),
+    "what torch makes of an input": (f"z = torch.arange(4, device=x.device) + x\nz = torch.exp(z)\n{LAUNCH}", 20),
+    "what a kernel wrote": (f"z = torch.empty_like(x)\nz = torch.exp(z)\n{LAUNCH}", 20),
+    "a weight": (f"m = torch.tril(self.layer.weight)\n{LAUNCH}", 19),
     "inside a loop": (f"for i in range(3):\n    x = F.gelu(x)\n{LAUNCH}", 20),
     "inside try": (f"try:\n    x = F.gelu(x)\nfinally:\n    pass\n{LAUNCH}", 20),
 }

@@ -24,7 +24,7 @@ from reward import rules
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
-ABLATIONS = 16  # launches that are left out one by one; of more, the last ones
+ABLATIONS = 4, 256  # of a plan's last launches at least so many, and as many as replay no more launches than this, are left out one by one
 # What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
 CHILD_STATUSES = frozenset(
     ["syntax_error", "rule_violation", "import_error", "runtime_error", "compile_error", "out_of_resources", "memory_limit", "out_of_bounds", "nondeterministic"]
@@ -203,7 +203,7 @@ def hinted(fault: Fault, plan: Plan) -> Fault:
 
 
 def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
-    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last ABLATIONS).
+    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last few: ABLATIONS).
 
     1 if none does alone but all do together: a launch that only repeats another one makes neither of them a decoy.
     """
@@ -220,7 +220,8 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
             return True
 
     launches = range(runner.launches)
-    return sum(matters(i) for i in launches[-ABLATIONS:]) or int(len(launches) > 1 and matters(launches))
+    few, replayed = ABLATIONS
+    return sum(matters(i) for i in launches[-max(few, replayed // max(1, len(launches))) :]) or int(len(launches) > 1 and matters(launches))
 
 
 class Runner:

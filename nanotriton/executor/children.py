@@ -37,9 +37,9 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     try:
-        with draws.moved_constants(args["seed"], frozenset(args["buffers"])):
+        with draws.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
             plan = recorder.record(
-                source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"]
+                source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"], finish=settled
             )
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
@@ -149,9 +149,9 @@ def load(path: str):
 
 def build(cls, init: list, seed: int, state: dict, device: torch.device, buffers: frozenset[str]):
     """Construct as the reference was; if names and shapes are its own but the values differ (another order of draws), load them."""
-    with draws.moved_constants(seed, buffers):
+    with draws.moved_constants(seed, buffers) as settled:
         draws.seed_everything(seed)
-        model = cls(*init)
+        model = settled(cls(*init))
     if isinstance(model, torch.nn.Module):
         own = model.state_dict()
         alike = own.keys() == state.keys() and all(own[n].shape == t.shape and own[n].dtype == t.dtype for n, t in state.items())

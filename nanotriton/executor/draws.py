@@ -138,14 +138,16 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(), found: set[str] | None = None) -> Iterator[None]:
+def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(), found: set[str] | None = None) -> Iterator[Callable]:
     """While modules are constructed: parameters that would be one constant, or next to nothing, get noise of up to 0.25 added.
 
-    Buffers too, if their names are among `buffers`, or else if `found` is given: the reference's names are collected there, for a candidate may
-    keep constants of its own that must stay what they are. The noise depends on the seed, the shape and the value alone, and no random number is
-    drawn from the usual stream: a candidate whose layers differ in number, order or kind from the reference's still gets the same weights.
+    Gives a function that does so for those that a finished module still has, and returns the module (`weight.data = torch.ones(8)` goes past the
+    rest). Buffers too, if their names are among `buffers`, or else if `found` is given: the reference's names are collected there, for a candidate
+    may keep constants of its own that must stay what they are. The noise depends on the seed, the size and the value alone, and no random number is
+    drawn from the usual stream: a candidate whose layers differ in number, order, kind or shape from the reference's still gets the same weights.
     """
     registered: dict[int, tuple[object, bool]] = {}  # address of a storage: who keeps it alive, whether it is a buffer's
+    moved: dict[int, torch.Tensor] = {}  # by address, and kept alive, so that no other takes its place
 
     def move(t: torch.Tensor, buffer: bool = False) -> bool:
         if type(t) not in (torch.Tensor, nn.Parameter) or not t.is_floating_point() or not t.numel() or t.is_meta:
@@ -153,12 +155,13 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
         value = constant(t.detach())
         if value is None or (buffer and not bool((t.detach() == value).all() and value in (0.0, 1.0))):
             return False
-        generator = torch.Generator().manual_seed(seed_from("constant", seed, tuple(t.shape), value))
+        generator = torch.Generator().manual_seed(seed_from("constant", seed, t.numel(), value))
         noise = torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
         if value not in (0.0, 1.0):  # a scale, a slope, a temperature: it keeps its sign
             noise = noise * value if abs(value) > 0.25 else noise.abs() * (1 if value > 0 else -1)
         with torch.no_grad():
             t.detach().add_(noise.to(t.device, t.dtype))
+        moved[t.data_ptr()] = t
         return True
 
     def initialising(original):
@@ -195,10 +198,16 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
             registered[tensor.data_ptr()] = tensor, True
         keep(self, name, tensor, *args, **kwargs)
 
+    def settled(model):
+        for param in model.parameters() if isinstance(model, nn.Module) else ():
+            if param.data_ptr() not in moved or constant(param.detach()) in (0.0, 1.0):
+                move(param)
+        return model
+
     fillers = [(nn.init, name, initialising(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_", "eye_", "dirac_")]
     fillers += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in ("zero_", "fill_")]
     with patched([*fillers, (nn.Module, "register_parameter", register_parameter), (nn.Module, "register_buffer", register_buffer)]):
-        yield
+        yield settled
 
 
 def constant(t: torch.Tensor) -> float | None:

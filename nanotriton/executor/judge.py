@@ -115,10 +115,10 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            with draws.moved_constants(seed, found=self.moved_buffers):
+            with draws.moved_constants(seed, found=self.moved_buffers) as settled:
                 arguments = self.init_arguments(seed)
                 draws.seed_everything(seed)
-                self.built[seed] = self.names["Model"](*arguments)
+                self.built[seed] = settled(self.names["Model"](*arguments))
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]

@@ -82,13 +82,14 @@ def record(
     entry: str = "ModelNew",
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
+    finish: Callable[[Any], Any] = lambda model: model,
 ) -> Plan:
     """The plan of `entry(*init_args)(*inputs)`.
 
     inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
     seed: of torch, numpy and random before the constructor runs, as the reference's was.
     folder: a private folder; the source is written there, because Triton reads it back.
-    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner. finish: what is done to the module once it is built.
     Raises RecordError with a Verdict status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
@@ -101,7 +102,7 @@ def record(
             module = _stage(tape, "import_error", lambda: _load(path))
             if not hasattr(module, entry):
                 raise RecordError("import_error", f"the candidate does not define {entry}")
-            model = _stage(tape, "runtime_error", lambda: _build(getattr(module, entry), init_args, seed))
+            model = _stage(tape, "runtime_error", lambda: finish(_build(getattr(module, entry), init_args, seed)))
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
@@ -161,7 +162,7 @@ def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
     except CompilationError as error:
         raise _compile_error(tape, error) from None
     except (Exception, SystemExit) as error:
-        if "PassManager" in str(error) or type(error).__module__.startswith("triton.compiler"):
+        if "PassManager" in str(error) or recorder_triton.INVALID in str(error) or type(error).__module__.startswith("triton.compiler"):
             status = "compile_error"
         raise (tape.trouble or RecordError(status, _message(tape, error), line_of(error, tape.path))) from None
     if tape.trouble is not None:
@@ -194,10 +195,13 @@ def _move_weights(tape: Tape, model: Any) -> None:
         prefix = prefix and prefix + "."
         for name, p in module._parameters.items():
             if p is not None:
+                tape.moved[id(p)] = p
                 module._parameters[name] = torch.nn.Parameter(tape.weight(p, prefix + name), requires_grad=False)
         for name, b in module._buffers.items():
             if b is not None:
                 module._buffers[name] = tape.weight(b, prefix + name)
+        if isinstance(module, torch.nn.RNNBase):  # it lists its weights once more
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
 def _outputs(tape: Tape, result: Any) -> Any:
@@ -226,14 +230,13 @@ def _where(tape: Tape, line: int) -> str:
 
 def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
     """Triton's front end names a node of the kernel's source; the innermost one is the cause."""
-    inner = error
-    while isinstance(inner.__cause__, CompilationError):
-        inner = inner.__cause__
-    cause = inner.error_message or (str(inner.__cause__) if inner.__cause__ is not None else str(inner))
-    line = line_of(error, tape.path)
-    if inner.src is not None and getattr(inner.node, "lineno", None):
-        source = Path(tape.path).read_text(encoding="utf-8")
-        if (start := source.find(inner.src.strip("\n"))) >= 0:  # the source without its decorators
+    line, source, chain = line_of(error, tape.path), Path(tape.path).read_text(encoding="utf-8"), [error]
+    while isinstance(chain[-1].__cause__, CompilationError):
+        chain.append(chain[-1].__cause__)
+    for inner in chain:  # the last of them in the candidate's file gives the line: Triton's own functions aren't there
+        start = source.find(inner.src.strip("\n")) if inner.src is not None else -1  # the source without its decorators
+        if start >= 0 and getattr(inner.node, "lineno", None):
             line = source[:start].count("\n") + inner.node.lineno
+    cause = inner.error_message or (str(inner.__cause__) if inner.__cause__ is not None else str(inner))
     text = " ".join(str(cause).split())[:MAX_MESSAGE]
     return RecordError("compile_error", f"{type(inner).__name__}: {text}" + _where(tape, line), line)

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,6 +52,11 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         tape, kwargs = self.tape, dict(kwargs or {})
+        if func is torch.device:  # only a name: where it leads is decided when it is used
+            return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
+        if isinstance(func, torch._ops.OpOverload) and (op := OPDEFS.get(func._schema.name)) is not None:
+            with self:  # an operator that the candidate registered is its Python function
+                return op._init_fn(*args, **kwargs)
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is not None and tape.on_cuda(first):
             if func in GETTERS:
@@ -152,6 +158,8 @@ class Calls(TorchDispatchMode):
 
     def _record(self, func, args, kwargs, tensors: list[Tensor]):
         tape, name = self.tape, func._schema.name.removeprefix("aten::")
+        if name == "_local_scalar_dense" and (value := tape.known_value(args[0])) is not None:
+            return value
         if name in READ_OPS:
             tape.unrecordable("a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)")
         if name in STORAGE_OPS:
@@ -210,7 +218,7 @@ class Calls(TorchDispatchMode):
         if name in ALLOCATIONS or (not mutates and all(o is None for o in outs)):
             return  # memory appears when it is first used; a view is just another tensor of the plan
         if func.namespace != "aten" or name not in ALLOWED:
-            tape.unrecordable(f"{func.namespace}::{name} is not an operator that a plan may name")
+            tape.unrecordable(f"{func._schema.name} is not an operator that a plan may name")
         drop = {"pin_memory", "non_blocking"}
         try:
             encoded = encode(list(args), tape.tensor_id, lambda d: d == META)
@@ -307,6 +315,7 @@ def answers() -> list[tuple[object, str, Any]]:
         *((cuda, name, _Stream) for name in streams),
         *((cuda, name, _refuse("a CUDA graph")) for name in ("CUDAGraph", "graph", "make_graphed_callables")),
         (torch, "compile", _refuse("torch.compile")),
+        *((owner, "wrap_triton", lambda kernel: kernel) for owner in (torch.library, torch._library.triton)),
         (torch, "set_default_device", _set_default_device),
         (torch.backends.cuda, "is_built", lambda: True),
         (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),

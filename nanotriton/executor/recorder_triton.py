@@ -4,6 +4,7 @@
 (stops after the `ttir` stage), and `Autotuner.run` (records every configuration instead of timing it).
 """
 
+import dataclasses
 import functools
 from operator import index
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from nanotriton.executor.tape import CUDA, Tape
 TARGET = GPUTarget("cuda", 90, 32)
 # These act in the front end alone: their effect is in the TTIR, later stages don't look at them.
 FRONT_END = {"debug", "sanitize_overflow", "default_dot_input_precision", "max_num_imprecise_acc_default"}
+INVALID = "error encountered during parsing"  # what Triton's front end says of IR that does not verify
 DEVICE_PROPERTIES = {  # an H100's
     "max_shared_mem": 232_448, "max_num_regs": 65_536, "multiprocessor_count": 132, "warpSize": 32,
     "sm_clock_rate": 1_980_000, "mem_clock_rate": 2_619_000, "mem_bus_width": 5_120,
@@ -141,8 +143,15 @@ def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedK
     for name, value in options.__dict__.items():
         if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
             _tape().fail("rule_violation", f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}")
+    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the front end's time.
+    checked = options if options.debug else dataclasses.replace(options, sanitize_overflow=False)
     context = dialects()
-    module = src.make_ir(TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    try:
+        module = src.make_ir(TARGET, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    except RuntimeError as error:
+        if str(error) != INVALID:
+            raise
+        raise RuntimeError(f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit (is a tensor the condition of an if or a while? use tl.where)") from None
     stages: dict = {}
     backend.add_stages(stages, options, Language.TRITON)
     module = stages["ttir"](module, {})

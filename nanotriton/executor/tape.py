@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanotriton.executor.aten import tensor_ids
 from nanotriton.executor.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Weight, digest
 
 META = torch.device("meta")
@@ -53,11 +54,14 @@ class Tape:
         self.draws = False  # random tensors are drawn while recording, and are constants of the plan
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
+        self.moved: dict[int, torch.nn.Parameter] = {}  # by id: `model.cuda()` keeps the objects, so one in a list is on the GPU too
         self.trouble: RecordError | None = None
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
         self._tensors: dict[Tensor, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
         self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
+        self._hosts: dict[int, torch.UntypedStorage] = {}  # storage of the plan -> the values that a weight or a constant has at first
+        self._written: set[int] = set()  # storages that a step has, or may have, written to
         self._weights: dict[int, Weight] = {}
         self._choices: dict[object, int] = {}
         self._keep: list = []  # whatever has its address in a dictionary above stays alive
@@ -84,7 +88,7 @@ class Tape:
 
     def on_cuda(self, t: torch.Tensor) -> bool:
         """Would the candidate see this tensor on the GPU? Call it inside quiet() or a mode's handler."""
-        if t.is_meta:
+        if t.is_meta or id(t) in self.moved:
             return True
         return bool(self.cuda_storages) and t.layout == torch.strided and t.untyped_storage()._cdata in self.cuda_storages
 
@@ -133,7 +137,7 @@ class Tape:
         with quiet():
             data = t.detach().contiguous()
             meta = torch.empty(data.shape, dtype=data.dtype, device=META)
-            self.new_storage(meta, "const", self._blob(data.untyped_storage(), data))
+            self._hosts[self.new_storage(meta, "const", self._blob(data.untyped_storage(), data))] = data.untyped_storage()
             return meta
 
     def weight(self, t: torch.Tensor, name: str | None) -> torch.Tensor:
@@ -146,7 +150,7 @@ class Tape:
                 self._keep.append(storage)
                 sid = self.new_storage(base, "weight", self._blob(storage, t, ship_known=False))
                 self.plan.storages[sid].dtype = _name(t.dtype)
-                self._lowered[storage._cdata] = base
+                self._lowered[storage._cdata], self._hosts[sid] = base, storage
             base = self._lowered[storage._cdata]
             size = t.element_size()
             whole = base[: base.numel() // size * size].view(t.dtype)
@@ -168,9 +172,22 @@ class Tape:
             self.plan.blobs[key] = data
         return key
 
+    def known_value(self, t: torch.Tensor):
+        """The number in a one-element tensor that is a weight, a constant or a view of one, as long as no step may have written there; else None.
+
+        A number that is read belongs to this recording's seed: with other weights the candidate is recorded anew (candidate.judge_trials).
+        """
+        with quiet():
+            sid = self._storages.get(self.lower(t).untyped_storage()._cdata)
+            if sid not in self._hosts or sid in self._written:
+                return None
+            return torch.empty(0, dtype=t.dtype).set_(self._hosts[sid], t.storage_offset(), t.shape, t.stride()).item()
+
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def aten(self, op: str, args: list, kwargs: dict, outs: list[int | None]) -> None:
+        if None in outs:  # in place
+            self._written |= {self.plan.tensors[i].storage for i in tensor_ids([args[:1], kwargs.get("out")])}
         self.steps.append(Aten(op, args, kwargs, outs, self.line()))
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list) -> None:
@@ -178,6 +195,8 @@ class Tape:
         if key not in self._kernels:
             self._kernels[key] = len(self.plan.kernels)
             self.plan.kernels.append(kernel)
+        pointers = [value[0] if ty.startswith("tensordesc") else value for ty, value in args if ty.startswith(("*", "tensordesc"))]
+        self._written |= {self.plan.tensors[i].storage for i in pointers}
         self.steps.append(Launch(self._kernels[key], grid, args, self.line()))
 
     @contextmanager
