@@ -50,12 +50,13 @@ class Config:
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
-    steps: Annotated[int, ">= 0"] = 540  # optimizer steps; 0: as many as --epochs says
+    steps: Annotated[int, ">= 0"] = 600  # optimizer steps; 0: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps that the learning rate rises, before a cosine to 0
+    min_lr: Annotated[float, ">= 0", "<= 1"] = 0.15  # share of the peak that it never falls below: what is annealed to the end learns less in GRPO; with --model 0
     weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's, on matrices
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted)
@@ -67,7 +68,7 @@ class Config:
 
 
 # The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687, section 4.1).
-PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, max_len=8192, max_tokens=2048, save_every=100)
+PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
 
 
@@ -92,7 +93,7 @@ def main(cfg: Config, world: distributed.World) -> str:
             run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
         clock = Clock()
         batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
-        lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup))
+        lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr))
         loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
         clock("train")
         run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
@@ -152,12 +153,12 @@ def indices(step: int, batch: int, n: int, seed: int) -> list[int]:
     return out
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
-    """Linear warm-up over `warmup * steps` steps, then a cosine to 0. `step` counts from 0."""
+def learning_rate(step: int, steps: int, peak: float, warmup: float, least: float = 0.0) -> float:
+    """Linear warm-up over `warmup * steps` steps, then a cosine to 0 that stays at `least * peak` once it is there. `step` counts from 0."""
     rise = max(round(warmup * steps), 1)
     if step < rise:
         return peak * (step + 1) / rise
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1)))
+    return peak * max(least, 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))))
 
 
 def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:

@@ -43,7 +43,8 @@ def sft_arm(cfg: Config) -> None:
     name = f"bench-sft-{cfg.seed}"
     steps = round(train_sft.Config.steps * cfg.factor)
     # never the same pair twice: the grammar has more, and so has a user who could write them
-    sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=steps, examples=steps * train_sft.Config.batch)
+    # and annealed to the end, as there is nothing to come
+    sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=steps, examples=steps * train_sft.Config.batch, min_lr=0.0)
     grpo = train_grpo.Config(seed=cfg.seed)
 
     def run(sft: train_sft.Config, world: distributed.World) -> None:
