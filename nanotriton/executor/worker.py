@@ -31,6 +31,7 @@ from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_fo
 from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
+M_MMAP_THRESHOLD = -3  # malloc.h
 MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 KEPT = 4  # of the tasks loaded, those that keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
@@ -255,6 +256,8 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
     zygote = Zygote(TARGETS, sandbox.readable_paths())
     os.makedirs(options["folder"], mode=0o700, exist_ok=True)
     if options["memory"]:
+        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller blocks is lost to the limit.
+        sandbox.libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
         sandbox.limit_memory(options["memory"])
     if options["flavour"] == "gpu":  # the zygote records; this process stops pretending and takes the real GPU
         from nanotriton.executor import recorder
