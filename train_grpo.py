@@ -52,7 +52,7 @@ class Config:
     sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
-    steps: Annotated[int, ">= 1"] = 150  # rollouts; with --model 200
+    steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
     prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
     group: Annotated[int, ">= 2"] = 8  # samples of each task (G), of which equal ones are run once
     epochs: Annotated[int, ">= 1"] = 2  # passes over the samples of one rollout; with --model 1
@@ -78,7 +78,7 @@ class Config:
     speed: Annotated[float, ">= 0"] = 0.0  # what 4 times as fast as PyTorch adds to a correct one; over 0: candidates are timed (a GPU's replay)
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
-    eval_every: Annotated[int, ">= 1"] = 50  # steps between held-out measurements
+    eval_every: Annotated[int, ">= 1"] = 65  # steps between held-out measurements
     eval_tasks: Annotated[int, ">= 0"] = 256  # held-out test tasks before and after (2 samples each, and greedy)
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
     shuffle_rewards: bool = False  # a control: rewards permuted within the batch; success must not rise with it
