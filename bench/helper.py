@@ -61,13 +61,15 @@ class Helper:
 
 
 def serve(answer: Callable[[dict], dict]) -> None:
-    """Answer requests on stdin until it closes. What anything prints meanwhile goes to stderr."""
-    out = os.fdopen(os.dup(1), "w")
+    """Answer requests on stdin until it closes, or nobody reads the answers. What anything prints meanwhile goes to stderr."""
+    out = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
             found = answer(json.loads(line))
         except Exception as error:
             found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-        out.write(json.dumps(found) + "\n")
-        out.flush()
+        try:
+            os.write(out, json.dumps(found).encode() + b"\n")
+        except BrokenPipeError:
+            return

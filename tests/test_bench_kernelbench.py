@@ -249,6 +249,7 @@ class Server:
         self.http.server_close()
 
 
+@pytest.mark.slow
 def test_an_evaluation_killed_and_restarted_ends_with_the_same_table(tmp_path, data):
     options = dict(levels=[1], ids=[1, 2], n=8, served_model="m", policy=["strict"], concurrency=2, retries=2)
     (tmp_path / "a").mkdir()

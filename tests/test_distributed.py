@@ -214,6 +214,7 @@ def full_disk(folder, world):
     assert saver.load_latest(model, optimizer)[0] == 1
 
 
+@pytest.mark.slow
 def test_two_ranks_then_one_then_two_with_one_killed(two):
     """The same run on 2 ranks, then 1, then 2 "machines", one of whose workers is killed once, has the losses of a straight one."""
     run = two / "run"
