@@ -354,11 +354,11 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
         return None
     with excused("comparing answers"):
         error = compare(outputs, answer)
+        allclose = kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None
     theirs, exact = leaves(answer.inputs or []), leaves(answer.inputs_exact or [])
     tensors = [i for i, (_, x) in enumerate(theirs) if isinstance(x, torch.Tensor)]
     for number, changed in after.items():  # allowed where the reference changes it alike
         i = tensors[number]
         if not passes(changed, Answer(theirs[i][1], exact[i][1] if exact else None, None, None)):
             raise Fault("input_modified", f"input {number} is not what it was: forward must not write to its inputs")
-    with excused("comparing answers"):
-        return Judged(error, kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None)
+    return Judged(error, allclose)
