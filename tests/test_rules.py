@@ -299,16 +299,19 @@ def test_rule_16_masters_are_fp32_and_move_at_a_small_rate():
 
 
 def test_rule_17_the_head_sums_in_fp32_and_holds_few_logits(monkeypatch):
-    rows, make = [], logprob._logits_buffer
+    held, make = [], logprob._logits
     monkeypatch.setattr(logprob, "CPU_BYTES", 16 * 4 * 64)
-    monkeypatch.setattr(logprob, "_logits_buffer", lambda h, w: rows.append(b := make(h, w)) or b)
+    monkeypatch.setattr(logprob, "_logits", lambda h, w, *rest: held.append((len(h), len(w))) or make(h, w, *rest))
     hidden = ones(1024, 8, dtype=torch.bfloat16)
     weight = torch.zeros(64, 8, requires_grad=True)  # an fp32 master
     logp, entropy = token_logprobs(hidden, weight, torch.full((1024,), 7))
     (grad,) = torch.autograd.grad(logp.sum(), weight, retain_graph=True)
-    assert [len(b) for b in rows] == [16, 16]  # of 1,024
+    assert held == [(16, 64)] * 64 + [(1024, 1)] * 64  # forward a few rows, backward a few columns of 1,024 x 64
     assert grad.dtype == torch.float32 and torch.allclose(grad[7], torch.tensor(1024 * (1 - 1 / 64)), rtol=5e-3)
-    assert torch.allclose(grad[8], torch.tensor(-1024 / 64), rtol=1e-3)  # 64 chunks of -1/4: a bf16 sum would have stopped
+    assert torch.allclose(grad[8], torch.tensor(-1024 / 64), rtol=1e-3)
+    hidden, weight = torch.zeros(512, 8, dtype=torch.bfloat16, requires_grad=True), torch.ones(1024, 8)
+    (grad,) = torch.autograd.grad(token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long))[0].sum(), hidden)
+    assert grad.abs().max() < 1e-3  # 1, then 512 chunks of -1/512 each: a bf16 sum would have stayed at 1
     assert entropy.requires_grad
     model = make_model().to(torch.bfloat16)
     assert all(t.dtype == torch.float32 for t in (model.inv_freq, *model.rope_tables(torch.arange(3))))

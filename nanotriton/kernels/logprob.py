@@ -9,17 +9,21 @@ product forward, three backward. What the backward needs of a row is its logsume
 
     dz_tv = g_t (1[v = target_t] - p_tv) - h_t p_tv (log p_tv + entropy_t)      g, h: gradients of logp and entropy
 
-and dz overwrites the logits in place, in hidden's dtype. The gradient of the weight is summed over the chunks in fp32.
-The same scheme, with the entropy's gradient left out, is Liger's fused linear cross-entropy (arXiv 2410.10989).
+and dz overwrites the logits in place, in hidden's dtype. The backward has all rows and a few columns at a time, so that each
+row of the weight's gradient [V, D] is written once, by one product; what is summed over the chunks, in fp32, is hidden's
+gradient [T, D], which is smaller. Liger's fused linear cross-entropy (arXiv 2410.10989) takes rows in both directions.
 """
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-CUDA_BYTES = 1_250_000_000  # of fp32 logits in memory at once. Fewer rows a chunk would make dW's passes over memory felt
+CUDA_BYTES = 1_250_000_000  # in memory at once, of fp32 logits and hidden's gradient. Larger products are faster
 CPU_BYTES = 64_000_000  # a small model's logits fit in one chunk, which is then kept instead of made again
+TILE = 256
 FORWARD, BACKWARD = (4096, 8), (4096, 8)  # (columns that a row's program has in registers at a time, warps)
 
 
@@ -54,16 +58,18 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, valid, entropy):
         w = _compute_weight(weight, hidden, valid)
-        buffer = _logits_buffer(hidden, w)
-        kept = None
-        rows = hidden.new_empty((3, len(hidden)), dtype=buffer.dtype)  # logp, entropy, logsumexp
-        for chunk in _chunks(hidden, buffer):
+        logits = kept = None
+        rows = hidden.new_empty((3, len(hidden)), dtype=_wide(hidden))  # logp, entropy, logsumexp
+        chunks = _chunks(len(hidden), len(w), _budget(hidden))
+        buffer = rows.new_empty(max((c.stop - c.start for c in chunks), default=0) * len(w))
+        for chunk in chunks:
             logits = _logits(hidden[chunk], w, buffer, temperature)
             if hidden.is_cuda:
                 rows_forward(logits, targets[chunk], rows[:, chunk], temperature, valid)
             else:
                 rows_forward_torch(logits, targets[chunk], rows[:, chunk], entropy)
-                kept = logits if len(logits) == len(hidden) else None
+        if not hidden.is_cuda and len(chunks) == 1:
+            kept = logits
         ctx.save_for_backward(hidden, weight, targets, rows, kept)
         ctx.temperature, ctx.valid, ctx.entropy = temperature, valid, entropy
         ctx.set_materialize_grads(False)
@@ -77,32 +83,36 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logp, grad_entropy):
         hidden, weight, targets, rows, kept = ctx.saved_tensors
         w = _compute_weight(weight, hidden, ctx.valid)
-        buffer = _logits_buffer(hidden, w) if kept is None else kept
         grads = torch.zeros_like(rows[:2])
         for row, grad in zip(grads, (grad_logp, grad_entropy if ctx.entropy else None)):
             if grad is not None:
                 row.copy_(grad)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = None
+        to_hidden, to_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.zeros_like(hidden, dtype=rows.dtype) if to_hidden else None
+        grad_weight = torch.empty_like(weight) if to_weight else None
+        budget = _budget(hidden)
+        if hidden.is_cuda and to_hidden:
+            budget = max(budget - grad_hidden.nbytes, budget // 4)
+        chunks = _chunks(len(w), len(hidden), budget) if kept is None else [slice(0, len(w))]
+        buffer = rows.new_empty(max(c.stop - c.start for c in chunks) * len(hidden)) if kept is None else None
         logits = d = None
-        for chunk in _chunks(hidden, buffer):
-            h, t, r, g = hidden[chunk], targets[chunk], rows[:, chunk], grads[:, chunk]
-            logits = _logits(h, w, buffer, ctx.temperature) if kept is None else kept
+        for chunk in chunks if len(hidden) else ():
+            part, shifted = w[chunk], targets - chunk.start
+            logits = _logits(hidden, part, buffer, ctx.temperature) if kept is None else kept
             if hidden.is_cuda:
-                d = rows_backward(logits, t, r, g, ctx.temperature, ctx.valid, hidden.dtype)
+                valid = min(max(ctx.valid - chunk.start, 0), len(part))
+                d = rows_backward(logits, shifted, rows, grads, ctx.temperature, valid, hidden.dtype)
             else:
-                d = rows_backward_torch(logits, t, r, g, ctx.temperature, grad_entropy is not None).to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(d, w, out=grad_hidden[chunk])
-            if ctx.needs_input_grad[1]:
-                grad_weight = _accumulate(grad_weight, d.t(), h)
-        del buffer, logits, d  # freed before a bf16 weight's gradient is rounded, which takes as much again
-        if ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(w, dtype=rows.dtype) if grad_weight is None else grad_weight
-            if len(w) < len(weight):  # the padding's rows, which the CPU leaves out
-                grad_weight = torch.cat([grad_weight, grad_weight.new_zeros(len(weight) - len(w), len(w.T))])
-            grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+                d = rows_backward_torch(logits, shifted, rows, grads, ctx.temperature, grad_entropy is not None)
+                d = d.to(hidden.dtype)
+            if to_hidden:
+                _product(d, part, grad_hidden, add=True)
+            if to_weight:
+                _product(d.t(), hidden, grad_weight[chunk])
+        del buffer, logits, d  # freed before hidden's gradient is rounded
+        if to_weight:
+            grad_weight[len(w) if len(hidden) else 0 :] = 0.0  # the padding's rows, which the CPU leaves out
+        return grad_hidden.to(hidden.dtype) if to_hidden else None, grad_weight, None, None, None, None
 
 
 def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
@@ -110,35 +120,41 @@ def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
     return (weight if weight.is_cuda else weight[:valid]).to(hidden.dtype)
 
 
-def _logits_buffer(hidden: Tensor, w: Tensor) -> Tensor:
-    """Room for the logits of one chunk: [rows, V] fp32."""
-    rows = (CUDA_BYTES if hidden.is_cuda else CPU_BYTES) // (4 * len(w))
-    if rows > 256:
-        rows -= rows % 256  # whole tiles of the matrix product: 2,432 rows were slower than 2,048
-    dtype = torch.promote_types(hidden.dtype, torch.float32)
-    return hidden.new_empty((max(1, min(rows, len(hidden))), len(w)), dtype=dtype)
+def _wide(x: Tensor) -> torch.dtype:
+    """What sums are in: fp32, or fp64 for what is fp64."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
-def _chunks(hidden: Tensor, buffer: Tensor) -> list[slice]:
-    return [slice(i, min(i + len(buffer), len(hidden))) for i in range(0, len(hidden), len(buffer))]
+def _budget(hidden: Tensor) -> int:
+    return CUDA_BYTES if hidden.is_cuda else CPU_BYTES
+
+
+def _chunks(n: int, width: int, budget: int) -> list[slice]:
+    """0..n cut into equal parts of whole tiles of the matrix product (2,432 rows were slower than 2,048), each of which fits
+    the budget with `width` fp32 numbers an element."""
+    most = max(1, budget // (4 * max(1, width)))
+    size = math.ceil(n / math.ceil(n / most)) if n else 1
+    if most >= TILE:
+        size = min(math.ceil(size / TILE), most // TILE) * TILE
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 def _logits(h: Tensor, w: Tensor, buffer: Tensor, temperature: float) -> Tensor:
-    """h [n, D] @ w.T [D, V] in fp32 -> the first n rows of the buffer. The CUDA kernels divide by the temperature."""
-    out = buffer[: len(h)]
-    if h.is_cuda and h.dtype != out.dtype:
-        return torch.mm(h, w.t(), out_dtype=out.dtype, out=out)  # bf16 in, fp32 out: the products' sum is never rounded
-    torch.mm(h.to(out.dtype), w.t().to(out.dtype), out=out)
+    """h [n, D] @ w.T [D, m] in fp32 -> [n, m] in the buffer. The CUDA kernels divide by the temperature."""
+    out = buffer[: len(h) * len(w)].view(len(h), len(w))
+    _product(h, w.t(), out)
     return out if h.is_cuda or temperature == 1.0 else out.div_(temperature)
 
 
-def _accumulate(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total [V, D] fp32 (None: 0) + a [V, n] @ b [n, D], in place."""
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    if a.dtype != dtype and a.is_cuda:
-        return torch.mm(a, b, out_dtype=dtype) if total is None else torch.addmm(total, a, b, out_dtype=dtype, out=total)
-    a, b = a.to(dtype), b.to(dtype)
-    return torch.mm(a, b) if total is None else total.addmm_(a, b)
+def _product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
+    """out (+)= a @ b with fp32 sums, rounded once, to out's dtype. cuBLAS takes bf16 in and fp32 out; the CPU is asked for fp32."""
+    if a.dtype == out.dtype and (a.is_cuda or a.dtype == _wide(a)):
+        torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
+    elif a.is_cuda and out.dtype == torch.float32:
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out) if add else torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        product = torch.mm(a.to(_wide(a)), b.to(_wide(b)))
+        out.add_(product) if add else out.copy_(product)
 
 
 # ---- the rows: torch, then Triton ------------------------------------------------------------------------------------

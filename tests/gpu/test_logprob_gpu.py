@@ -81,4 +81,4 @@ def test_memory_is_bounded():
         before = torch.cuda.memory_allocated()
         token_logprobs(hidden, weight, targets)[0].sum().backward()
         grown = torch.cuda.max_memory_allocated() - before
-    assert grown < 120e6 + weight.numel() * 6 + hidden.numel() * 2
+    assert grown < 120e6 + weight.numel() * 2 + hidden.numel() * 6  # the gradients; hidden's is fp32 until its end
