@@ -43,12 +43,12 @@ def collect(pool: CompileServers, count: int, meanwhile=lambda: None) -> dict:
         assert time.monotonic() < deadline
         socks = pool.sockets()
         ready, _, _ = select.select([*socks, pool.zygote.sock], [], [], pool.patience())
+        pool.kill_overdue(set(ready))
         for fd in ready:
             event = pool.zygote.event() if fd is pool.zygote.sock else None
             answer = pool.ended(event) if event else pool.answered(socks[fd]) if fd is not pool.zygote.sock else None
             found.update([answer] if answer else [])
         meanwhile()
-        pool.kill_overdue()
     return found
 
 
@@ -103,8 +103,18 @@ def test_what_kernels_before_it_left_behind_kills_no_kernel(zygote, tmp_path, mo
 def test_a_late_order_is_timed_out(zygote, tmp_path, monkeypatch, worker_is_busy):
     pool = CompileServers(zygote, str(tmp_path), 1)
     if worker_is_busy:
-        monkeypatch.setattr(pool, "kill_overdue", lambda: None)
+        monkeypatch.setattr(pool, "kill_overdue", lambda ready: None)
     pool.submit("late", GOOD, sandbox.Limits(0.001, 4 << 30, output=64 << 20))
     pool.submit("next", GOOD, LIMITS)
     found = collect(pool, 2)
     assert found["late"].killed == "timeout" and found["next"].payload
+
+
+def test_an_answer_that_waits_for_a_busy_worker_is_not_late(zygote, tmp_path):
+    pool = CompileServers(zygote, str(tmp_path), 1)
+    pool.submit("done", GOOD, LIMITS)
+    server = pool.servers[0]
+    assert select.select([server.sock], [], [], 120)[0]  # it has answered, and nobody has read it
+    server.order.started -= 2 * LIMITS.seconds
+    pool.kill_overdue({server.sock.fileno()})
+    assert server.killed is None and pool.answered(server.sock)[1].payload

@@ -73,6 +73,7 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
     monkeypatch.setattr(gpu, "compile_one", compile_one)
     monkeypatch.setattr(gpu, "tune", lambda *args: None)
     monkeypatch.setattr(gpu, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
+    monkeypatch.setattr(gpu, "add_twins", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
         next(gpu.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))

@@ -45,6 +45,7 @@ class Job:
     phase: str = "replay"  # replay; record: the same, before process mode; process
     time: bool = False  # measure how fast it is, if it is right
     facts: dict = field(default_factory=dict)  # what an earlier phase found
+    large: bool = False  # its plan takes more than a worker's share of the GPU
 
 
 @dataclass
@@ -109,9 +110,10 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     check_ended(ended, limits)
     with worker.stage("validate", job.timeout):
         try:
-            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.budget(reference))
+            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.budget)
         except PlanError as error:
             raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
+        job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
         facts = rules.facts(plan)
         job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
         job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
@@ -189,7 +191,7 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
         with worker.room(reference), worker.stage(stage, limit):
             return work()
     except Fault as fault:
-        if worker.gpu is None or fault.status != "memory_limit" or worker.gpu.crowds(reference):
+        if worker.gpu is None or fault.status != "memory_limit" or worker.gpu.crowded(worker.job, reference):
             raise
     with worker.gpu.alone(), worker.stage(stage, limit):
         return work()

@@ -27,7 +27,9 @@ class CudaBackend:
         self.binaries, self.limit = binaries, limit
         self.arena = torch.empty(0, dtype=torch.uint8, device=self.device)
         self.functions: dict[str, driver.Function] = {}
-        self.prepared: dict[int, tuple[Launch, driver.Prepared]] = {}
+        self.prepared: dict[tuple[int, bool], tuple[Launch, driver.Prepared]] = {}
+        self.twins: dict[str, Kernel] = {}  # by a kernel's key: the same with its programs in reverse (backwards.py)
+        self.backwards = False  # launch those
         self.storages: list[Storage] | None = None
         self.resets = 0
 
@@ -72,9 +74,11 @@ class CudaBackend:
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         """args: (Triton's type, value), addresses in place. The packed launch is kept for the next run: the arena doesn't move."""
         try:
-            if id(call) not in self.prepared:
-                self.prepared[id(call)] = (call, self._prepare(self.function(kernel), kernel, call, args))
-            self.prepared[id(call)][1].go(torch.cuda.current_stream().cuda_stream)
+            which = id(call), self.backwards
+            if which not in self.prepared:
+                launched = self.twins.get(kernel.key, kernel) if self.backwards else kernel
+                self.prepared[which] = (call, self._prepare(self.function(launched), kernel, call, args))
+            self.prepared[which][1].go(torch.cuda.current_stream().cuda_stream)
         except driver.DriverError as error:
             status = "illegal_memory" if error.fatal else "out_of_resources" if error.code == OUT_OF_RESOURCES else "runtime_error"
             raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line, error.fatal) from None

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from nanotriton.executor import driver
+from nanotriton.executor.backwards import backwards, may_meet
 from nanotriton.executor.candidate import Job, Runner, Spawn, check_ended
 from nanotriton.executor.compare import Fault, compare, leaves
 from nanotriton.executor.compiler import Binary, BinaryCache
@@ -25,11 +26,11 @@ from nanotriton.executor.plan import Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
-from nanotriton.executor.timing import Stopwatch, Work, floor_us
+from nanotriton.executor.timing import Stopwatch, Timing, Work, floor_us
 from nanotriton.executor.zygote import Ended
 
 PROBES = 32  # elements of an input that are tried: does the answer need them?
-WIPED = 2 << 30  # bytes of freed memory that are overwritten; more is given back, which takes the driver milliseconds
+WIPED = 512 << 20  # bytes of freed memory that are overwritten, and that a worker keeps between two turns; more is given back, in milliseconds
 ROTATION = 3  # draws of inputs that timed runs take in turns
 
 
@@ -42,8 +43,9 @@ class Gpu:
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.binaries = BinaryCache(folder)
-        # Of what is free now (a trainer may share the GPU) a worker's arena gets half of its share; inputs and the reference the rest.
-        self.free = torch.cuda.mem_get_info()[0]
+        # Of what is free now (a trainer may share the GPU) a candidate's buffers get half; inputs and the reference the rest.
+        self.budget = torch.cuda.mem_get_info()[0] // 2
+        self.share = self.budget // REPLAYERS  # who needs more has the GPU alone
         self.owner: GpuRunner | None = None
         self.lost = False  # the context: this process must end
         self.times = f"{folder}-times"  # what is known of tasks, for all workers of this executor
@@ -59,7 +61,7 @@ class Gpu:
             self.owner = runner
             return
         if self.owner is not runner and self.owner is not None:
-            self.owner.replay.backend.close()
+            self.owner.replay.close()
         self.owner = runner
         if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > WIPED:
             torch.cuda.empty_cache()
@@ -80,13 +82,9 @@ class Gpu:
             json.dump([reference_us, needed], file)
         os.rename(new, os.path.join(self.times, task))
 
-    def crowds(self, reference: Reference) -> bool:
-        """Whether the task needs more than a worker's share: its inputs and answer are there about eight times over, some in float64."""
-        return 8 * reference.bytes > self.free // REPLAYERS
-
-    def budget(self, reference: Reference) -> int:
-        """Bytes that a candidate's buffers may take."""
-        return self.free // (2 if self.crowds(reference) else 2 * REPLAYERS)
+    def crowded(self, job: Job, reference: Reference) -> bool:
+        """Whether they need more than a worker's share: a task's inputs and answer are there about eight times over, some in float64."""
+        return job.large or 4 * reference.bytes > self.share
 
     @property
     def watch(self) -> Stopwatch:
@@ -147,13 +145,22 @@ class GpuRunner(Runner):
 
     def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]):
         super().__init__(worker, job, reference, plan, recorded)
-        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.budget(reference)), known=reference.large_weights(recorded))
+        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.budget), known=reference.large_weights(recorded))
+        self.calls = 0
 
     def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
         if self.worker.gpu.lost:  # by a run before this one, without a launch that kept the next in bounds: that launch mattered
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
         self.worker.gpu.own(self)
-        return super().__call__(inputs, seed, skip)
+        self.calls, backend = self.calls + 1, self.replay.backend
+        backend.backwards = self.calls % 2 == 0
+        try:
+            outputs, changed = super().__call__(inputs, seed, skip)
+        finally:
+            backend.backwards = False  # not while it is timed
+        if self.worker.gpu.crowded(self.job, self.reference):
+            self.worker.gpu.own(None)  # the arena makes room for the reference
+        return outputs, changed
 
 
 def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: int) -> Generator[Spawn, Ended, GpuRunner]:
@@ -176,7 +183,20 @@ def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: in
     runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
     if job.time and any(isinstance(s, Choice) for s in plan.steps):
         tune(job, worker, reference, runner)
+    yield from add_twins(job, worker, runner)
     return runner
+
+
+def add_twins(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
+    """Compile kernels whose programs may meet a second time, for runs in which they start in reverse."""
+    plan, chosen, backend = runner.plan, runner.replay.chosen, runner.replay.backend
+    calls = [c for s in plan.steps for c in (s.alternatives[chosen.get(s.key, 0)] if isinstance(s, Choice) else [s]) if isinstance(c, Launch)]
+    for number in sorted({call.kernel for call in calls}):
+        if may_meet(plan, number, calls):
+            kernel = plan.kernels[number]
+            twin = backwards(kernel)
+            backend.binaries[twin.key] = worker.gpu.binaries.get(twin) or (yield from compile_one(job, worker, twin))
+            backend.twins[kernel.key] = twin
 
 
 def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
@@ -228,8 +248,27 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     The draws differ because the reference's answers are on the GPU while the candidate runs: to other questions, then.
     Raises Fault: `too_fast` for a time that memory cannot reach, or what is wrong with the last answer.
     """
+    gpu, crowded = worker.gpu, worker.gpu.crowded(job, reference)
+    rotation = 1 if crowded else ROTATION  # the L2 keeps nothing of so much
+    timings, outputs = clock(job, worker, reference, runner, trial, rotation)
+    with worker.stage("judge", worker.patience):
+        if crowded:
+            gpu.own(None)  # room for the reference
+        compare(outputs, reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights))
+        if len(timings) > 1:
+            other = reference.inputs("plain", trial.inputs + 2 * rotation)
+            gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, other, trial.weights))
+    reference_us, needed = gpu.known(job.task.key)
+    floor = floor_us(needed, sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))
+    job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
+    if timings[0].us < floor:
+        raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")
+    job.facts["speedup"] = reference_us / timings[0].us
+
+
+def clock(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial, rotation: int) -> tuple[list[Timing], object]:
+    """(timings of the candidate and, unless it is known, of the reference; the candidate's answer to the last draw that it was timed on)."""
     gpu, weights = worker.gpu, runner.by_name(trial.weights)
-    rotation = 1 if gpu.crowds(reference) else ROTATION  # the L2 keeps nothing of so much
     draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * rotation + 1)]
     gpu.own(runner)
     runner.replay.load(draws[0], weights)
@@ -241,21 +280,10 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
         with worker.stage("time", job.timeout):
             ready = [gpu.watch.prepare(work) for work in works]
         with gpu.quiet(), worker.stage("time", job.timeout):
-            timings = gpu.watch.time(ready)
-            outputs = runner.replay.outputs()  # of the last run that was timed
+            return gpu.watch.time(ready), runner.replay.outputs()
     except ReplayError as error:
         gpu.lost |= error.fatal
         raise Fault(error.status, f"while it was timed: {error.message}") from None
-    with worker.stage("judge", worker.patience):
-        compare(outputs, reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights))
-        if len(timings) > 1:
-            gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, draws[-1], trial.weights))
-    reference_us, needed = gpu.known(job.task.key)
-    floor = floor_us(needed, sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))
-    job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
-    if timings[0].us < floor:
-        raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")
-    job.facts["speedup"] = reference_us / timings[0].us
 
 
 def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:

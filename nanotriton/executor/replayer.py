@@ -211,11 +211,17 @@ class Replay:
         self.modified_inputs = [k for k, flag in enumerate(flags) if flag]
         return outputs
 
+    def close(self) -> None:
+        """Give all memory back, and the kernels. The next `load` takes them again."""
+        self._storages, self._tensors, self._given = {}, {}, []
+        self.backend.close()
+
     def forget(self) -> None:
         """Give the last run's memory back, save what the caller still holds; on a GPU it is the arena's, and stays."""
+        self._given = []
         if self.backend.device.type == "cpu":
             self.backend.reset([])
-            self._storages, self._tensors, self._given = {}, {}, []
+            self._storages, self._tensors = {}, {}
 
     def tune(self, inputs: list, weights: dict[str, torch.Tensor] | None, time: Callable[[Callable[[], None]], float]) -> None:
         """Choose the fastest alternative of every choice. Each is tried on the memory as it is at that point, which is then put back.

@@ -64,10 +64,11 @@ class CompileServers:
         due = [s.order.started + s.order.limits.seconds for s in self.servers if s.order and not s.killed]
         return max(0.01, min(due) - time.monotonic()) if due else None
 
-    def kill_overdue(self) -> None:
+    def kill_overdue(self, ready: set[int]) -> None:
+        """ready: file descriptors of those that have something to say, which are not late: their worker is."""
         for server in self.servers:
             late = server.order and not server.killed and time.monotonic() > server.order.started + server.order.limits.seconds
-            if late and self.zygote.kill(server.child):
+            if late and server.sock.fileno() not in ready and self.zygote.kill(server.child):
                 server.killed = "timeout"
 
     def answered(self, sock: socket.socket) -> tuple[Any, Ended] | None:

@@ -158,8 +158,8 @@ class Worker:
             return Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
 
     def room(self, reference: Reference):
-        """Where the task's tensors are computed with: on a GPU that it would crowd, alone."""
-        return self.gpu.alone() if self.gpu is not None and self.gpu.crowds(reference) else contextlib.nullcontext()
+        """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
+        return self.gpu.alone() if self.gpu is not None and self.gpu.crowded(self.job, reference) else contextlib.nullcontext()
 
     # ---- the loop ----
 
@@ -172,7 +172,9 @@ class Worker:
             for fd in (self.sock.fileno(), self.zygote.sock.fileno(), *compilers):
                 waits.register(fd, POLLIN)
             patience = self.compilers.patience()
-            for fd, _ in waits.poll(None if patience is None else 1000 * patience + 1):
+            ready = [fd for fd, _ in waits.poll(None if patience is None else 1000 * patience + 1)]
+            self.compilers.kill_overdue(set(ready))  # before what follows, which may take its time while they answer
+            for fd in ready:
                 if fd == self.sock.fileno():
                     message, fds = receive(self.sock)
                     if message is None:
@@ -186,7 +188,6 @@ class Worker:
                     self.advance(*answer[0], answer[1])
                 if self.gpu is not None and self.gpu.lost:
                     return  # the context is gone; the executor starts another worker, and what was in flight again
-            self.compilers.kill_overdue()
 
     def _alarm(self, *_):
         raise Overtime
@@ -264,6 +265,7 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
 
         recorder.uninstall()
         del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:512"  # or a task of gigabytes finds no room between parts of old blocks
         if options["visible"] is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
     try:

@@ -17,8 +17,8 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.rand(37, 50)]
+    return [torch.rand(128, 50)]
 
 
 def get_init_inputs():
-    return [50, 70]
+    return [50, 128]
