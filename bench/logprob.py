@@ -137,11 +137,11 @@ def main(cfg: Config) -> None:
     result["tflops"] = 4 * flops / result["ours_ms"] / 1e9
 
     hidden.grad = weight.grad = None
-    grads = hidden.numel() * 2 + weight.numel() * 4  # the weight's gradient is fp32 before it is rounded to the weight's bf16
+    grads = hidden.nbytes + weight.nbytes
     result["workspace_gb"] = peak_beyond(both, grads) / 1e9
     if "liger" in calls:
         hidden.grad = weight.grad = None
-        result["liger_workspace_gb"] = peak_beyond(calls["liger"], grads) / 1e9
+        result["liger_workspace_gb"] = peak_beyond(calls["liger"], grads + 2 * weight.numel()) / 1e9  # asked for fp32 sums, it has the weight's gradient in fp32 first
     hidden.grad = weight.grad = None
     result |= errors(hidden, weight, targets, cfg.checked)
     row = {**environment(), "command": "python -m bench.logprob " + shlex.join(sys.argv[1:]), "tokens": tokens, "vocab": vocab, "width": width}
