@@ -11,11 +11,16 @@ group, at the bandwidth of a copy. `limit_ungrouped` counts the prompt for every
 
 import json
 import random
+import re
+import shlex
+import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from bench import environment
@@ -30,6 +35,12 @@ SHAPES = {
     "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
 }
 
+STEPS = 20  # decode steps that are profiled at a time
+KINDS = {  # of kernels, by their names
+    "products": "nvjet|gemm|cutlass|splitK|_linear", "attention": "_prefix_kernel|_tail_kernel|_merge_kernel|_write_kernel|flash", "layers": "_rms_norm|_rope|_swiglu",
+    "sampling": "_block_kernel|_pick_kernel",
+}  # fmt: skip
+
 
 @dataclass
 class Config:
@@ -37,7 +48,7 @@ class Config:
     loads: list[Literal["grouped", "mixed", "small"]] = field(default_factory=lambda: ["grouped"])  # see `requests`
     engines: list[Literal["ours", "generate", "continuous"]] = field(default_factory=lambda: ["ours"])  # the last two are transformers'
     repeats: int = 1  # timed runs after the warm-up; the fastest counts
-    profile: bool = False  # print the kernels of 20 decode steps instead
+    profile: bool = False  # what decode steps take, by kernel, instead
     out: str = ""  # a JSON file to write
 
 
@@ -62,12 +73,14 @@ def make_model(shape: str) -> Transformer:
     return model.requires_grad_(False)
 
 
+def weight_bytes(model: Transformer) -> int:
+    """What a decode step reads of the weights: all but an untied embedding, of which it reads a row a sample."""
+    return sum(p.nbytes for p in model.parameters()) - (0 if model.config.tie_word_embeddings else model.model.embed_tokens.weight.nbytes)
+
+
 def seconds_at_limit(model: Transformer, work: list[Request], bandwidth: float) -> tuple[float, float]:
     """(each prompt read once a group, once a sample): seconds to read what the decode steps of `work` must read."""
-    c = model.config
-    weights = sum(p.nbytes for p in model.parameters())
-    if not c.tie_word_embeddings:
-        weights -= model.model.embed_tokens.weight.nbytes  # of which a step reads a row a sample
+    c, weights = model.config, weight_bytes(model)
     token = c.num_hidden_layers * 2 * c.num_key_value_heads * c.head_dim * 2
     steps = max(r.max_tokens for r in work) - 1
     tails = sum(r.n * r.max_tokens * (r.max_tokens - 1) // 2 for r in work) * token
@@ -128,13 +141,46 @@ def peer(model: Transformer, work: list[Request], engine: str) -> dict:
     return {"seconds": timed(run), "seconds_cold": cold}
 
 
-def profile(model: Transformer, work: list[Request]) -> None:
+def kind_of(kernel: str) -> str:
+    return next((kind for kind, names in KINDS.items() if re.search(names, kernel)), "other")
+
+
+def profile(model: Transformer, work: list[Request], bandwidth: float) -> list[dict]:
+    """What STEPS decode steps take, early, in the middle and late: milliseconds a step by kind of kernel, and by kernel, beside what must be read."""
     sampler = Sampler(model)
-    short = [Request(r.prompt_ids, n=r.n, max_tokens=min(r.max_tokens, 20)) for r in work]
-    sampler.generate(short)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
-        sampler.generate(short)
-    print(trace.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=60))
+    sampler.generate(work)  # captures the graphs
+    at = [int(share * sampler.stats["decode_steps"]) for share in (0.1, 0.5, 0.9)]
+    decode, seen, rows, open_ = sampler._decode, 0, [], None
+
+    def watched(s, slots):
+        nonlocal seen, open_
+        if seen in at:
+            prompts = np.unique(s.line[slots], return_index=True)[1]
+            kv = (int(s.count[slots].sum() + s.prompt_len[slots][prompts].sum())) * sampler.kv.page_bytes // sampler.page_size
+            torch.cuda.synchronize()
+            trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            trace.start()
+            open_ = trace, time.perf_counter(), len(slots), kv
+        if open_ and seen - STEPS in at:
+            torch.cuda.synchronize()
+            trace, start, batch, kv = open_
+            wall, open_ = 1e3 * (time.perf_counter() - start) / STEPS, None
+            trace.stop()
+            times = {e.key: e.self_device_time_total / 1e3 / STEPS for e in trace.key_averages() if e.self_device_time_total}
+            kinds = Counter()
+            for name, ms in times.items():
+                kinds[kind_of(name)] += ms
+            rows.append({
+                "step": seen - STEPS, "samples": batch, "wall_ms": wall, "kernels_ms": sum(times.values()), **{f"{k}_ms": v for k, v in kinds.items()},
+                "weights_limit_ms": 1e3 * weight_bytes(model) / bandwidth, "kv_limit_ms": 1e3 * kv / bandwidth,
+                "largest": {k[:60]: round(v, 3) for k, v in sorted(times.items(), key=lambda x: -x[1])[:12]},
+            })  # fmt: skip
+        seen += 1
+        return decode(s, slots)
+
+    sampler._decode = watched
+    sampler.generate(work)
+    return [{k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
 
 
 def laptop(repeats: int) -> dict:
@@ -167,7 +213,9 @@ def main(cfg: Config) -> None:
             tokens = sum(r.n * r.max_tokens for r in work)
             limit, ungrouped = seconds_at_limit(model, work, bandwidth)
             if cfg.profile:
-                profile(model, work)
+                rows += [{"shape": shape, "load": load} | row for row in profile(model, work, bandwidth)]
+                print(*rows[-3:], sep="\n", flush=True)
+                torch.cuda.empty_cache()
                 continue
             for engine in cfg.engines:
                 row = {"shape": shape, "load": load, "engine": engine, "tokens": tokens}
@@ -180,7 +228,7 @@ def main(cfg: Config) -> None:
                 torch.cuda.empty_cache()
         del model
     if cfg.out:
-        report = environment() | {"command": "python -m bench.sampling", "copy_gb_s": round(bandwidth / 1e9), "rows": rows}
+        report = environment() | {"command": "python -m bench.sampling " + shlex.join(sys.argv[1:]), "copy_gb_s": round(bandwidth / 1e9), "rows": rows}
         Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
 
 
