@@ -21,6 +21,12 @@ CREATE = words("""arange empty empty_like empty_strided eye fill fill_ full full
 # Operators that put values elsewhere, unchanged but for rounding.
 MOVE = words("""_to_copy _unsafe_view as_strided_scatter cat clone constant_pad_nd copy copy_ diagonal_copy diagonal_scatter flip repeat roll
     select_scatter slice_scatter stack t_copy unfold_copy""")
+# Operators that do no more under names of their own: a task of these alone is about moving data too. Torch may not call them on data.
+REARRANGE = words("""_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d block_diag channel_shuffle diag_embed
+    embedding gather im2col index index_select pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d
+    repeat_interleave replication_pad1d replication_pad2d replication_pad3d rot90 take tril triu upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d""")
+COPY = words("clone _to_copy copy_")  # where the replayer keeps a truth value's byte as it is
 FILL = words("fill fill_")  # with a tensor's value, they move it
 MATMULS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # name: which operand's last dimension is summed
 
@@ -60,7 +66,7 @@ def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
         if _computes(plan, step):
             what = _cast(plan, step) or f"torch.{step.op.split('.')[0]} computes in torch"
             return Violation(line, f"{what}: under strict, your own Triton kernels compute")
-        if layout_task:
+        if layout_task and not _indices(plan, step):
             return Violation(line, f"torch.{step.op.split('.')[0]} moves data in a task that is about moving it: under strict, Triton moves it")
     return None
 
@@ -139,6 +145,13 @@ def _counts(plan: Plan, step: Aten) -> bool:
     return alone and math.prod(counter.shape) == 1 and counter.dtype == "int64" and plan.storages[counter.storage].kind == "weight"
 
 
+def _indices(plan: Plan, step: Aten) -> bool:
+    """Whether a call moves integers that forward was given, where the answer has none: they say what to move, and are not it."""
+    integer = lambda name: not (DTYPES[name].is_floating_point or DTYPES[name].is_complex)
+    given = [plan.storages[plan.tensors[t].storage] for t in _reads(step)]
+    return all(s.kind == "input" and integer(s.dtype) for s in given) and not any(integer(plan.tensors[t].dtype) for t in plan.output_tensors())
+
+
 def _cast(plan: Plan, step: Aten) -> str | None:
     """What a moving call computes by changing the dtype: float to int truncates, to bool compares, to a narrower int takes a remainder."""
     if step.op.split(".")[0] not in MOVE | FILL:
@@ -147,15 +160,22 @@ def _cast(plan: Plan, step: Aten) -> str | None:
     written = _writes(step)
     for target in map(dtype, written):
         for read in (t for t in _reads(step) if t not in written):
-            if not keeps_value(dtype(read), target) or (dtype(read) != target and _reinterpreted(plan, read)):
+            truth = dtype(read) == torch.bool and step.op.split(".")[0] not in COPY
+            if not keeps_value(dtype(read), target) or (dtype(read) != target and (truth or _reinterpreted(plan, read))):
                 return f"a cast from {dtype(read)} to {target} computes in torch".replace("torch.", "", 2)
     return None
 
 
 def _reinterpreted(plan: Plan, tensor: int) -> bool:
-    """Whether a tensor sees a float's bits as an integer, or any number's as truth values: a cast then takes a logarithm, or compares with 0."""
-    own, stored = (DTYPES[plan.tensors[tensor].dtype], DTYPES[plan.storages[plan.tensors[tensor].storage].dtype])
-    return (own == torch.bool and stored != torch.bool) or (not own.is_floating_point and not own.is_complex and stored.is_floating_point)
+    """Whether a tensor sees a float's bits as an integer, or any number's as truth values: a cast then takes a logarithm, or compares with 0.
+
+    A float may have come there through any other tensor of the plan. Truth values that are none the replayer copies as the numbers they are.
+    """
+    t = plan.tensors[tensor]
+    own, stored, others = DTYPES[t.dtype], DTYPES[plan.storages[t.storage].dtype], [DTYPES[d] for d in plan.seen_as[t.storage]]
+    if own == torch.bool:
+        return stored != torch.bool
+    return not own.is_floating_point and not own.is_complex and any(d.is_floating_point or d.is_complex for d in others)
 
 
 def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanotriton.executor.plan import Aten, Choice, Launch, Plan, Storage, Tensor
-from reward.plan_rules import facts, keeps_value
+from reward.plan_rules import Facts, facts, keeps_value
 from reward.rules import check_effective, check_plan
 
 X, W, OUT, TABLE, INTS, HALF, COUNT, PART, TWICE = range(9)  # tensors of every plan below
@@ -108,6 +108,14 @@ def test_in_a_layout_task_torch_may_not_move_the_data():
     assert check_plan(candidate, "strict", facts(plan(aten("exp.default", T(X))))) is None
     assert check_plan(plan(KERNEL), "strict", reference) is None
     assert check_plan(candidate, "kernelbench", reference) is None
+
+
+def test_a_task_that_moves_data_under_another_name():
+    reference, index = Facts(computing={"upsample_nearest2d": 1}), aten("_to_copy.default", T(INTS), out=COUNT)
+    assert "moves data" in check_plan(plan(aten("clone.default", T(X)), KERNEL), "strict", reference).message
+    assert check_plan(plan(index, KERNEL), "strict", reference) is None  # it says what to move
+    assert check_plan(plan(index, KERNEL, outputs=T(COUNT)), "strict", reference) is not None
+    assert check_plan(plan(aten("clone.default", T(X)), KERNEL), "strict", Facts(computing={"upsample_nearest2d": 1, "mul": 1})) is None
 
 
 def test_facts():

@@ -13,6 +13,7 @@ range, a view that leaves its storage, an operator outside the list, an argument
 signature in the TTIR says. What they let through cannot run Python, name a file, or ask for more memory than allowed.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -156,6 +157,14 @@ class Plan:
                 touched = tensor_ids([step.args, step.kwargs]) + [o for o in step.outs if o is not None]
                 total[step.op] = total.get(step.op, 0) + sum(self.nbytes(t) for t in touched)
         return total
+
+    @functools.cached_property
+    def seen_as(self) -> list[set[str]]:
+        """For each storage the dtypes under which a step may see its bytes."""
+        found = [{s.dtype} for s in self.storages]
+        for t in self.tensors:
+            found[t.storage].add(t.dtype)
+        return found
 
     def output_tensors(self) -> list[int]:
         return tensor_ids(self.outputs)

@@ -123,6 +123,7 @@ def operator(name: str) -> torch._ops.OpOverload:
 
 
 COPIES = {"clone", "_to_copy"}
+SOURCE = {"clone": 0, "_to_copy": 0, "copy_": 1}  # which argument is copied
 RESIZES = {"smooth_l1_loss"}  # reduced, its out variant first takes the result for an unreduced one
 FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
 
@@ -313,6 +314,9 @@ class Replay:
         args = decode(call.args, self.tensor, self.backend.device)
         kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
         outs = [self.tensor(i) for i in call.outs if i is not None]
+        source = SOURCE.get(call.op.split(".")[0])
+        if source is not None and args[source].dtype == torch.bool:  # any byte but 0 would become 1: torch would compare for the candidate
+            args, outs = list(map(_numbers, args)), list(map(_numbers, outs))
         try:
             if outs and (into := writes_into(call.op)):
                 into(args, kwargs, outs)
@@ -373,6 +377,11 @@ def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> N
             _match(item, value, pairs)
     elif isinstance(given, torch.Tensor) or decode(encoded, lambda i: None, torch.device("cpu")) != given:
         raise ValueError("an input that is no tensor differs from the one recorded")
+
+
+def _numbers(t: Any) -> Any:
+    """Truth values as the bytes that they are."""
+    return t.view(torch.uint8) if isinstance(t, torch.Tensor) and t.dtype == torch.bool else t
 
 
 def _copy(t: torch.Tensor) -> torch.Tensor:
