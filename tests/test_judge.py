@@ -7,7 +7,7 @@ import torch
 
 from nanotriton.executor import draws
 from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, kernelbench_allclose
-from nanotriton.executor.judge import Reference, Trial, judge_trial
+from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
 from nanotriton.tasks.task import Task
 
 
@@ -245,7 +245,7 @@ def test_draws_follow_the_seed_and_leave_torch_as_it_was():
     before = torch.rand, torch.Tensor.uniform_, torch.nn.init.ones_, torch.nn.Module.register_parameter
     reference = Reference(MATMUL)
     for kind in draws.KINDS:
-        assert all(torch.equal(x, y) for x, y in zip(reference.inputs(kind, 3), reference.inputs(kind, 3), strict=True))
+        assert identical(reference.inputs(kind, 3), reference.inputs(kind, 3))
         assert not torch.equal(reference.inputs(kind, 3)[0], reference.inputs(kind, 4)[0])
     assert before == (torch.rand, torch.Tensor.uniform_, torch.nn.init.ones_, torch.nn.Module.register_parameter)
     assert "uniform_" not in vars(torch.Tensor)

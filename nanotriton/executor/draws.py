@@ -1,13 +1,14 @@
 """Draws of inputs and weights that a candidate can't foresee: the task's own, and the task's own under stress.
 
 Stress happens inside the draw: torch's random factories are patched while `get_inputs` runs, so that what the task builds from
-them (triangles, symmetric matrices, masks, sorted lists) keeps its structure. Integers and booleans are untouched, and so is a task that
-draws with numpy or Python. Weights that a constructor sets to a constant (norms, biases, gates) or leaves tiny are moved off those values,
+them (triangles, symmetric matrices, masks, sorted lists) keeps its structure. Integers and booleans are untouched, and so is what a task
+draws with Python. A seed that the task sets becomes one of ours. Weights that a constructor sets to a constant (norms, biases, gates) or leaves tiny are moved off those values,
 in reference and candidate alike, or a candidate that skips them would pass. So are inputs that are all 0 or all 1.
 """
 
 import contextlib
 import hashlib
+import math
 import random
 from collections.abc import Callable, Iterator
 
@@ -19,10 +20,13 @@ from torch import nn
 # tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots). uneven: as heavy, and what lies last
 # is large, another slice small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
 # padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie. In the last three, what a task makes of
-# zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one truth value in eight is the other one.
-KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded")
+# zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one truth value in eight is the other one, and
+# one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order. holes, infinite: one element in 16 is not finite.
+KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded", "holes", "infinite")
 FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
 CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
+NUMBERS = ("full", "full_like", "tensor", "from_numpy", "arange", "linspace")
+HOLES = {"holes": math.nan, "infinite": math.inf}
 LARGE, SMALL = 64.0, 1 / 64
 FILLERS = ("uniform_", "normal_", "exponential_")
 
@@ -52,6 +56,9 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
 
     with torch.no_grad():
         x = t.detach()
+        if kind in HOLES:
+            x.masked_fill_(drawn(*t.shape).uniform_(generator=local) < 1 / 16, HOLES[kind])
+            return t
         if kind in ("scaled", "heavy", "uneven", "padded"):
             x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
         if kind in ("heavy", "uneven", "padded"):  # log-normal factors: a few elements are ten times the others
@@ -79,14 +86,17 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
 def stressed(kind: str, seed: int) -> Iterator[None]:
     """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not consumed."""
     generator = torch.Generator().manual_seed(seed)
-    depth = [0]  # a factory may use another, and so does stress_: distort once
+    depth, count = [0], [0]  # a factory may use another, and so does stress_: distort once
 
     def wrap(original):
         def draw(*args, **kwargs):
             depth[0] += 1
             try:
                 drawn = original(*args, **kwargs)
-                return stress_(drawn, kind, generator) if depth[0] == 1 else drawn
+                if depth[0] > 1 or (count[0] and kind in HOLES):  # of several inputs one may have holes
+                    return drawn
+                count[0] += 1
+                return stress_(drawn, kind, generator)
             finally:
                 depth[0] -= 1
 
@@ -95,23 +105,57 @@ def stressed(kind: str, seed: int) -> Iterator[None]:
     def constant(original):
         def make(*args, **kwargs):
             made = original(*args, **kwargs)
-            if depth[0] == 0 and (made.is_floating_point() or (made.dtype == torch.bool and kind == "padded")):
+            if depth[0] == 0 and (made.is_floating_point() or kind == "padded"):
                 depth[0] += 1
                 noise = torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
                 depth[0] -= 1
                 if made.dtype == torch.bool:
                     made.logical_xor_((noise > 0.1875).to(made.device))
+                elif not made.is_floating_point():  # a 0 may be an index, of which 1 is none
+                    made.mul_((noise <= 0.1875).to(made.device))
                 else:
                     made.add_((noise.abs() if "positive" in kind else noise).to(made.device, made.dtype))
             return made
 
         return make
 
+    def scaled(original):
+        def make(*args, **kwargs):
+            made = original(*args, **kwargs)
+            if depth[0] or not made.is_floating_point():
+                return made
+            depth[0] += 1
+            factor = float(torch.empty((), device="cpu").uniform_(0.75, 1, generator=generator))  # never up: a float may become an index
+            depth[0] -= 1
+            return made * factor
+
+        return make
+
     raw = [(torch, name, wrap) for name in FACTORIES] + [(torch.Tensor, name, wrap) for name in FILLERS]
     if kind.startswith("uneven") or kind == "padded":
-        raw += [(torch, name, constant) for name in CONSTANTS]
-    with patched([(owner, name, how(getattr(owner, name))) for owner, name, how in (raw if kind != "plain" else [])]):
+        raw += [(torch, name, constant) for name in CONSTANTS] + [(torch, name, scaled) for name in NUMBERS]
+    raw = [(owner, name, how(getattr(owner, name))) for owner, name, how in (raw if kind != "plain" else [])]
+    with patched(raw + reseeded(seed)):
         yield
+
+
+def reseeded(seed: int) -> list[tuple[object, str, object]]:
+    """What sets a seed, patched: a task that sets the same one for every draw would draw the same, and a candidate could foresee it."""
+    mixed = lambda given: seed_from("task", seed, str(given)) % 2**32
+
+    class Generator(torch.Generator):
+        def manual_seed(self, seed):
+            return super().manual_seed(mixed(seed))
+
+    def calls(function):
+        return lambda given=None, *args, **kwargs: function(mixed(given), *args, **kwargs)
+
+    def makes(cls):
+        return type(cls.__name__, (cls,), {"__init__": lambda self, given=None: cls.__init__(self, mixed(given))})
+
+    functions = [(torch, "manual_seed"), (torch.random, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed")]
+    new = [(owner, name, calls(getattr(owner, name))) for owner, name in functions]
+    return [*new, (torch, "Generator", Generator), *((owner, name, makes(getattr(owner, name))) for owner, name in ((np.random, "RandomState"), (random, "Random")))]
 
 
 @contextlib.contextmanager
