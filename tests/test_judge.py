@@ -268,6 +268,18 @@ def test_weights_at_their_initial_values_are_moved():
     assert torch.equal(by_hand.gamma.view(33), by_hand.scale) and torch.equal(by_hand.beta, reference.build(5).norm.bias)
 
 
+def test_what_a_constructor_makes_of_a_parameter_is_no_longer_that_of_it():
+    init = "self.a = nn.Parameter(torch.rand(33)); self.b = nn.Parameter(self.a.detach().clone())"
+    reference = Reference(task("return x * self.a + torch.relu(self.b)", init=init))
+    assert verdict(reference, lambda m, x: x * m.a + torch.relu(m.a)) == "wrong_value"
+    assert verdict(reference, lambda m, x: x * m.a + m.b) == "wrong_value"
+    assert verdict(reference, lambda m, x: x * m.a + torch.relu(m.b)) == "correct"
+    assert reference.trials(b"s", "c")[1].weights < 0
+    for more in ("self.c = self.a.detach() * 2", "pass"):  # c would be stale, and roots of negative numbers are none
+        kept = Reference(task(f"return x * torch.sqrt(self.a){' + self.c' * ('.c' in more)}", init=f"{init}; {more}"))
+        assert all(t.weights > 0 for t in kept.trials(b"s", "c"))
+
+
 def layer_norm(x):
     return torch.nn.functional.layer_norm(x, (33,))
 

@@ -6,7 +6,7 @@ Verdict. While one candidate waits for its child the worker goes on with another
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -166,10 +166,13 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
     runners = {first.recorded: first}
     for number, trial in enumerate(trials):
-        runner = runners.get(trial.weights, first if first.by_name(trial.weights) else None)
+        failed, runner = None, runners.get(trial.weights, first if first.by_name(trial.weights) else None)
         while True:
             if runner is None:
+                trial = replace(trial, weights=abs(trial.weights))  # a constructor knows of no training
                 runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
+                if failed and alike(runner.plan, first.plan):
+                    raise hinted(failed, first.plan)
             try:
                 judged = in_room(worker, reference, "judge", worker.patience, partial(judge_trial, reference, trial, runner))
                 break
@@ -178,11 +181,17 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
             except Fault as fault:
                 if runner.recorded == trial.weights or fault.status in ("unsupported", "timeout", "memory_limit"):
                     raise hinted(fault, runner.plan) from None
-                runner = None  # it may prepare its weights in the constructor: only a recording with this seed can tell
+                failed, runner = fault, None  # it may prepare numbers in the constructor: only a recording with this seed can tell
         if judged:
             job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
         if number == 0:
             job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+
+
+def alike(one: Plan, other: Plan) -> bool:
+    """Whether two recordings are the same but for the values of weights."""
+    constants = lambda plan: [s.blob for s in plan.storages if s.kind == "const"]
+    return (one.steps, one.kernels, one.tensors, one.weights, constants(one)) == (other.steps, other.kernels, other.tensors, other.weights, constants(other))
 
 
 def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):

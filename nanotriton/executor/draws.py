@@ -254,6 +254,20 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
         yield settled
 
 
+def train_(model: nn.Module, seed: int) -> None:
+    """Change parameters as training may: each element by a factor of its own up to 4/3, and no tensor of several has one sign alone.
+
+    What a constructor makes of another parameter (a copy, a norm) is no longer that of it. Factors below 1, so that no recurrence explodes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for param in model.parameters():
+        if param.is_floating_point() and param.numel() > 1:
+            factor = torch.empty(param.shape, dtype=torch.float32, device="cpu").uniform_(0.75, 1, generator=generator)
+            if bool((param > 0).all()) or bool((param < 0).all()):
+                factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
+            param.detach().mul_(factor.to(param.dtype))
+
+
 def constant(t: torch.Tensor) -> float | None:
     """The value that all elements have, 0 if none is larger than a thousandth, 1 if all are 0 or 1 (an identity); None for anything else."""
     flat = t.reshape(-1)

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 class Trial:
     kind: str  # one of draws.KINDS
     inputs: int  # seed
-    weights: int  # seed
+    weights: int  # seed; if it is negative, the weights of its opposite go by name, after some training (draws.train_)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -117,10 +117,12 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            with draws.moved_constants(seed, found=self.moved_buffers) as settled:
-                arguments = self.init_arguments(seed)
-                draws.seed_everything(seed)
+            with torch.no_grad(), draws.moved_constants(abs(seed), found=self.moved_buffers) as settled:  # no graph: it can't be copied
+                arguments = self.init_arguments(abs(seed))
+                draws.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
+            if seed < 0:
+                draws.train_(self.built[seed], seed)
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]
@@ -193,7 +195,7 @@ class Reference:
                     if not passes(again, answer):
                         raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
                     del again
-                fakes.look("plain", s, answer)
+                fakes.look("plain", s, answer, s)
                 del answer
         for kinds in TRIALS[1:]:
             for kind in kinds:
@@ -203,30 +205,39 @@ class Reference:
                     continue
                 if kind in self.kinds or self.survives(kind, seed, fakes):
                     break
+        kind = next(k for k in TRIALS[1] if k in self.kinds)
+        self.trains = trainable(self.on_host(seed)) and self.survives(kind, seed, fakes, -seed)
         if fakes.passing:
             raise Fault("weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass")
 
-    def survives(self, kind: str, seed: int, fakes: "Fakes") -> bool:
-        """Whether stress neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""
+    def survives(self, kind: str, seed: int, fakes: "Fakes", weights: int | None = None) -> bool:
+        """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""
         try:
-            if identical(self.inputs(kind, seed), self.inputs("plain", seed)):
+            if weights is None and identical(self.inputs(kind, seed), self.inputs("plain", seed)):
                 return False
-            answer = self.answer(kind, seed, seed)
+            weights = seed if weights is None else weights
+            answer = self.answer(kind, seed, weights)
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return False
         if not all_finite(answer.own):
             return False
         self.kinds |= {kind}
-        fakes.look(kind, seed, answer)
+        fakes.look(kind, seed, answer, weights)
         return True
 
     def trials(self, secret: bytes, source: str) -> list[Trial]:
         """The trials of one candidate: the same for the same secret, task and source."""
-        weights = [seed_from(secret, self.task.key, source, "weights", i) for i in range(2)]
+        weights = [seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1) for i in range(2)]
         kinds = [kind for options in TRIALS if (kind := next((k for k in options if k in self.kinds), None))]
         inputs = [seed_from(secret, self.task.key, source, "inputs", i) for i in range(len(kinds))]
         return [Trial(k, seed, weights[i % 2 if self.has_weights else 0]) for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))]
+
+
+def trainable(model: torch.nn.Module) -> bool:
+    """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them, unless each call makes it anew."""
+    stale = any(isinstance(t, torch.Tensor) for m in model.modules() if not m._forward_pre_hooks for t in vars(m).values())
+    return not stale and any(p.is_floating_point() and p.numel() > 1 for p in model.parameters())
 
 
 def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
@@ -301,7 +312,7 @@ class Fakes:
         # which keeps tensors of gigabytes until the garbage collector comes
         self.first = None  # the first draw's answer
 
-    def look(self, kind: str, seed: int, answer: Answer) -> None:
+    def look(self, kind: str, seed: int, answer: Answer, weights: int) -> None:
         """Forget those that don't pass on this draw; the first draw invents them."""
         first = self.first is None
         if first:
@@ -310,7 +321,7 @@ class Fakes:
             if first and name == OTHERS:
                 continue  # its own draw says nothing
             try:
-                right = passes(fake(self, self.reference.inputs(kind, seed), answer.own, seed), answer)
+                right = passes(fake(self, self.reference.inputs(kind, seed), answer.own, weights), answer)
             except Exception:  # the reference cannot take what this one gives it
                 right = False
             if not right:
