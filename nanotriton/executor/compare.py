@@ -6,8 +6,9 @@ reference's own dtype earns on this draw, e. A candidate is right where, element
     |candidate - float64| <= tolerance * (rms + |float64|),   tolerance = max(FLOOR[dtype], SLACK[dtype] * e)
 
 with rms the root mean square of the float64 answer and e in the same units, and if errors above FLOOR are not much more frequent than the
-reference's own (too_common). FLOOR leaves room for another order of summation and for the
-GPU's fast exp and division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the size.
+reference's own (too_common). Nor may a quarter of the values be off by a tenth of themselves where the reference's are precise: beside some huge ones
+they would be within the tolerance whatever they are. FLOOR leaves room for another order of summation and for the GPU's fast exp and
+division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the size.
 An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times the floor.
 """
 
@@ -150,19 +151,23 @@ def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch
     if not own.is_floating_point():
         return compare_exactly(name, got, own, exact)
     rms = root_mean_square(own, exact)
-    worst, earned, relative, lost, other = 0.0, 0.0, 0.0, 0, 0
+    worst, earned, relative, counts = 0.0, 0.0, 0.0, [0, 0, 0, 0]
     for _, g, o, w in chunks(got, own, exact):
         finite, size = torch.isfinite(o), rms + w.abs()
         alike = (g == o) | (g.isnan() & o.isnan())  # where the reference itself is not finite
-        error = torch.where(finite, (g - w).abs(), torch.where(alike, 0.0, math.inf))
-        own_error = torch.where(finite, (o - w).abs() / size, 0.0)
-        found = [error.max() / rms, own_error.max(), torch.where(finite, error / size, error).nan_to_num(math.inf).max(), (~torch.isfinite(g) & finite).sum().double(), (~alike).sum().double()]
+        error, own_error = (g - w).abs(), (o - w).abs()
+        coarse = (error > 0.1 * w.abs()) & (own_error < 0.01 * w.abs())
+        error = torch.where(finite, error, torch.where(alike, 0.0, math.inf))
+        own_error = torch.where(finite, own_error / size, 0.0)
+        found = [error.max() / rms, own_error.max(), torch.where(finite, error / size, error).nan_to_num(math.inf).max()]
+        found += [x.sum().double() for x in (~torch.isfinite(g) & finite, ~alike, coarse, w != 0)]
         found = torch.stack(found).tolist()  # one wait for the GPU
         worst, earned, relative = max(worst, found[0]), max(earned, found[1]), max(relative, found[2])
-        lost, other = lost + int(found[3]), other + int(found[4])
+        counts = [n + int(m) for n, m in zip(counts, found[3:], strict=True)]
+    lost, different, coarse, nonzero = counts
     if lost:
         raise Fault("not_finite", f"{name}: {lost} of {own.numel()} values are NaN or infinite")
-    if own.itemsize == 1 and other > 16 + own.numel() / 8:  # one step of float8 is so large that only few elements may be one off
+    if own.itemsize == 1 and different > 16 + own.numel() / 8:  # one step of float8 is so large that only few elements may be one off
         raise wrong_values(name, got, own, exact, rms, 1e-3, worst)
     floor, slack = FLOOR.get(own.dtype, 0.3), SLACK.get(own.dtype, 3.0)
     tolerance = 4 * floor if exact is None else max(floor, slack * earned)
@@ -170,6 +175,8 @@ def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch
         raise wrong_values(name, got, own, exact, rms, tolerance, worst)
     if exact is not None and relative > floor and (level := too_common(got, own, exact, rms, floor, slack, earned)):
         raise wrong_values(name, got, own, exact, rms, level, worst)
+    if exact is not None and coarse > 16 + nonzero / 4:
+        raise ValueFault(f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be", worst)
     return worst
 
 
