@@ -40,6 +40,7 @@ class Facts:
     computing: dict[str, int] = field(default_factory=dict)  # of those, the ones that compute
     moved_bytes: int = 0
     flops: float = 0.0  # of the computing calls: 2 per multiply-add, else 1 per element read or written
+    contiguous: bool = False  # a reference's answer lies in memory in the order of its shape, and so must that of a task of moving data
     answer: str = "own"  # where the answer lies: own memory, an input's, a weight's or a constant's (the worst of several)
 
 
@@ -69,6 +70,13 @@ def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
         if layout_task and not _indices(plan, step):
             return Violation(line, f"torch.{step.op.split('.')[0]} moves data in a task that is about moving it: under strict, Triton moves it")
     return None
+
+
+def strided_answer(plan: Plan) -> Violation | None:
+    """An answer that is a view in another order than its shape's: who reads it has to move the data."""
+    if all(plan.meta(t).is_contiguous() for t in plan.output_tensors()):
+        return None
+    return Violation(None, "the answer of a task that is about moving data is a view that is not contiguous: under strict, Triton moves it")
 
 
 def _steps_on_data(plan: Plan, first_alternative: bool) -> Iterator[Aten]:

@@ -13,7 +13,7 @@ matter by replaying without them. What a candidate could do to the machine is th
 """
 
 from reward.extract import defines, parse
-from reward.plan_rules import REARRANGE, Facts, facts, forbidden_call
+from reward.plan_rules import REARRANGE, Facts, facts, forbidden_call, strided_answer
 from reward.policy import POLICIES, Violation, check_policy
 from reward.source_rules import Source
 
@@ -60,7 +60,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    return forbidden_call(plan, layout_task)
+    return forbidden_call(plan, layout_task) or (strided_answer(plan) if layout_task and reference.contiguous else None)
 
 
 def check_effective(effective_launches: int | None, policy: str) -> Violation | None:

@@ -191,10 +191,12 @@ class Reference:
                     seen = Computing()
                     again = self.run(self.inputs("plain", s), s, s + 1, seen)
                     self.facts = seen.facts
-                    self.bytes += sum(t.nbytes for _, t in leaves(again) if isinstance(t, torch.Tensor))
+                    tensors = [t for _, t in leaves(again) if isinstance(t, torch.Tensor)]
+                    self.bytes += sum(t.nbytes for t in tensors)
+                    self.facts.contiguous = all(t.is_contiguous() for t in tensors)
                     if not passes(again, answer):
                         raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
-                    del again
+                    del again, tensors
                 fakes.look("plain", s, answer, s)
                 del answer
         for kinds in TRIALS[1:]:

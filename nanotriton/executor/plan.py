@@ -277,7 +277,7 @@ class Plan:
     def _kind(self, index: int) -> str:
         return self.storages[self._tensor(index).storage].kind
 
-    def _meta(self, index: int) -> torch.Tensor:
+    def meta(self, index: int) -> torch.Tensor:
         t = self.tensors[index]
         return torch.empty_strided(t.shape, t.stride, dtype=DTYPES[t.dtype], device="meta")
 
@@ -300,7 +300,7 @@ class Plan:
             for value in step.kwargs.values():
                 check_value(value, len(self.tensors), step.op)
             check(len(step.outs) <= 64, f"{step.op} has too many results")
-            results = rehearse(step.op, step.args, step.kwargs, self._meta)
+            results = rehearse(step.op, step.args, step.kwargs, self.meta)
             check(len(step.outs) == len(results), f"{step.op} has {len(results)} results")
             for out, result in zip(step.outs, results):
                 if out is not None:
