@@ -175,15 +175,16 @@ def _cast(plan: Plan, step: Aten) -> str | None:
 
 
 def _reinterpreted(plan: Plan, tensor: int) -> bool:
-    """Whether a tensor sees a float's bits as an integer, or any number's as truth values: a cast then takes a logarithm, or compares with 0.
+    """Whether an integer tensor sees the bits of another dtype, or one of truth values any number's.
 
-    A float may have come there through any other tensor of the plan. Truth values that are none the replayer copies as the numbers they are.
+    A cast then takes a logarithm, a remainder or an absolute value, or compares with 0. What lies in the memory may have come there through any
+    tensor of the plan. Truth values that are none the replayer copies as the numbers they are.
     """
     t = plan.tensors[tensor]
-    own, stored, others = DTYPES[t.dtype], DTYPES[plan.storages[t.storage].dtype], [DTYPES[d] for d in plan.seen_as[t.storage]]
+    own, others = DTYPES[t.dtype], {DTYPES[d] for d in plan.seen_as[t.storage]} - {torch.bool}
     if own == torch.bool:
-        return stored != torch.bool
-    return not own.is_floating_point and not own.is_complex and any(d.is_floating_point or d.is_complex for d in others)
+        return plan.storages[t.storage].dtype != "bool"
+    return not own.is_floating_point and not own.is_complex and others != {own}
 
 
 def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:

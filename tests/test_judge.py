@@ -441,6 +441,15 @@ def test_an_edge_of_the_references_own_is_no_licence_to_skip_the_step():
         compare(y.float(), question)
 
 
+def test_where_float64_decides_otherwise_integers_are_still_near():
+    own = torch.tensor([1000, 8, 5])
+    question = Answer(own, torch.tensor([1003, 8, 9]), None, None)
+    assert compare(torch.tensor([1003, 8, 5]), question) == compare(torch.tensor([998, 8, 9]), question) == 0
+    for wrong in ([0, 8, 5], [1000, 9, 5]):
+        with pytest.raises(ValueFault, match="1 of 3 values differ"):
+            compare(torch.tensor(wrong), question)
+
+
 def test_loading_a_task_leaves_no_answers_behind():
     """Without the garbage collector's help: on a GPU they are gigabytes."""
     gc.collect()
