@@ -43,12 +43,12 @@ def lower(fn, args, capability=90, locations=True, **constexprs) -> str:
     return str(module) if locations else module.str_nodebug()
 
 
-def evaluate(fn, grid, *args, budget=None, **constexprs):
+def evaluate(fn, grid, *args, budget=None, backwards=False, **constexprs):
     """Runs `fn` on CPU tensors through TTIR. Views of one storage share a buffer."""
     memory = Memory()
     values = [memory.add(x) if isinstance(x, torch.Tensor) else x for x in args]
     kernel = Kernel(lower(fn, args, **constexprs))
-    kernel.run(grid, values, memory, **({} if budget is None else {"budget": budget}))
+    kernel.run(grid, values, memory, **({} if budget is None else {"budget": budget}), backwards=backwards)
     return kernel
 
 

@@ -110,7 +110,8 @@ class Kernel:
 
         args: one a parameter: a pointer is an address that `memory` gave, a tensor descriptor (address, shape, strides) or
             (address, shape, strides, "zero" | "nan"), followed, as in the signature, by its sizes and strides.
-        backwards: a kernel that is not watched for races, and does not wait, runs its last program first and not all at once: any order is as good.
+        backwards: a kernel that is not watched for races, and does not wait, runs the last program and every seventh before it, and then the others: any
+            order is as good, and what a neighbour stores at the same time is not there yet.
         Raises OutOfBounds, Race, Budget, AssertionFailed, Unsupported.
         """
         grid = tuple((*grid, 1, 1)[:3])
@@ -120,14 +121,16 @@ class Kernel:
         main, total = self.main, grid[0] * grid[1] * grid[2]
         chunk = 1 if self.waits else max(1, min(CHUNK // main.largest, LIVE // main.live, 1 << 16))
         backwards = backwards and self.synchronised and not self.waits
-        chunk = min(chunk, max(1, total // 2)) if backwards else chunk
+        orders = [range(total)[::-1][i::7] for i in range(7)] if backwards else [range(total)]
         try:
             values = [_argument(a, t) for a, t in zip(args, self.signature)]
             memory.begin(self.pointers(args), self.stored, self.loaded, not self.synchronised)
             with np.errstate(all="ignore"):
-                for start in range(0, total, chunk):
-                    program = np.arange(start, min(total, start + chunk))
-                    program = total - 1 - program if backwards else program
+                starts = range(0, -(-total // len(orders)), chunk)
+                for part in (order[start : start + chunk] for order in orders for start in starts):
+                    if not part:
+                        continue
+                    program = np.arange(part.start, part.stop, part.step)
                     ids = (program % grid[0], program // grid[0] % grid[1], program // (grid[0] * grid[1]))
                     ids = tuple((x if g > 1 else x[:1]).astype(np.int32) for x, g in zip(ids, grid))
                     frame = Frame([], len(program), (program + 1).astype(np.int32), ids, launch)
