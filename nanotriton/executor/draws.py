@@ -18,7 +18,7 @@ from torch import nn
 
 # plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random signs, heavy
 # tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots). uneven: as heavy, and what lies last
-# is large, another slice small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
+# is large in the outer dimensions, another slice of each small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
 # padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie. In the last three, what a task makes of
 # zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one truth value in eight is the other one, and
 # one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order. holes, infinite: one element in 16 is not finite.
@@ -71,12 +71,17 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
                 shape[dim] = t.shape[dim]
                 x.mul_(torch.exp2(drawn(*shape).uniform_(-1, 1, generator=local)).to(t.dtype))
         if kind.startswith("uneven") or kind == "padded":
-            for dim in {0, t.dim() - 1} if t.dim() else ():
+            for dim in range(t.dim()):
                 n = t.shape[dim]
                 if n > 1:
                     small = int(number(0, 1) * (n - 1))
                     x.select(dim, small).mul_(SMALL)
-                    x.select(dim, n - 1).mul_(LARGE)
+                    if dim in (0, t.dim() - 1):
+                        x.select(dim, n - 1).mul_(LARGE)
+                    else:  # small as a whole, for norms over all dimensions but this one
+                        for outer in (0, t.dim() - 2):
+                            part = x.select(dim, small)
+                            part.select(outer, part.shape[outer] - 1).div_(LARGE if part.shape[outer] > 1 else 1)
                 if n > 2 and kind == "padded":
                     x.select(dim, (small + 1) % (n - 1)).fill_(0)
     return t
