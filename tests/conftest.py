@@ -15,7 +15,7 @@ from nanotriton.executor import Executor
 
 # Longest first: a long file that begins last keeps one core busy and leaves the other idle.
 LONGEST = ("test_exploits", "test_train", "test_executor", "test_honest", "test_bench_kernelbench", "test_executor_deaths", "test_distributed")
-LONGEST += ("test_bench_tritonbench", "test_executor_cli", "test_weights", "test_synthetic", "test_decode")
+LONGEST += ("test_bench_tritonbench", "test_executor_cli", "test_weights", "test_synthetic", "test_interpreted")
 
 
 def pytest_collection_modifyitems(items):
