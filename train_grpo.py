@@ -50,6 +50,7 @@ class Config:
     recipe: Literal["default", "autotriton"] = "default"  # autotriton: the paper's numbers; flags given win over it
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
     sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
+    sft_examples: Annotated[int, ">= 1"] = train_sft.Config.examples  # and the pairs that it trains on
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
     steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
@@ -357,8 +358,11 @@ def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:
 
 
 def sft_config(cfg: Config) -> train_sft.Config:
-    """The SFT run inside this run's folder: out/NAME/sft."""
-    return train_sft.Config(name="sft", out=str(Path(cfg.out) / cfg.name), seed=cfg.seed, steps=cfg.sft_steps)
+    """The SFT run inside this run's folder: out/NAME/sft. A run that measures on few tasks does so there too."""
+    return train_sft.Config(
+        name="sft", out=str(Path(cfg.out) / cfg.name), seed=cfg.seed, steps=cfg.sft_steps, examples=cfg.sft_examples,
+        eval_tasks=min(cfg.eval_tasks, train_sft.Config.eval_tasks), max_tokens=min(cfg.max_tokens, train_sft.Config.max_tokens),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
 """The 8-bit optimizer for bf16 parameters: unbiased rounding, Adam's path on average, exact resume, the kernel and its twin."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import pytest
 import torch
 
 from nanotriton import distributed
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.distributed import World
+from nanotriton.kernels import adam8
 from nanotriton.kernels.adam8 import AdamW8bit, _round
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_rounding_keeps_the_mean_and_only_neighbours_occur():
@@ -84,12 +79,10 @@ def test_bf16_parameters_get_it_and_resume_exactly(tmp_path):
         assert torch.equal(a, b) and all(torch.equal(x, fresh.state[b][k]) for k, x in optimizer.state[a].items())
 
 
-KERNEL = """
-import torch
-from nanotriton.kernels import adam8
-
-torch.manual_seed(0)
-for dtype in (torch.float32, torch.bfloat16):
+@pytest.mark.interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_equals_its_twin_up_to_the_rounding(dtype):
+    torch.manual_seed(0)
     p, q = (torch.linspace(-2, 2, 700).to(dtype) for _ in range(2))
     states = [adam8.AdamW8bit([x], lr=1.0).empty_state(x) for x in (p, q)]
     for n in range(1, 4):
@@ -105,11 +98,3 @@ for dtype in (torch.float32, torch.bfloat16):
             assert (states[0][key].int() - states[1][key].int()).abs().max() <= 1, key
             torch.testing.assert_close(states[0][key + "_scale"], states[1][key + "_scale"])
         assert states[0]["v"].min() >= 1 and len(states[0]["m"].unique()) > 50
-print("same")
-"""
-
-
-def test_the_kernel_equals_its_twin_up_to_the_rounding():
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    out = subprocess.run([sys.executable, "-c", KERNEL], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    assert out.returncode == 0 and out.stdout == "same\n", out.stderr[-2000:]

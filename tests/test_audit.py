@@ -1,5 +1,6 @@
 """The audit finds rewards that don't stand, says why, and writes a page that can be compared."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from nanotriton.executor.verdict import Verdict
 from nanotriton.tasks.task import Task
+from reward import audit
 from reward.audit import Sample, fenced, main, page, read_samples, suspect
 from tests.candidates import read
 
@@ -56,7 +58,8 @@ def test_a_split_that_is_not_there_is_no_clean_audit(tmp_path, capsys):
     assert "--split trian" in (error := capsys.readouterr().err) and "has train" in error
 
 
-def test_what_cannot_be_judged_again_does_not_stand(tmp_path, capsys):
+def test_what_cannot_be_judged_again_does_not_stand(tmp_path, capsys, monkeypatch, executors):
+    monkeypatch.setattr(audit, "Executor", lambda **_: contextlib.nullcontext(executors()))
     broken = row(CASES["relu/honest"], task_source="import nowhere_at_all\n" + CASES["relu/honest"].task.source)
     assert main([str(write(tmp_path, [broken]))]) == 1
     assert "0 differ, 1 could not be" in capsys.readouterr().out

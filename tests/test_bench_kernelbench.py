@@ -1,5 +1,6 @@
 """KernelBench end to end on a CPU, on small problems in its layout: sources, policies, continuation, the user's mistakes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,8 +16,9 @@ import pytest
 from bench import kernelbench as bench
 from bench import report
 from bench.journal import Journal
+from nanotriton import config
 from nanotriton.config import ConfigError
-from nanotriton.distributed import World
+from nanotriton.distributed import World, launch
 from nanotriton.executor import Verdict, probe
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.tasks import kernelbench as tasks
@@ -29,6 +31,12 @@ RELU = DOUBLE.replace("x * 2 + 1", "torch.relu(x)")
 ZERO = DOUBLE.replace("x * 2 + 1", "x * 0")
 TORCH = KERNEL.replace("return y", "return y * 1.0")  # right, but torch has the last word
 WRONG = KERNEL.replace("x * 2 + 1", "x * 2 + 1.5")
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch, executors):
+    """One executor a policy for all tests here; the command itself, which starts its own, is in test_two_ranks_share_the_problems."""
+    monkeypatch.setattr(bench, "Executor", lambda device, *, policy, **_: contextlib.nullcontext(executors(policy=policy)))
 
 
 @pytest.fixture
@@ -292,13 +300,6 @@ def test_an_evaluation_killed_and_restarted_ends_with_the_same_table(tmp_path, d
 # ---- mistakes, one line each ----
 
 
-def fails(*argv: str) -> str:
-    """What a bad command line says: one line, exit 2. In this process: it must not come to starting anything."""
-    done = subprocess.run([sys.executable, "-m", "bench.kernelbench", *argv], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
-    return done.stderr
-
-
 def mistake(tmp_path, **options) -> str:
     cfg = bench.Config(device="cpu", out=str(tmp_path / "x.json"), **options)
     with pytest.raises(ConfigError) as caught:
@@ -308,8 +309,11 @@ def mistake(tmp_path, **options) -> str:
     return str(caught.value)
 
 
-def test_the_command_line_says_it_in_one_line(data):
-    assert "no folder level3 in it" in fails("--data", str(data), "--levels", "3", "--samples", str(data))
+def test_the_command_line_says_it_in_one_line(data, capsys):
+    with pytest.raises(SystemExit) as stop:
+        launch(bench.main, config.parse(bench.Config, ["--data", str(data), "--levels", "3", "--samples", str(data)]))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and error.startswith("error: ") and "no folder level3 in it" in error
 
 
 def test_mistakes(tmp_path, data):

@@ -1,5 +1,7 @@
 """TritonBench end to end on a CPU, on small problems in its layout: call, stdout and tensors, weak tests, joins, the user's mistakes."""
 
+import contextlib
+import functools
 import json
 from pathlib import Path
 
@@ -76,8 +78,16 @@ def lay_out(folder: Path) -> Path:
     return folder / "clone"
 
 
+@pytest.fixture(scope="module")
+def executors():
+    """arguments -> an executor, the same one for the same arguments: a start takes seconds."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda *args, **options: stack.enter_context(ScriptExecutor(*args, **options)))
+
+
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path, monkeypatch, executors):
+    monkeypatch.setattr(bench, "ScriptExecutor", lambda *args, **options: contextlib.nullcontext(executors(*args, **options)))
     return lay_out(tmp_path)
 
 
@@ -123,7 +133,7 @@ def test_predictions_by_call_stdout_and_tensors(tmp_path, data):
         {"instruction": "Write broken, simp.", "predict": DOUBLE},
         {"instruction": "Write double, simp.", "predict": DOUBLE.replace("    return y", "    return y if y.sum() > 1e9 else y + 0")},
     ]
-    results = run(tmp_path, data, rows)
+    results = run(tmp_path, data, rows, seed=1)  # so no script is one that another test has had judged, and its answer removed
     assert outcome(results) == {
         "double/0": ("correct", True, True), "double/1": ("wrong_value", True, True), "double/2": ("crashed", False, False),
         "double/3": ("wrong_dtype", True, True), "double/4": ("no_code", False, False), "shape/0": ("correct", True, True),
@@ -153,13 +163,13 @@ def test_scripts_run_for_real_where_there_is_no_need_of_a_gpu(tmp_path):
     assert torch.equal(tensor, torch.randn(5) * 2) and three == 3
 
 
-def test_an_executor_of_scripts_says_what_fails():
-    with ScriptExecutor("cpu", workers=1) as executor:
-        futures = {name: executor.run(text) for name, text in {"syntax_error": "def (", "no_code": " ", "runtime_error": "1 / 0\n", "correct": "print(3)\n"}.items()}
-        assert {name: future.result().status for name, future in futures.items()} == {name: name for name in futures}
-        assert executor.answer("print(3)\n") == executor.answer("print(3)\n") and executor.answer("print(3)\n").stdout == "3\n"
-        with pytest.raises(FileNotFoundError):
-            executor.answer("1 / 0\n")
+def test_an_executor_of_scripts_says_what_fails(executors):
+    executor = executors("cpu", workers=1)
+    futures = {name: executor.run(text) for name, text in {"syntax_error": "def (", "no_code": " ", "runtime_error": "1 / 0\n", "correct": "print(3)\n"}.items()}
+    assert {name: future.result().status for name, future in futures.items()} == {name: name for name in futures}
+    assert executor.answer("print(3)\n") == executor.answer("print(3)\n") and executor.answer("print(3)\n").stdout == "3\n"
+    with pytest.raises(FileNotFoundError):
+        executor.answer("1 / 0\n")
 
 
 # ---- answers ----

@@ -1,9 +1,5 @@
 """Decode attention: the torch twin against plain softmax attention in float64, and the Triton kernels in the interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -114,23 +110,7 @@ def test_write_kv_puts_each_token_where_it_belongs():
     assert int((k_cache != 0).any(-1).sum()) == 6
 
 
-INTERPRETED = "NANOTRITON_TEST_IN_INTERPRETER"
-
-
-@pytest.mark.skipif(INTERPRETED in os.environ, reason="the child itself")
-def test_the_kernels_in_the_interpreter():
-    """The same kernels that a GPU compiles, run by Triton's interpreter, which must be chosen before they are imported."""
-    env = os.environ | {"TRITON_INTERPRET": "1", INTERPRETED: "1"}
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", __file__, "-k", "interpreted"]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert " passed" in run.stdout
-
-
-interpreted = pytest.mark.skipif(INTERPRETED not in os.environ, reason="run by test_the_kernels_in_the_interpreter")
-
-
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("case", ["ragged groups", "padding"])
 def test_interpreted_decode(case, splits, monkeypatch):
@@ -142,7 +122,7 @@ def test_interpreted_decode(case, splits, monkeypatch):
     assert not out[torch.tensor(tails) == 0].any()
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_interpreted_write():
     cache, k, v = torch.zeros(2, 5, 3, 16, 64), torch.randn(4, 3, 64), torch.randn(4, 3, 64)
     page, offset = torch.tensor([4, 0, 4, 2], dtype=torch.int32), torch.tensor([0, 15, 3, 7], dtype=torch.int32)
@@ -154,7 +134,7 @@ def test_interpreted_write():
     assert int((cache != 0).any(-1).sum()) == 24
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("valid", [5000, 4800, 70])
 def test_interpreted_sampling_equals_the_twin(valid, monkeypatch):
     monkeypatch.setattr(sample, "BLOCK", 1024)

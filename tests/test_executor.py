@@ -61,22 +61,19 @@ FREE = {
 }
 
 
-@pytest.fixture(scope="module")
-def strict():
-    with Executor(workers=1, seed=0) as executor:
-        yield executor
+@pytest.fixture
+def strict(executors):
+    return executors()
 
 
-@pytest.fixture(scope="module")
-def free():
-    with Executor(workers=1, seed=0, policy="none", timeout=6.0) as executor:
-        yield executor
+@pytest.fixture
+def free(executors):
+    return executors(policy="none", timeout=6.0)
 
 
-@pytest.fixture(scope="module")
-def process():
-    with Executor(workers=1, seed=0, policy="none", mode="process", timeout=6.0) as executor:
-        yield executor
+@pytest.fixture
+def process(executors):
+    return executors(policy="none", mode="process", timeout=6.0)
 
 
 def judge(executor: Executor, candidates: dict[str, str]) -> dict[str, Verdict]:
@@ -277,7 +274,7 @@ def get_init_inputs():
 
 
 @pytest.mark.parametrize(("name", "draw", "status"), [("w", "randn", "correct"), ("other", "randn", "correct"), ("other", "rand", "wrong_value")])
-def test_large_weights_stay_at_home(name, draw, status):
+def test_large_weights_stay_at_home(strict, name, draw, status):
     """A plan may hold 256 MiB of weights; those that the reference has too are not in it, whatever the candidate calls them."""
     source = RIGHT.replace("class ModelNew(nn.Module):", f"""class ModelNew(nn.Module):
     def __init__(self):
@@ -286,6 +283,5 @@ def test_large_weights_stay_at_home(name, draw, status):
 """)  # fmt: skip
     source = source.replace("x * 2 + 1", "x * tl.load(w_ptr + i, mask=i < n)").replace("x_ptr, y_ptr, n,", "x_ptr, w_ptr, y_ptr, n,")
     source = source.replace("(x, y, x.numel(), BLOCK=64)", f"(x, self.{name}, y, x.numel(), BLOCK=64)").replace("64", "1024")
-    with Executor(workers=1, timeout=30.0) as executor:
-        verdict = executor.submit(Task("large", LARGE), source).result()
+    verdict = strict.submit(Task("large", LARGE), source).result()
     assert verdict.status == status, verdict.message

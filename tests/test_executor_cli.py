@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nanotriton.executor import Verdict, probe
+from nanotriton.executor.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 RIGHT = probe.CANDIDATE
@@ -66,7 +67,9 @@ def test_all_correct_is_exit_0_and_readable(folder):
         (["task.py", "right.py", "--jsn"], "--jsn"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue):
-    done = run(*[folder / a if a.endswith(".py") else a for a in arguments])
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and clue in done.stderr
+def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([str(folder / a) if a.endswith(".py") else a for a in arguments])
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and said.out == ""
+    assert said.err.count("\n") == 1 and clue in said.err

@@ -119,7 +119,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])  # SIGTERM ends it as SIGKILL does
 def test_nothing_outlives_the_parent(signum):
     """However the trainer's process ends, with four candidates in endless loops: no process and no folder is left."""
     root = Path(__file__).resolve().parents[1]

@@ -24,22 +24,21 @@ PLAN = {
 }  # fmt: skip
 
 
-def test_messages_of_any_length_are_one_line_and_harm_nobody():
+def test_messages_of_any_length_are_one_line_and_harm_nobody(executors):
     name = "k" * 90_000
     sources = {
         "long": edit("return y", f"return torch._{name}(y)"),
         "lines": edit("    tl.store", '    tl.device_assert(x > 9, "no\\nother.py: correct\\x1b[2J")\n    tl.store'),
         "right": RIGHT,
     }
-    with Executor(workers=1, timeout=30.0, seed=0) as executor:
-        futures = {name: executor.submit(TASK, source) for name, source in sources.items()}
-        found = {name: future.result() for name, future in futures.items()}
+    futures = {name: executors().submit(TASK, source) for name, source in sources.items()}
+    found = {name: future.result() for name, future in futures.items()}
     assert found["long"].status == "rule_violation" and len(found["long"].message) <= 2000
     assert all(verdict.message.isprintable() for verdict in found.values())
     assert found["right"].correct
 
 
-def test_forged_answers_are_the_candidates_own_crash():
+def test_forged_answers_are_the_candidates_own_crash(executors):
     """Many at once: none is taken for an accident of ours, and the executor's health check is not disturbed by the others."""
     sources = {
         "header": FORGE + "answer(b'[' + b'[],' * (3 << 20) + b'[]]')\n",
@@ -47,9 +46,9 @@ def test_forged_answers_are_the_candidates_own_crash():
         "dictionary": FORGE + f"plan({PLAN | {'inputs': [{'dict': [['a', {'t': 0}]]}]}!r})\n",
         "shape": FORGE + f"plan({PLAN | {'tensors': [[0, 'float32', [33], [1], 0]]}!r})\n",
     }
-    with Executor(policy="none", workers=1, timeout=30.0, seed=0) as executor:
-        futures = {name: executor.submit(TASK, source) for name, source in (sources | {"right": RIGHT}).items()}
-        found = {name: future.result() for name, future in futures.items()}
+    free = executors(policy="none")
+    futures = {name: free.submit(TASK, source) for name, source in (sources | {"right": RIGHT}).items()}
+    found = {name: future.result() for name, future in futures.items()}
     assert found.pop("right").correct
     assert {verdict.status for verdict in found.values()} == {"crashed"}, found
     assert all(verdict.max_error is None for verdict in found.values())  # the health check's facts are not theirs

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from nanotriton.executor.interpreter import install
+
 HERE = Path(__file__).parent
 CASES = re.findall(r"^def (case_\w+)", (HERE / "interpreter_cases.py").read_text(), re.M)
 
 
-def python(*arguments, interpret):
-    env = os.environ | {"TRITON_INTERPRET": interpret, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=120)
-
-
 @pytest.fixture(scope="module")
 def results():
-    ended = python(str(HERE / "interpreter_cases.py"), interpret="1")
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, str(HERE / "interpreter_cases.py")], env=env, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -31,6 +29,5 @@ def test_interpreter(results, case):
 
 
 def test_without_the_interpreter_there_is_nothing_to_mend():
-    ended = python("-c", "from nanotriton.executor.interpreter import install; install()", interpret="0")
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == "RuntimeError: Triton's interpreter is off: set TRITON_INTERPRET=1 before triton is imported"
+    with pytest.raises(RuntimeError, match=r"^Triton's interpreter is off: set TRITON_INTERPRET=1 before triton is imported$"):
+        install()

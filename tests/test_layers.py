@@ -1,12 +1,7 @@
 """RMSNorm, RoPE and SwiGLU: the twins against plain formulas and autograd, the Triton kernels against the twins.
 
-The kernels run here in Triton's interpreter, which is chosen when triton is first imported: hence in a child process.
-tests/gpu runs the compiled ones.
+The kernels run in Triton's interpreter, in the child of test_interpreted.py; tests/gpu runs the compiled ones.
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,18 +10,11 @@ import triton
 
 from nanotriton.kernels import layers
 
-in_interpreter = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="runs in the child of test_kernels_in_the_interpreter"
-)
 
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is the child")
-@pytest.mark.skipif(triton.__version__.startswith("3.6"), reason="its interpreter can't loop under numpy 2.4")
-def test_kernels_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-k", "kernel", "-p", "no:cacheprovider"]
-    child = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stdout[-3000:]
-    assert "20 passed" in child.stdout, child.stdout[-500:]
+def in_interpreter(test):
+    """Run by test_interpreted.py, where the interpreter works."""
+    broken = triton.__version__.startswith("3.6")
+    return pytest.mark.interpreted(pytest.mark.skipif(broken, reason="its interpreter can't loop under numpy 2.4")(test))
 
 
 def plain_rms_norm(x, weight, eps, residual=None):

@@ -1,17 +1,10 @@
 """nanotriton/kernels/logprob.py on the CPU: the torch twin against plain autograd, the Triton rows against the twin."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
-
-ROOT = Path(__file__).parent.parent
 
 
 def case(tokens=23, vocab=40, width=8, dtype=torch.float64, seed=0):
@@ -111,34 +104,25 @@ def test_huge_logits_keep_their_digits():
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-3)
 
 
-TRITON_ROWS = """
-import torch
-from nanotriton.kernels import logprob as L
-
-torch.manual_seed(0)
-for vocab, valid, temperature, dtype in ((300, 300, 1.0, torch.float32), (5000, 4987, 0.7, torch.float32), (5000, 4987, 0.7, torch.bfloat16)):
+@pytest.mark.interpreted
+@pytest.mark.parametrize(
+    ("vocab", "valid", "temperature", "dtype"), [(300, 300, 1.0, torch.float32), (5000, 4987, 0.7, torch.float32), (5000, 4987, 0.7, torch.bfloat16)]
+)
+def test_the_triton_rows_equal_the_torch_rows(vocab, valid, temperature, dtype):
+    torch.manual_seed(0)
     n = 3
     z = torch.randn(n, vocab) * 5
     z[1] -= 80
     targets = torch.tensor([2, valid - 1, valid])
     grads = torch.randn(2, n)
     a, b = torch.full((3, n + 1), 9.0)[:, :n], torch.zeros(3, n)
-    L.rows_forward(z.clone(), targets, a, temperature, valid)
-    L.rows_forward_torch(z[:, :valid] / temperature, targets, b, True)
+    logprob.rows_forward(z.clone(), targets, a, temperature, valid)
+    logprob.rows_forward_torch(z[:, :valid] / temperature, targets, b, True)
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    ours = L.rows_backward(z.clone(), targets, b, grads, temperature, valid, dtype)
-    twin = L.rows_backward_torch(z[:, :valid] / temperature, targets, b, grads, temperature, True)
+    ours = logprob.rows_backward(z.clone(), targets, b, grads, temperature, valid, dtype)
+    twin = logprob.rows_backward_torch(z[:, :valid] / temperature, targets, b, grads, temperature, True)
     assert ours.dtype == dtype and (ours[:, valid:] == 0).all() and twin.abs().max() > 0.1
     torch.testing.assert_close(ours[:, :valid], twin.to(dtype), rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-6)
-print("same")
-"""
-
-
-def test_the_triton_rows_equal_the_torch_rows():
-    """In Triton's interpreter, which must be chosen before triton is imported: hence the process."""
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    out = subprocess.run([sys.executable, "-c", TRITON_ROWS], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    assert out.returncode == 0 and out.stdout == "same\n", out.stderr[-2000:]
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"valid_vocab": 41}, {"valid_vocab": 0}])

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nanotriton.executor.executor import Executor
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.grammar import OPERANDS, OPS
 from nanotriton.tasks.synthetic import INDEX, SPLITS, generate, is_fair, split_of
@@ -173,10 +172,9 @@ def test_table_is_sound():
 # ---- with the executor ----
 
 
-@pytest.fixture(scope="module")
-def executor():
-    with Executor(device="cpu", workers=1, policy="strict") as executor:
-        yield executor
+@pytest.fixture
+def executor(executors):
+    return executors()
 
 
 def test_every_solution_is_correct_and_the_judge_can_tell(executor):

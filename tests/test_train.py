@@ -15,8 +15,8 @@ import train_sft
 from nanotriton import config, distributed
 
 ROOT = Path(__file__).parent.parent
-TINY = ["--sft-steps", "6", "--steps", "2", "--prompts", "2", "--group", "2", "--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "40"]
-TINY += ["--resample", "1"]
+TINY = ["--sft-steps", "6", "--sft-examples", "300", "--steps", "2", "--prompts", "2", "--group", "2", "--resample", "1"]
+TINY += ["--eval-tasks", "4", "--eval-every", "2", "--max-tokens", "16"]
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least():
@@ -81,9 +81,9 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
 
 
 def here(argv: list[str]) -> int:
-    """The script's main in this process: for what ends before any training."""
+    """The script's main in this process: for what ends before any training. TINY first, as the synthetic tasks are made before that."""
     try:
-        distributed.launch(train_grpo.main, config.parse(train_grpo.Config, argv, train_grpo.PRESETS))
+        distributed.launch(train_grpo.main, config.parse(train_grpo.Config, [*TINY, *argv], train_grpo.PRESETS))
     except SystemExit as stop:
         return stop.code
     return 0
@@ -91,9 +91,9 @@ def here(argv: list[str]) -> int:
 
 def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight, capsys):
     before = (straight / "metrics.jsonl").read_bytes()
-    assert here(["--out", str(straight.parent), *TINY]) == 0
+    assert here(["--out", str(straight.parent)]) == 0
     assert "is finished" in capsys.readouterr().out and (straight / "metrics.jsonl").read_bytes() == before
-    assert here(["--out", str(straight.parent), *TINY, "--lr", "1e-3"]) == 2
+    assert here(["--out", str(straight.parent), "--lr", "1e-3"]) == 2
     err = capsys.readouterr().err
     assert f"holds a run with --lr {train_grpo.Config.lr}" in err and err.count("\n") == 1
 

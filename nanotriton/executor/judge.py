@@ -258,6 +258,10 @@ class Computing(TorchDispatchMode):
         super().__init__()
         self.facts = Facts()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
