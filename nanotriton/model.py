@@ -10,7 +10,7 @@ place, `attend`, which the caller supplies: packed attention to train, a KV cach
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -200,6 +200,27 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
+def side_by_side(*linears: Linear) -> tuple[Tensor, Tensor | None]:
+    """One weight [all rows, in] and bias that hold those of the linears, which become views: their values and names stay."""
+    merged = []
+    for name in ("weight", "bias"):
+        parts = [getattr(linear, name) for linear in linears]
+        if parts[0] is None:
+            merged.append(None)
+            continue
+        merged.append(torch.cat([p.detach() for p in parts]))
+        for part, view in zip(parts, merged[-1].split([len(p) for p in parts])):
+            part.data = view
+    return tuple(merged)
+
+
+def project(x: Tensor, merged: tuple[Tensor, Tensor | None] | None, *linears: Linear) -> Sequence[Tensor]:
+    """What each linear makes of x; one product for all of them where they lie side by side and nothing is differentiated."""
+    if merged is None or torch.is_grad_enabled():
+        return [linear(x) for linear in linears]
+    return F.linear(x, *merged).split([linear.out_features for linear in linears], -1)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -223,10 +244,10 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.qk_norm = config.qk_norm
+        self.qkv = None  # their weights and biases side by side (Transformer.merge_projections)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        heads = (x.shape[0], -1, self.head_dim)
-        q, k, v = self.q_proj(x).view(heads), self.k_proj(x).view(heads), self.v_proj(x).view(heads)
+        q, k, v = (y.view(len(x), -1, self.head_dim) for y in project(x, self.qkv, self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rope(q, k, cos, sin)
@@ -239,9 +260,10 @@ class MLP(nn.Module):
         self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(swiglu(*project(x, self.gate_up, self.gate_proj, self.up_proj)))
 
 
 class Layer(nn.Module):
@@ -284,6 +306,14 @@ class Transformer(nn.Module):
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         # A plain attribute and not a buffer: `.to(bfloat16)`, FSDP and the meta device must leave it fp32 and real.
         self.inv_freq, self.rope_scale = rope_frequencies(config)
+
+    def merge_projections(self) -> None:
+        """Lay q, k and v of each layer side by side, and gate and up: a step of few tokens then makes them by two products and
+        not five, of which small ones take longer than reading their weights. For a model that is sampled from and not trained:
+        its parameters become views, which are to be written and never replaced."""
+        for layer in self.model.layers:
+            layer.self_attn.qkv = side_by_side(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+            layer.mlp.gate_up = side_by_side(layer.mlp.gate_proj, layer.mlp.up_proj)
 
     @property
     def head_weight(self) -> Tensor:

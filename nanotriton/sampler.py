@@ -53,6 +53,8 @@ class Sampler:
         self.model, self.config = model, model.config
         self.device = model.head_weight.device
         cuda = self.device.type == "cuda"
+        if cuda and not any(p.requires_grad or p.dtype != model.compute_dtype for p in model.parameters()):
+            model.merge_projections()  # the sampler's own copy; a model that is trained stays as it is
         self.kv_gib = 1.0 if kv_gib is None and not cuda else kv_gib
         self.kv_fraction = 0.7 if kv_fraction is None else kv_fraction
         self.max_batch, self.page_size = max_batch or (512 if cuda else 256), page_size or (64 if cuda else 32)

@@ -131,6 +131,23 @@ def test_kernels_with_inputs_that_are_not_contiguous():
 
 
 @in_interpreter
+def test_kernels_take_parts_of_a_wider_product_as_they_are():
+    torch.manual_seed(0)
+    q, k, _ = (part.view(5, -1, 16) for part in torch.randn(5, 96 + 32 + 32).split([96, 32, 32], -1))
+    assert not q.is_contiguous()
+    for x in (q, k):
+        y, _ = layers.rms_norm_forward(x, torch.ones(16), 1e-6, None)
+        assert y.is_contiguous()
+        torch.testing.assert_close(y, layers.rms_norm_forward_torch(x, torch.ones(16), 1e-6, None)[0])
+    tables = angles(5, 8)
+    for a, b in zip(layers.rope_rotate(q, k, *tables, False), layers.rope_rotate_torch(q, k, *tables, False), strict=True):
+        assert a.is_contiguous()
+        torch.testing.assert_close(a, b)
+    gate, up = torch.randn(5, 80).chunk(2, -1)
+    torch.testing.assert_close(layers.swiglu_forward(gate, up), layers.swiglu_forward_torch(gate, up))
+
+
+@in_interpreter
 def test_kernels_with_no_rows():
     y, total = layers.rms_norm_forward(torch.empty(0, 64), torch.ones(64), 1e-6, torch.empty(0, 64))
     assert y.shape == total.shape == (0, 64)

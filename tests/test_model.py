@@ -104,6 +104,23 @@ def test_checkpointing_changes_nothing(name):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_merged_projections_are_the_same_model(name):
+    model, (ids, positions, cu) = copy_of(make_hf(name)), pack()
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    with torch.no_grad():
+        want = logits(model, ids, positions, cu)
+        model.merge_projections()
+        after = dict(model.named_parameters())
+        assert all(torch.equal(after[key], p) for key, p in before.items()) and len(after) == len(before)
+        assert relative(logits(model, ids, positions, cu), want) < 1e-6
+        for p in model.parameters():  # new weights, written where the old ones are
+            p.copy_(p * 1.5)
+        new = logits(model, ids, positions, cu)
+    assert relative(new, want) > 1e-2
+    assert relative(new, logits(model, ids, positions, cu).detach()) < 1e-6  # with gradients, each projection by itself
+
+
 def test_bf16_compute_keeps_fp32_masters_and_tables():
     hf, (ids, positions, cu) = make_hf("qwen3"), pack()
     exact = logits(copy_of(hf), ids, positions, cu)

@@ -3,7 +3,8 @@
 All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and rounds
 once. Every Triton function stands above its torch twin, `<name>_torch`, with the same arguments and the same answer;
 the twin is what the CPU runs and what the tests compare with. `rms_norm`, `rope` and `swiglu`, at the end, are the
-public functions: they differentiate, and choose by where the tensor is.
+public functions: they differentiate, and choose by where the tensor is. The forwards also take what is a part of each
+row of something wider, as a product that made several projections at once leaves it.
 """
 
 import torch
@@ -21,14 +22,17 @@ FLAT = 2048  # elements of an elementwise program
 # ------------------------------------------------------------------------------------------------------------ RMSNorm
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_forward_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, eps,
-    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, eps, token_stride,
+    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * N + col[None, :]
     mask = (row < rows)[:, None] & (col < N)[None, :]
-    x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
+    if HEADS:  # so many rows a token, which are not the next one's neighbours
+        x = tl.load(x_ptr + ((row // HEADS).to(tl.int64) * token_stride + row % HEADS * N)[:, None] + col[None, :], mask, 0.0).to(tl.float32)
+    else:
+        x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
     if RESIDUAL:
         x = (x + tl.load(residual_ptr + at, mask, 0.0).to(tl.float32)).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + at, x, mask)
@@ -73,17 +77,24 @@ def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constex
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) * weight."""
-    x = x.contiguous()
-    n, y, total = x.shape[-1], torch.empty_like(x), x if residual is None else torch.empty_like(x)
+    apart = residual is None and x.ndim == 3 and not x.is_contiguous() and _tokens_are_whole(x)
+    x = x if apart else x.contiguous()
+    n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = x if residual is None else torch.empty_like(x)
     residual = x if residual is None else residual.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)
     per_program = max(1, TILE // block)
     if rows:
         _rms_norm_forward_kernel[(triton.cdiv(rows, per_program),)](
-            x, residual, weight, y, total, rows, eps,
-            N=n, BLOCK=block, ROWS=per_program, RESIDUAL=total is not x, num_warps=min(16, max(4, block // 512)),
+            x, residual, weight, y, total, rows, eps, x.stride(0), N=n, BLOCK=block, ROWS=per_program,
+            RESIDUAL=total is not x, HEADS=x.shape[1] if apart else 0, num_warps=min(16, max(4, block // 512)),
         )  # fmt: skip
     return y, total
+
+
+def _tokens_are_whole(x: Tensor) -> bool:
+    """Whether the elements of each x[i] lie together and in order."""
+    return not x.numel() or x[0].is_contiguous()
 
 
 def rms_norm_forward_torch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -99,7 +110,7 @@ def rms_norm_backward(
     """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in fp32 and
     comes in the weight's dtype."""
     dx, dw, n = torch.empty_like(x), torch.zeros_like(weight), x.shape[-1]
-    dy, dtotal = dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
+    x, dy, dtotal = x.contiguous(), dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)
     per_program = BACKWARD_TILE // block if block <= 1024 else 1
     if not rows:
@@ -159,19 +170,20 @@ class _RMSNorm(torch.autograd.Function):
 
 # --------------------------------------------------------------------------------------------------------------- RoPE
 @triton.jit
-def _rotate(x_ptr, out_ptr, token, cos, sin, H: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr):
+def _rotate(x_ptr, x_stride, out_ptr, token, cos, sin, H: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr):
     head, lane = tl.arange(0, HEADS), tl.arange(0, LANES)
-    at = token * (H * HALF * 2) + head[:, None] * (HALF * 2) + lane[None, :]
+    inside = head[:, None] * (HALF * 2) + lane[None, :]
     mask = (head < H)[:, None] & (lane < HALF)[None, :]
-    a = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
-    b = tl.load(x_ptr + at + HALF, mask, 0.0).to(tl.float32)
+    a = tl.load(x_ptr + token * x_stride + inside, mask, 0.0).to(tl.float32)
+    b = tl.load(x_ptr + token * x_stride + inside + HALF, mask, 0.0).to(tl.float32)
+    at = token * (H * HALF * 2) + inside
     tl.store(out_ptr + at, (a * cos - b * sin).to(out_ptr.dtype.element_ty), mask)
     tl.store(out_ptr + at + HALF, (b * cos + a * sin).to(out_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
 def _rope_kernel(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr,
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, q_stride, k_stride,
     H: tl.constexpr, HKV: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HALF: tl.constexpr, LANES: tl.constexpr, INVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -181,18 +193,19 @@ def _rope_kernel(
     sin = tl.load(sin_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
     if INVERSE:
         sin = -sin
-    _rotate(q_ptr, q_out_ptr, token, cos, sin, H, HEADS, HALF, LANES)
-    _rotate(k_ptr, k_out_ptr, token, cos, sin, HKV, KV_HEADS, HALF, LANES)
+    _rotate(q_ptr, q_stride, q_out_ptr, token, cos, sin, H, HEADS, HALF, LANES)
+    _rotate(k_ptr, k_stride, k_out_ptr, token, cos, sin, HKV, KV_HEADS, HALF, LANES)
 
 
 def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
     """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse rotation."""
-    q, k, cos, sin = q.contiguous(), k.contiguous(), cos.contiguous(), sin.contiguous()
-    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    q, k = (x if _tokens_are_whole(x) else x.contiguous() for x in (q, k))
+    q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
+    cos, sin = cos.contiguous(), sin.contiguous()
     (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
     if tokens:
         _rope_kernel[(tokens,)](
-            q, k, cos, sin, q_out, k_out,
+            q, k, cos, sin, q_out, k_out, q.stride(0), k.stride(0),
             H=heads, HKV=kv_heads, HEADS=triton.next_power_of_2(heads), KV_HEADS=triton.next_power_of_2(kv_heads),
             HALF=dim // 2, LANES=triton.next_power_of_2(dim // 2), INVERSE=inverse, num_warps=4,
         )  # fmt: skip
@@ -225,11 +238,15 @@ class _RoPE(torch.autograd.Function):
 
 # ------------------------------------------------------------------------------------------------------------- SwiGLU
 @triton.jit
-def _swiglu_forward_kernel(gate_ptr, up_ptr, out_ptr, size, BLOCK: tl.constexpr):
+def _swiglu_forward_kernel(gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, N: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    g = tl.load(gate_ptr + at, mask, 0.0).to(tl.float32)
-    u = tl.load(up_ptr + at, mask, 0.0).to(tl.float32)
+    if N:  # rows of so many, apart from each other
+        g = tl.load(gate_ptr + at // N * gate_stride + at % N, mask, 0.0).to(tl.float32)
+        u = tl.load(up_ptr + at // N * up_stride + at % N, mask, 0.0).to(tl.float32)
+    else:
+        g = tl.load(gate_ptr + at, mask, 0.0).to(tl.float32)
+        u = tl.load(up_ptr + at, mask, 0.0).to(tl.float32)
     tl.store(out_ptr + at, (g * tl.sigmoid(g) * u).to(out_ptr.dtype.element_ty), mask)
 
 
@@ -246,10 +263,14 @@ def _swiglu_backward_kernel(gate_ptr, up_ptr, dout_ptr, dgate_ptr, dup_ptr, size
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
-    gate, up = gate.contiguous(), up.contiguous()
-    out, size = torch.empty_like(gate), gate.numel()
+    apart = gate.ndim == 2 and not gate.is_contiguous() and _tokens_are_whole(gate) and _tokens_are_whole(up)
+    if not apart:
+        gate, up = gate.contiguous(), up.contiguous()
+    out, size = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
     if size:
-        _swiglu_forward_kernel[(triton.cdiv(size, FLAT),)](gate, up, out, size, BLOCK=FLAT, num_warps=8)
+        _swiglu_forward_kernel[(triton.cdiv(size, FLAT),)](
+            gate, up, out, size, gate.stride(0), up.stride(0), N=gate.shape[1] if apart else 0, BLOCK=FLAT, num_warps=8
+        )
     return out
 
 

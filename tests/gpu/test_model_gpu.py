@@ -72,6 +72,17 @@ def test_swiglu(dtype, shape):
     close(layers.swiglu_backward(gate, up, dout), layers.swiglu_backward_torch(gate, up, dout), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_of_a_wider_product(dtype):
+    q, k, _ = (part.view(257, -1, 128) for part in randn(257, 48 * 128, dtype=dtype).split([4096, 1024, 1024], -1))
+    weight, angles = randn(128), randn(257, 64) * 9
+    for x in (q, k):
+        close(layers.rms_norm_forward(x, weight, 1e-6, None)[:1], layers.rms_norm_forward_torch(x, weight, 1e-6, None)[:1], dtype)
+    close(*(rotate(q, k, angles.cos(), angles.sin(), False) for rotate in (layers.rope_rotate, layers.rope_rotate_torch)), dtype)
+    gate, up = randn(77, 2 * 1536, dtype=dtype).chunk(2, -1)
+    close([layers.swiglu_forward(gate, up)], [layers.swiglu_forward_torch(gate, up)], dtype)
+
+
 def test_more_than_2_to_the_31_elements():
     """Offsets are 64-bit: the last rows of a tensor of over 2^31 elements are right."""
     rows, n = 2**31 // 8192 + 8, 8192
