@@ -73,7 +73,7 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
     monkeypatch.setattr(gpu, "compile_one", compile_one)
     monkeypatch.setattr(gpu, "tune", lambda *args: None)
     monkeypatch.setattr(gpu, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
-    monkeypatch.setattr(gpu, "add_twins", lambda *args: iter(()))
+    monkeypatch.setattr(gpu, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
         next(gpu.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
@@ -116,3 +116,7 @@ def test_the_reference_is_timed_on_fresh_inputs():
         work.before(i)
         work.run()
     assert [torch.equal(x, draws[i % 2][0]) and torch.equal(y, draws[i % 2][1]) for i, (x, y) in enumerate(seen)] == [True] * 3
+
+
+def test_a_worker_that_begins_late_knows_how_much_memory_there_was(tmp_path):
+    assert [gpu.most(str(tmp_path / "free"), free) for free in (70, 80, 3, 81)] == [70, 80, 80, 81]

@@ -177,7 +177,7 @@ def explain(error: BaseException, status: str, path: str) -> dict:
         CompilationError: "compile_error", SyntaxError: "syntax_error",
     }  # fmt: skip
     status = next((s for kind, s in statuses.items() if isinstance(cause, kind)), status)
-    if "allocate memory" in str(cause):
+    if any(text in str(cause) for text in ("allocate memory", "out of memory")):
         status = "memory_limit"
     elif any(text in str(cause) for text in LOST):
         status = "illegal_memory"

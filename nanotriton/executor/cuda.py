@@ -27,9 +27,9 @@ class CudaBackend:
         self.binaries, self.limit = binaries, limit
         self.arena = torch.empty(0, dtype=torch.uint8, device=self.device)
         self.functions: dict[str, driver.Function] = {}
-        self.prepared: dict[tuple[int, bool], tuple[Launch, driver.Prepared]] = {}
-        self.twins: dict[str, Kernel] = {}  # by a kernel's key: the same with its programs in reverse (backwards.py)
-        self.backwards = False  # launch those
+        self.prepared: dict[tuple[int, str], tuple[Launch, driver.Prepared]] = {}
+        self.halves: dict[str, tuple[Kernel, Kernel]] = {}  # by a kernel's key: both halves of its programs (halves.py)
+        self.order: tuple[int, ...] | None = None  # launch these halves, one after the other, where a kernel has them
         self.storages: list[Storage] | None = None
         self.resets = 0
 
@@ -74,11 +74,11 @@ class CudaBackend:
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         """args: (Triton's type, value), addresses in place. The packed launch is kept for the next run: the arena doesn't move."""
         try:
-            which = id(call), self.backwards
-            if which not in self.prepared:
-                launched = self.twins.get(kernel.key, kernel) if self.backwards else kernel
-                self.prepared[which] = (call, self._prepare(self.function(launched), kernel, call, args))
-            self.prepared[which][1].go(torch.cuda.current_stream().cuda_stream)
+            for part in [(0, kernel)] if self.order is None or kernel.key not in self.halves else [(1 + i, self.halves[kernel.key][i]) for i in self.order]:
+                which = id(call), part[0]
+                if which not in self.prepared:
+                    self.prepared[which] = (call, self._prepare(self.function(part[1]), kernel, call, args))
+                self.prepared[which][1].go(torch.cuda.current_stream().cuda_stream)
         except driver.DriverError as error:
             status = "illegal_memory" if error.fatal else "out_of_resources" if error.code == OUT_OF_RESOURCES else "runtime_error"
             raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line, error.fatal) from None

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 import torch
 
 from nanotriton.executor import driver
-from nanotriton.executor.backwards import backwards, may_meet
 from nanotriton.executor.candidate import Job, Runner, Spawn, check_ended
 from nanotriton.executor.compare import Fault, compare, leaves
 from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
+from nanotriton.executor.halves import half, may_meet
 from nanotriton.executor.judge import Reference, Trial
 from nanotriton.executor.plan import Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
@@ -43,8 +43,8 @@ class Gpu:
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.binaries = BinaryCache(folder)
-        # Of what is free now (a trainer may share the GPU) a candidate's buffers get half; inputs and the reference the rest.
-        self.budget = torch.cuda.mem_get_info()[0] // 2
+        # Of what there is for this executor (a trainer may share the GPU) a candidate's buffers get half; inputs and the reference the rest.
+        self.budget = most(f"{folder}-free", torch.cuda.mem_get_info()[0]) // 2
         self.share = self.budget // REPLAYERS  # who needs more has the GPU alone
         self.owner: GpuRunner | None = None
         self.lost = False  # the context: this process must end
@@ -131,6 +131,16 @@ class Gpu:
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 
 
+def most(path: str, free: int) -> int:
+    """The most that any worker of this executor found free when it began: one that begins later finds the others' tasks in memory."""
+    with open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        free = max([free, *map(int, file.read().split())])
+        file.write(f"{free}\n")
+    return free
+
+
 def wipe_free_memory() -> None:
     """Overwrite what torch's allocator keeps of tensors that are gone: the reference's answers to the inputs of a moment ago."""
     stream = torch.cuda.current_stream().cuda_stream
@@ -153,11 +163,11 @@ class GpuRunner(Runner):
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
         self.worker.gpu.own(self)
         self.calls, backend = self.calls + 1, self.replay.backend
-        backend.backwards = self.calls % 2 == 0
+        backend.order = (None, (1, 0), (0, 1))[(self.calls - 1) % 3]
         try:
             outputs, changed = super().__call__(inputs, seed, skip)
         finally:
-            backend.backwards = False  # not while it is timed
+            backend.order = None  # not while it is timed
         if self.worker.gpu.crowded(self.job, self.reference):
             self.worker.gpu.own(None)  # the arena makes room for the reference
         return outputs, changed
@@ -183,20 +193,19 @@ def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: in
     runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
     if job.time and any(isinstance(s, Choice) for s in plan.steps):
         tune(job, worker, reference, runner)
-    yield from add_twins(job, worker, runner)
+    yield from add_halves(job, worker, runner)
     return runner
 
 
-def add_twins(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
-    """Compile kernels whose programs may meet a second time, for runs in which they start in reverse."""
+def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
+    """Compile kernels whose programs may meet in halves too, for runs in which one half ends before the other begins."""
     plan, chosen, backend = runner.plan, runner.replay.chosen, runner.replay.backend
     calls = [c for s in plan.steps for c in (s.alternatives[chosen.get(s.key, 0)] if isinstance(s, Choice) else [s]) if isinstance(c, Launch)]
     for number in sorted({call.kernel for call in calls}):
         if may_meet(plan, number, calls):
-            kernel = plan.kernels[number]
-            twin = backwards(kernel)
-            backend.binaries[twin.key] = worker.gpu.binaries.get(twin) or (yield from compile_one(job, worker, twin))
-            backend.twins[kernel.key] = twin
+            backend.halves[plan.kernels[number].key] = parts = half(plan.kernels[number], 0), half(plan.kernels[number], 1)
+            for part in parts:
+                backend.binaries[part.key] = worker.gpu.binaries.get(part) or (yield from compile_one(job, worker, part))
 
 
 def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:

@@ -38,7 +38,7 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     finally:
         os.close(fd)
     worker.add_child("process", ended)
-    header = check_ended(ended, limits, frozenset({"unsupported"} if worker.device == "cpu" else ()))
+    header = check_ended(ended, limits, frozenset(["unsupported" if worker.device == "cpu" else "illegal_memory"]))
     with worker.stage("validate", job.timeout):
         answers = read_answers(header, ended.payload, len(trials))
     for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):

@@ -135,7 +135,7 @@ def script_mode(job, worker) -> Generator:
     if waited or (ended.signal == 9 and not ended.killed):  # as in candidate.record
         ended = yield Spawn("script", {"how": how}, limits, (), options)
     worker.add_cost(how, ended.seconds)
-    header = check_ended(ended, limits)
+    header = check_ended(ended, limits, frozenset(() if worker.device == "cpu" else ["illegal_memory"]))
     if how == "record":
         tree = replay(job, worker, ended.payload)
     else:

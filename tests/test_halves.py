@@ -1,11 +1,11 @@
-"""Kernels whose programs may meet, and their twins that start in reverse."""
+"""Kernels whose programs may meet, and launches in two halves."""
 
 import pytest
 import torch
 
 from nanotriton.executor import ttir
-from nanotriton.executor.backwards import backwards, may_meet
 from nanotriton.executor.compiler import compile_kernel
+from nanotriton.executor.halves import half, may_meet
 from tests.recording import HEAD, record
 
 X = [torch.empty(64)]
@@ -46,16 +46,19 @@ def test_programs_that_may_meet(name):
     assert may_meet(plan, 0, plan.launches()) == expected
 
 
-def test_a_twin_starts_with_its_last_program():
+def test_two_halves_make_a_launch():
     ticket = "tl.store(y + p * 3 + tl.program_id(1), tl.atomic_add(x, 1.0))"  # y: who came when
     plan = plan_of(ticket, grid="(4, 3)")
-    twin = backwards(plan.kernels[0])
-    answers = []
-    for kernel in (plan.kernels[0], twin):
-        memory, y = ttir.Memory(), torch.zeros(12)
-        ttir.Kernel(kernel.ttir, kernel.name).run((4, 3, 1), [memory.add(torch.zeros(1)), memory.add(y)], memory)
-        answers.append(y.reshape(4, 3))
-    order = torch.arange(12.0).reshape(3, 4).T  # program_id(0) is the fastest
-    assert torch.equal(answers[0], order) and torch.equal(answers[1], 11 - order)
-    assert twin.key != plan.kernels[0].key and twin.signature == plan.kernels[0].signature
-    assert compile_kernel(twin).cubin[:4] == b"\x7fELF"
+    memory, y, parts = ttir.Memory(), torch.full([12], -1.0), [half(plan.kernels[0], which) for which in (1, 0)]
+    addresses = [memory.add(torch.zeros(1)), memory.add(y)]
+    for part, came in zip(parts, (6, 12)):
+        assert part.key != plan.kernels[0].key and part.signature == plan.kernels[0].signature
+        assert compile_kernel(part).cubin[:4] == b"\x7fELF"
+        ttir.Kernel(part.ttir, part.name).run((4, 3, 1), addresses, memory)
+        assert sorted(y.tolist())[12 - came :] == list(range(came))
+    assert y.reshape(4, 3)[0, 0] >= 6  # program 0 is in the half that came last
+
+
+def test_a_kernel_that_ends_early_can_be_halved():
+    plan = plan_of("if p > 2:\n        return\n    tl.atomic_add(y, tl.sum(tl.load(x + p * 16 + i)))")
+    assert all(compile_kernel(half(plan.kernels[0], which)).cubin[:4] == b"\x7fELF" for which in (0, 1))
