@@ -85,7 +85,8 @@ class Quiet:
         from nanotriton.executor.gpu import Gpu
 
         torch.cuda.set_device(device)
-        self.gpu = Gpu("", tempfile.gettempdir())  # for its lock and its stopwatch: no kernel of a candidate comes here
+        self.folder = tempfile.TemporaryDirectory()
+        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir())  # for its lock and its stopwatch: no kernel of a candidate comes here
         torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:

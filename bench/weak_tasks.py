@@ -25,6 +25,7 @@ from typing import Annotated, Literal
 import torch
 
 from bench import environment
+from bench.journal import write_json
 from nanotriton import config, log
 from nanotriton.executor import probe
 from nanotriton.executor.compare import Fault, clone, kernelbench_allclose, leaves
@@ -191,18 +192,26 @@ def main() -> None:
         if row["status"] != "ok" or row["pass_ours"] or row["pass_kernelbench"] or row["reference"] != "passes":
             print(f"{row['task']}: {row['status']} {row['message'][:120]} reference {row['reference'] or '-'}; "
                   f"pass ours {row['pass_ours']}, KernelBench's {row['pass_kernelbench']}", flush=True)  # fmt: skip
+        if cfg.out:
+            write(cfg, rows, time.perf_counter() - start)
+    print(counts(rows, time.perf_counter() - start))
+
+
+def counts(rows: list[dict], seconds: float) -> dict[str, int | float]:
     asked = [r for r in rows if r["status"] == "ok"]
     weak, left_out = (sum(r["status"] in statuses for r in rows) for statuses in (("weak_task",), ("memory_limit", "timeout")))
-    counts = {
+    return {
         "tasks": len(rows), "weak": weak, "no question": len(rows) - len(asked) - weak - left_out, "left out": left_out,
         "reference passes": sum(r["reference"] == "passes" for r in asked), "a fake passes ours": sum(bool(r["pass_ours"]) for r in asked),
-        "a fake passes KernelBench's": sum(bool(r["pass_kernelbench"]) for r in asked), "seconds": round(time.perf_counter() - start, 1),
+        "a fake passes KernelBench's": sum(bool(r["pass_kernelbench"]) for r in asked), "seconds": round(seconds, 1),
     }  # fmt: skip
-    print(counts)
-    if cfg.out:
-        note = "a task with shrink > 0 is a smaller one than the benchmark's: its sizes are capped at that"
-        limits = {"note": note, "shrink": cfg.shrink, "seconds": cfg.seconds, "memory_gib": cfg.memory_gib if cfg.seconds else None}
-        Path(cfg.out).write_text(json.dumps({"environment": environment(), **limits, "counts": counts, "tasks": rows}, indent=1) + "\n")
+
+
+def write(cfg: Config, rows: list[dict], seconds: float) -> None:
+    """What is known so far, after every task."""
+    note = "a task with shrink > 0 is a smaller one than the benchmark's: its sizes are capped at that"
+    limits = {"note": note, "shrink": cfg.shrink, "seconds": cfg.seconds, "memory_gib": cfg.memory_gib if cfg.seconds else None}
+    write_json(Path(cfg.out), {"environment": environment(), **limits, "counts": counts(rows, seconds), "tasks": rows})
 
 
 if __name__ == "__main__":
