@@ -1,17 +1,20 @@
 """What of the CUDA path needs no GPU: packing arguments, dropping configurations, the clock's statistics, the floor's probe."""
 
+import contextlib
 import struct
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from nanotriton.executor import driver, gpu, timing
-from nanotriton.executor.compare import Fault
+from nanotriton.executor import driver, gpu, process, timing
+from nanotriton.executor.candidate import Job
+from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.compiler import Binary
 from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
 from nanotriton.executor.judge import Reference
 from nanotriton.executor.plan import Choice, Launch, Plan
+from nanotriton.executor.zygote import Ended
 from nanotriton.tasks.task import Task
 
 
@@ -120,3 +123,20 @@ def test_the_reference_is_timed_on_fresh_inputs():
 
 def test_a_worker_that_begins_late_knows_how_much_memory_there_was(tmp_path):
     assert [gpu.most(str(tmp_path / "free"), free) for free in (70, 80, 3, 81)] == [70, 80, 80, 81]
+
+
+@pytest.mark.parametrize("free, raised", [(0, TaskFault), (8 << 30, Fault)])
+def test_a_gpu_without_room_for_a_child_is_no_fault_of_the_candidate(monkeypatch, free, raised):
+    """It is asked again, later; what the child says is believed if we see it too."""
+    reference = task("x + y")
+    worker = SimpleNamespace(
+        device="cuda", secret=b"", reference=lambda task: reference, patience=9.0, stage=lambda *_: contextlib.nullcontext(), add_child=lambda *_: None
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 << 30))
+    monkeypatch.setattr(process, "check_rules", lambda job: None)
+    child = process.process_mode(Job(0, reference.task, "", "none", 9.0, 1 << 30), worker)
+    waits, ended = [next(child).args["wait"]], Ended(0, 1.0, 1.0, code=0, header={"status": "no_room", "message": "out of memory"})
+    with pytest.raises(Fault, match="no memory left on the GPU") as error:
+        while True:
+            waits.append(child.send(ended).args["wait"])
+    assert waits == list(process.WAITS) and type(error.value) is raised

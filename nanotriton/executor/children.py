@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from nanotriton.executor.zygote import Report, receive, send
 # What CUDA calls the errors that lose a context (driver.FATAL): as torch and Triton print them.
 LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "illegal instruction", "invalid program counter",
         "global/shared address space", "device-side assert", "launch timed out", "hardware stack error")  # fmt: skip
+NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a context
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
@@ -97,7 +99,13 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     described, tensors, stage = [], [], "import_error"
     if device.type == "cpu":
         cuda_means_cpu()
-    else:  # scratch memory for kernels that make descriptors, as a replay gives it
+    else:
+        time.sleep(args["wait"])
+        try:
+            torch.empty(1, device=device)  # a context, while only our code has run
+        except RuntimeError as error:
+            return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
+        # scratch memory for kernels that make descriptors, as a replay gives it
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
     try:
         report.stage("import")

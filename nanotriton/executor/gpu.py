@@ -30,7 +30,7 @@ from nanotriton.executor.timing import Stopwatch, Timing, Work, floor_us
 from nanotriton.executor.zygote import Ended
 
 PROBES = 32  # elements of an input that are tried: does the answer need them?
-WIPED = 512 << 20  # bytes of freed memory that are overwritten, and that a worker keeps between two turns; more is given back, in milliseconds
+WIPED = 2 << 30  # bytes of freed memory that are overwritten, and that a worker keeps between two turns; to give back more takes the driver milliseconds
 ROTATION = 3  # draws of inputs that timed runs take in turns
 
 

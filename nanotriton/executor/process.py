@@ -13,12 +13,15 @@ import torch
 
 from nanotriton.executor import draws, wire
 from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules
-from nanotriton.executor.compare import Fault, leaves
+from nanotriton.executor.children import NO_ROOM
+from nanotriton.executor.compare import Fault, TaskFault, leaves
 from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.zygote import Ended
 
 STARTUP = 20.0  # seconds for a CUDA context and first compilations, beside the candidate's own limit
+WAITS = 0.0, 1.0, 4.0  # seconds before each try, where a GPU has no room for another context
+ROOM = 1 << 30  # bytes that a context and its first kernels may take
 
 
 def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -32,12 +35,17 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         with worker.stage("task", worker.patience):
             args = write_trials(fd, reference, trials)
         limits, options = confinement(job, worker.device, len(trials) * (4 * reference.bytes + SLACK))
-        ended = yield Spawn("process", args, limits, (fd,), options)
-        if ended.signal == 9 and not ended.killed:  # as in candidate.record
-            ended = yield Spawn("process", args, limits, (fd,), options)
+        for wait in WAITS:
+            ended = yield Spawn("process", args | {"wait": wait}, limits, (fd,), options)
+            crowded = worker.device != "cpu" and ended.header is not None and ended.header.get("status") == NO_ROOM
+            if not crowded and not (ended.signal == 9 and not ended.killed):  # as in candidate.record
+                break
     finally:
         os.close(fd)
     worker.add_child("process", ended)
+    if crowded:  # whether that is so is for us to say
+        kind = TaskFault if torch.cuda.mem_get_info()[0] < ROOM else Fault
+        raise kind("memory_limit", "no memory left on the GPU for a process of its own")
     header = check_ended(ended, limits, frozenset(["unsupported" if worker.device == "cpu" else "illegal_memory"]))
     with worker.stage("validate", job.timeout):
         answers = read_answers(header, ended.payload, len(trials))

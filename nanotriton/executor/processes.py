@@ -77,6 +77,7 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
     ours, theirs = pair()
     env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
+    env |= {"USER": "candidate"}  # torch._dynamo asks whose it is, and in a sandbox there is no file of users
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": root, "TMPDIR": root}
     env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if flavour == "cuda":
