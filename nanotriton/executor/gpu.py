@@ -6,6 +6,7 @@ and weights that it is given: answers of the reference are computed later and dr
 host memory by address, a kernel could reach this process's heap: the secret seed is there, answers are not.)
 """
 
+import contextlib
 import fcntl
 import gc
 import json
@@ -22,7 +23,7 @@ from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
 from nanotriton.executor.halves import half, may_meet
 from nanotriton.executor.judge import Reference, Trial
-from nanotriton.executor.plan import Choice, Kernel, Launch, Plan, PlanError
+from nanotriton.executor.plan import Aten, Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
@@ -263,7 +264,9 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     with worker.stage("judge", worker.patience):
         if crowded:
             gpu.own(None)  # room for the reference
-        compare(outputs, reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights))
+        with torchs_precision() if convolves(runner.plan) else contextlib.nullcontext():
+            answer = reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights)
+        compare(outputs, answer)
         if len(timings) > 1:
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
             gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, other, trial.weights))
@@ -282,7 +285,12 @@ def clock(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tria
     gpu.own(runner)
     runner.replay.load(draws[0], weights)
     weights = {name: t.to(reference.device) for name, t in weights.items()}  # no run waits for the host
-    works = [Work(runner.replay.execute, lambda i: runner.replay.load(draws[i % rotation], weights), rotation)]
+
+    def run() -> None:
+        with torchs_precision():
+            runner.replay.execute()
+
+    works = [Work(run, lambda i: runner.replay.load(draws[i % rotation], weights), rotation)]
     if gpu.known(job.task.key) is None:
         works.append(reference_work(reference, trial.weights, draws[rotation:]))
     try:
@@ -295,15 +303,27 @@ def clock(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tria
         raise Fault(error.status, f"while it was timed: {error.message}") from None
 
 
+@contextmanager
+def torchs_precision():
+    """What torch does unless it is told otherwise: cuDNN's convolutions are TF32, in the reference and in those that a candidate leaves to torch."""
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def convolves(plan: Plan) -> bool:
+    return any(isinstance(step, Aten) and "conv" in step.op for step in plan.steps)
+
+
 def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
     """The task's own module, eager as captured, with torch's default precision."""
     model, place = reference.build(seed), reference.inputs("plain", 0)
 
     def run() -> None:
-        torch.backends.cudnn.allow_tf32 = True
-        with torch.no_grad():
+        with torchs_precision(), torch.no_grad():
             model(*place)
-        torch.backends.cudnn.allow_tf32 = False
 
     def before(i: int) -> None:
         for (_, into), (_, fresh) in zip(leaves(place), leaves(draws[i % len(draws)]), strict=True):
