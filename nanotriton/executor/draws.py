@@ -75,13 +75,12 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
                 n = t.shape[dim]
                 if n > 1:
                     small = int(number(0, 1) * (n - 1))
-                    x.select(dim, small).mul_(SMALL)
+                    part = x.select(dim, small).mul_(SMALL)
                     if dim in (0, t.dim() - 1):
                         x.select(dim, n - 1).mul_(LARGE)
-                    else:  # small as a whole, for norms over all dimensions but this one
-                        for outer in (0, t.dim() - 2):
-                            part = x.select(dim, small)
-                            part.select(outer, part.shape[outer] - 1).div_(LARGE if part.shape[outer] > 1 else 1)
+                    for outer in {0, t.dim() - 1} - {dim}:  # small as a whole, for norms over all dimensions but this one: without what is large
+                        last = part.select(outer - (outer > dim), t.shape[outer] - 1)
+                        last.div_(LARGE if t.shape[outer] > 1 else 1)
                 if n > 2 and kind == "padded":
                     x.select(dim, (small + 1) % (n - 1)).fill_(0)
     return t
