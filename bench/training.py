@@ -128,6 +128,9 @@ class Given:
     def __init__(self, executor: Executor, pairs: dict[str, Iterator[tuple[Task, str]]]):
         self.executor, self.pairs = executor, pairs
 
+    def expect(self, tasks: list[Task]) -> None:
+        """Each candidate has a task of its own here."""
+
     def submit(self, task: Task, source: str):
         return self.executor.submit(*next(self.pairs[task.name]))
 

@@ -94,6 +94,8 @@ def rollout(
             pending.append((episode, executor.submit(task, episode.candidate)))
 
     with progress:
+        if not executor.time:
+            executor.expect(tasks)
         sampler.generate(requests, on_finish=finished)
         clock("sample")
         pending += [(e, executor.submit(e.task, e.candidate)) for e in waiting]

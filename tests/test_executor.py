@@ -285,3 +285,13 @@ def test_large_weights_stay_at_home(strict, name, draw, status):
     source = source.replace("(x, y, x.numel(), BLOCK=64)", f"(x, self.{name}, y, x.numel(), BLOCK=64)").replace("64", "1024")
     verdict = strict.submit(Task("large", LARGE), source).result()
     assert verdict.status == status, verdict.message
+
+
+@pytest.mark.parametrize("mode", [None, "process"])
+def test_an_expected_task_is_examined_before_its_candidates_come(executors, mode):
+    task = Task("expected", TASK.source + f"\n# {mode}\n")  # that nobody has seen
+    executor = executors(policy="none", mode=mode, timeout=6.0)
+    executor.expect([task])
+    executor.submit(TASK, RIGHT + f"\n# after {mode}\n").result()  # one worker takes them in turn
+    verdict, examined = executor.submit(task, RIGHT).result(), executor._known[task.key, ""].result()
+    assert verdict.status == "correct" and verdict.cost["task"] < examined.cost["task"] / 2

@@ -86,6 +86,9 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
                 said.append("sampled")
 
     class Executor:
+        def expect(self, tasks):
+            said.append(f"{len(tasks)} tasks expected")
+
         def submit(self, task, source):
             said.append("submitted")
             done = Future()
@@ -97,7 +100,7 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
         encode, decode = lambda self, text: [1], lambda self, ids: text
 
     executor = Executor()
-    for executor.time, order in ((False, ["submitted", "sampled"] * 2), (True, ["sampled", "sampled", "submitted", "submitted"])):
+    for executor.time, order in ((False, ["2 tasks expected", *["submitted", "sampled"] * 2]), (True, ["sampled", "sampled", "submitted", "submitted"])):
         said.clear()
         rollout([Task("a", "a"), Task("b", "b")], 1, Sampler(), executor, Tokens(), seeds=[[0], [1]], clock=said.append)
         assert [s for s in said if s not in ("sample", "reward")] == order and said[-1] == "reward"

@@ -42,7 +42,7 @@ class Job:
     policy: str
     timeout: float
     memory: int  # bytes for each of its processes
-    phase: str = "replay"  # replay; record: the same, before process mode; process
+    phase: str = "replay"  # replay; record: the same, before process mode; process; task: no candidate yet
     time: bool = False  # measure how fast it is, if it is right
     facts: dict = field(default_factory=dict)  # what an earlier phase found
     large: bool = False  # its plan takes more than a worker's share of the GPU
@@ -129,6 +129,12 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     from nanotriton.executor import gpu  # it builds on this module
 
     return (yield from gpu.make_runner(job, worker, reference, plan, seed))
+
+
+def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
+    """Nothing but the task, before its candidates come. What is wrong with it they will be told."""
+    worker.reference(job.task)
+    yield from ()
 
 
 def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:

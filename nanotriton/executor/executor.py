@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -117,7 +118,15 @@ class Executor:
 
     def submit(self, task: Task, source: str) -> "Future[Verdict]":
         """Judge `source` for `task`. Identical candidates share one future, also while they are in flight."""
-        key = (task.key, hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest())
+        return self._submit(task, source, self._first_phase(), hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest())
+
+    def expect(self, tasks: Iterable[Task]) -> None:
+        """Candidates for these are on their way: have the tasks examined meanwhile, which the first one would wait for."""
+        for task in tasks:
+            self._submit(task, "", "task", "")
+
+    def _submit(self, task: Task, source: str, phase: str, name: str) -> "Future[Verdict]":
+        key = (task.key, name)
         with self._lock:
             if self._closing:
                 raise RuntimeError("this executor is closed")
@@ -125,7 +134,7 @@ class Executor:
                 self._known.move_to_end(key)
                 return self._known[key]
             job = {"task": {"name": task.name, "source": task.source}, "source": source, "policy": self.policy}
-            entry = Entry(key, job | {"timeout": self.timeout, "memory": self.memory, "time": self.time, "phase": self._first_phase()})
+            entry = Entry(key, job | {"timeout": self.timeout, "memory": self.memory, "time": self.time, "phase": phase})
             entry.future.set_running_or_notify_cancel()  # from here on it can't be cancelled
             self._known[key] = entry.future
             self._submitted.append(entry)
@@ -150,7 +159,7 @@ class Executor:
     def _next_phase(self, entry: Entry, result: dict) -> str | None:
         """Where a candidate goes after a phase: None if the result is its verdict."""
         phase, status = entry.job["phase"], result["verdict"]["status"]
-        if phase == "process" or entry.is_probe:
+        if phase in ("process", "task") or entry.is_probe:
             return None
         if phase == "record":  # strict insists on a plan; otherwise a candidate that the recorder can't follow may still run
             goes_on = status == "correct" or (self.policy != "strict" and status != "rule_violation")
@@ -158,6 +167,7 @@ class Executor:
         return "process" if status == "unsupported" and self.mode is None and self.policy != "strict" and result["fallback"] else None
 
     def _flavour(self, phase: str) -> str:
+        phase = self._first_phase() if phase == "task" else phase
         if self.device == "cpu":
             return "interpret" if phase == "process" else "record"
         return "cuda" if phase == "process" else "gpu"

@@ -21,7 +21,7 @@ from select import POLLIN, poll
 import torch
 
 from nanotriton.executor import children, probe, sandbox, script
-from nanotriton.executor.candidate import Job, Spawn, Unrecordable, replay_mode
+from nanotriton.executor.candidate import Job, Spawn, Unrecordable, examine, replay_mode
 from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.judge import Reference
 from nanotriton.executor.process import process_mode
@@ -36,7 +36,7 @@ MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit 
 KEPT = 4  # of the tasks loaded, those that keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
 TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
-MODES = {"replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
+MODES = {"task": examine, "replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
 
 
 class Overtime(BaseException):
