@@ -6,7 +6,10 @@ One thread a process: two test workers with two threads each on two cores fight 
 import contextlib
 import functools
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: all that a test starts and interrupts would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for every process that a test starts
 
 import pytest
