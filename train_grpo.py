@@ -148,6 +148,7 @@ def main(cfg: Config, world: distributed.World) -> None:
             run.evaluated("test", cfg.steps, cfg.steps, **measure(test, step=cfg.steps, split="test"))
     run.plot()
     run.summary(**summary(run, cfg))
+    run.say(f"{run.folder} is done: curves.png, samples.jsonl, summary.json, and model/, a Hugging Face folder")
 
 
 def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict[str, Tensor]], list[float], Clock]:

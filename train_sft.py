@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
 `--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar. The loss is on
-the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, samples.jsonl, and model/, a Hugging Face folder.
+the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
+summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder.
 The same command continues a run that was stopped.
 """
 
@@ -55,7 +56,7 @@ class Config:
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
-    warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps that the learning rate rises, before a cosine to 0
+    warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps that the learning rate rises, before a cosine to --min-lr
     min_lr: Annotated[float, ">= 0", "<= 1"] = 0.15  # share of the peak that it never falls below: what is annealed to the end learns less in GRPO; with --model 0
     weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's, on matrices
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient

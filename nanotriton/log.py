@@ -65,7 +65,7 @@ class Log:
         self.say(f"{stage} {step:>4}/{of}  {shown}  " + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05))
 
     def samples(self, rows: Iterable[dict]) -> None:
-        """Rows of {step, split, task, task_source, prompt, completion, candidate, verdict, reward, advantage}."""
+        """Rows of {step, split, task, task_source, completion, candidate, verdict, reward, advantage, finish_reason, tokens}."""
         self.append("samples.jsonl", rows)
 
     def read(self, name: str = "metrics.jsonl") -> list[dict]:

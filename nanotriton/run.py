@@ -85,8 +85,7 @@ class Run(Log):
         step, state = found if found else (0, {"position": {}, "seconds": 0.0})
         self.rewind(state["position"])
         self.spent, self.started = state["seconds"], time.perf_counter()
-        if step:
-            self.say(f"continuing {self.folder} after step {step}")
+        self.say(f"continuing {self.folder} after step {step}" if step else f"{self.folder}: it begins; interrupted, the same command continues it")
         return step
 
     def seconds(self) -> float:

@@ -100,7 +100,7 @@ def checked(function: Callable, path: Path, verdict: Verdict, completion: str, t
     try:
         value = function(verdict, completion, task)
     except Exception as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
         raise ConfigError(f"--reward {path}{f', line {lines[-1]}' if lines else ''}: {type(error).__name__}: {error}") from error
     try:
         number = None if value is None or isinstance(value, str) else float(value)
