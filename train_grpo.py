@@ -296,8 +296,9 @@ def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, st
     policy = grpo.summarize(stats, world.all_sum, world.all_max)
     policy["loss"] *= policy["tokens"] / len(norms)  # it has its normaliser already: the mean of the updates' losses
     run.samples(e.row(step, "train") for e in episodes)
+    taught = ("entropy", "kl", "clip_fraction", "norm") if policy["tokens"] else ()  # no group had spread: nothing was measured
     run.step(
-        "grpo", step, cfg.steps, clock.seconds, ("reward", "spread", "length", "entropy", "kl", "clip_fraction", "norm"),
+        "grpo", step, cfg.steps, clock.seconds, ("reward", "spread", "length", *taught),
         samples=int(t["samples"]), reward=t["reward"] / max(t["scored"], 1), spread=t["spread"] / t["samples"], length=t["length"] / t["samples"],
         truncated=t["truncated"] / t["samples"], distinct=t["distinct"] / t["samples"], scored=t["scored"] / t["samples"],
         **policy, norm=sum(norms) / len(norms),
