@@ -31,6 +31,7 @@ from nanotriton.executor import probe
 from nanotriton.executor.compare import Fault, clone, kernelbench_allclose, leaves
 from nanotriton.executor.draws import mapped
 from nanotriton.executor.judge import Reference, judge_trial
+from nanotriton.executor.worker import ALLOCATOR
 from nanotriton.tasks.task import Task, load_tasks
 
 QUICK = 6  # a larger size is tried where one took less than this share of the limit
@@ -180,7 +181,7 @@ def main() -> None:
     except ValueError as error:
         config.die(error)
     if cfg.device == "cuda":
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")  # large tensors find whole blocks
+        os.environ.update(ALLOCATOR | os.environ)  # a user's own setting stays
     examine(Task(**probe.TASK), cfg.device)  # what is imported late: once, and not in every process
     rows, start = [], time.perf_counter()
     for task in log.bar(tasks, desc="tasks"):

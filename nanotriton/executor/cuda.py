@@ -27,7 +27,7 @@ class CudaBackend:
         self.binaries, self.limit = binaries, limit
         self.arena = torch.empty(0, dtype=torch.uint8, device=self.device)
         self.functions: dict[str, driver.Function] = {}
-        self.prepared: dict[tuple[int, str], tuple[Launch, driver.Prepared]] = {}
+        self.prepared: dict[tuple[int, int | None], tuple[Launch, driver.Prepared]] = {}
         self.halves: dict[str, tuple[Kernel, Kernel]] = {}  # by a kernel's key: both halves of its programs (halves.py)
         self.order: tuple[int, ...] | None = None  # launch these halves, one after the other, where a kernel has them
         self.storages: list[Storage] | None = None
@@ -74,10 +74,12 @@ class CudaBackend:
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         """args: (Triton's type, value), addresses in place. The packed launch is kept for the next run: the arena doesn't move."""
         try:
-            for part in [(0, kernel)] if self.order is None or kernel.key not in self.halves else [(1 + i, self.halves[kernel.key][i]) for i in self.order]:
-                which = id(call), part[0]
+            halves = self.halves.get(kernel.key) if self.order and self.halves else None  # a key costs a pass over the TTIR, and few kernels have halves
+            for part in self.order if halves else (None,):
+                which = id(call), part
                 if which not in self.prepared:
-                    self.prepared[which] = (call, self._prepare(self.function(part[1]), kernel, call, args))
+                    function = self.function(kernel if part is None else halves[part])
+                    self.prepared[which] = (call, self._prepare(function, kernel, call, args))
                 self.prepared[which][1].go(torch.cuda.current_stream().cuda_stream)
         except driver.DriverError as error:
             status = "illegal_memory" if error.fatal else "out_of_resources" if error.code == OUT_OF_RESOURCES else "runtime_error"

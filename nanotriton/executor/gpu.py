@@ -186,7 +186,7 @@ def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: in
         for number in sorted(missing):
             kernel = plan.kernels[number]
             try:
-                binaries[kernel.key] = worker.gpu.binaries.get(kernel) or (yield from compile_one(job, worker, kernel))
+                binaries[kernel.key] = yield from compile_one(job, worker, kernel)
             except Fault as fault:
                 refused[number] = fault
         tried |= missing
@@ -200,16 +200,19 @@ def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: in
 
 def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
     """Compile kernels whose programs may meet in halves too, for runs in which one half ends before the other begins."""
-    plan, chosen, backend = runner.plan, runner.replay.chosen, runner.replay.backend
-    calls = [c for s in plan.steps for c in (s.alternatives[chosen.get(s.key, 0)] if isinstance(s, Choice) else [s]) if isinstance(c, Launch)]
+    plan, backend = runner.plan, runner.replay.backend
+    calls = plan.launches(runner.replay.chosen)
     for number in sorted({call.kernel for call in calls}):
         if may_meet(plan, number, calls):
             backend.halves[plan.kernels[number].key] = parts = half(plan.kernels[number], 0), half(plan.kernels[number], 1)
             for part in parts:
-                backend.binaries[part.key] = worker.gpu.binaries.get(part) or (yield from compile_one(job, worker, part))
+                backend.binaries[part.key] = yield from compile_one(job, worker, part)
 
 
 def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
+    """From the cache, or in a child. Raises Fault."""
+    if known := worker.gpu.binaries.get(kernel):
+        return known
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
     args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
     ended = yield Spawn("compile", args, limits)

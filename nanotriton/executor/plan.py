@@ -17,7 +17,9 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -135,12 +137,12 @@ class Plan:
 
     # -- what rules and verdicts ask ------------------------------------------------------------------------------
 
-    def flat_steps(self) -> list[Aten | Launch]:
-        """Every call in order, a choice standing for its first alternative."""
-        return [s for step in self.steps for s in (step.alternatives[0] if isinstance(step, Choice) else [step])]
+    def flat_steps(self, chosen: Mapping[int, int] = MappingProxyType({})) -> list[Aten | Launch]:
+        """Every call in order, a choice standing for the alternative that `chosen` has for its key, or its first."""
+        return [s for step in self.steps for s in (step.alternatives[chosen.get(step.key, 0)] if isinstance(step, Choice) else [step])]
 
-    def launches(self) -> list[Launch]:
-        return [step for step in self.flat_steps() if isinstance(step, Launch)]
+    def launches(self, chosen: Mapping[int, int] = MappingProxyType({})) -> list[Launch]:
+        return [step for step in self.flat_steps(chosen) if isinstance(step, Launch)]
 
     def nbytes(self, tensor: int) -> int:
         """Bytes a tensor's elements take (an expanded dimension counts once)."""

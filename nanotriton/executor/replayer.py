@@ -194,14 +194,13 @@ class Replay:
     def execute(self, skip_launch: int | range | None = None) -> None:
         """Second third: every step. This is what is timed."""
         launches, skipped = 0, skip_launch if isinstance(skip_launch, range) else (skip_launch,)
-        for step in self.plan.steps:
-            for call in step.alternatives[self.chosen.get(step.key, 0)] if isinstance(step, Choice) else [step]:
-                if isinstance(call, Aten):
-                    self._aten(call)
-                    continue
-                if launches not in skipped:
-                    self._launch(call)
-                launches += 1
+        for call in self.plan.flat_steps(self.chosen):
+            if isinstance(call, Aten):
+                self._aten(call)
+                continue
+            if launches not in skipped:
+                self._launch(call)
+            launches += 1
 
     def outputs(self) -> Any:
         """Last third: wait, check, and copy the answer out."""

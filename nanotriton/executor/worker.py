@@ -33,6 +33,7 @@ from nanotriton.tasks.task import Task
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 M_MMAP_THRESHOLD = -3  # malloc.h
 MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit into what a socket carries at once
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}  # or a task of gigabytes finds no room between parts of old blocks
 KEPT = 4  # of the tasks loaded, those that keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
 TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
@@ -265,7 +266,7 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
 
         recorder.uninstall()
         del os.environ["CUDA_VISIBLE_DEVICES"]
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:512"  # or a task of gigabytes finds no room between parts of old blocks
+        os.environ |= ALLOCATOR
         if options["visible"] is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
     try:
