@@ -16,11 +16,13 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bench import environment
+from bench.journal import write_json
 from nanotriton import config
 from nanotriton.executor import Executor
 from nanotriton.tasks.synthetic import generate
@@ -116,33 +118,34 @@ def started(cfg: Config, mode: str | None = None, policy: str = "strict", timed:
     return executor, round(time.perf_counter() - begun, 2)
 
 
-def run(cfg: Config) -> dict:
+def run(cfg: Config) -> Iterator[tuple[str, Any]]:
+    """What is found, by name, as it is found."""
     plain, dots = (candidates(tasks_of(cfg, dot, -(-cfg.n // EACH), 1), cfg.n) for dot in (False, True))
     groups = [(task, f"{source}\n# {i}\n") for task, source in plain[: cfg.n // 8] for i in range(8)]
     suite = [(case.task, re.sub(r"^# .*\n", "", case.source)) for case in read("honest")]
-    found: dict = {}
     executor, seconds = started(cfg)
     with executor:
-        found |= {"workers": executor.workers, "start_seconds": seconds}
+        yield from {"workers": executor.workers, "start_seconds": seconds}.items()
         for name, pairs in {"maps_and_reductions": plain, "dots": dots, "groups_of_8": groups, "suite": suite}.items():
-            found[name] = measure(executor, pairs)
+            yield name, measure(executor, pairs)
     if cfg.device == "cuda":
         with started(cfg, timed=True)[0] as executor:
-            found |= {"timed_maps_and_reductions": measure(executor, plain), "timed_dots": measure(executor, dots)}
+            yield "timed_maps_and_reductions", measure(executor, plain)
+            yield "timed_dots", measure(executor, dots)
     if cfg.fresh:
         with started(cfg, "process", "none")[0] as executor:
-            found["fresh_process_each"] = measure(executor, (plain[: cfg.fresh] + dots[: cfg.fresh])[::2])
-    return found
+            yield "fresh_process_each", measure(executor, (plain[: cfg.fresh] + dots[: cfg.fresh])[::2])
 
 
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
     load = round(os.getloadavg()[0], 2)
-    results = {"command": " ".join(["python -m bench.executor_throughput", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device}, "load": load, **run(cfg)}
-    text = json.dumps(results, indent=2)
-    print(text)
-    if cfg.out:
-        Path(cfg.out).write_text(text + "\n")
+    results = {"command": " ".join(["python -m bench.executor_throughput", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device}, "load": load}
+    for name, value in run(cfg):
+        results[name] = value
+        print(f"{name}: {json.dumps(value, indent=2)}", flush=True)
+        if cfg.out:
+            write_json(cfg.out, results)
     sets = [v for v in results.values() if isinstance(v, dict) and "statuses" in v]
     return 0 if all(set(s["statuses"]) <= {"correct", "unsupported"} for s in sets) else 1
 

@@ -58,6 +58,16 @@ def at_level(executor: Executor, wanted: int) -> int | None:
     return None
 
 
+def test_close_returns_when_every_process_is_gone():
+    executor = Executor(workers=1)
+    future = executor.submit(TASK, HANGING)
+    wait_for(lambda: at_level(executor, 3), "a child")
+    groups = list(executor._groups)
+    executor.close()
+    assert not any(map(processes, groups))
+    assert future.result(timeout=1).status == "infra_error"
+
+
 @pytest.fixture(scope="module")
 def executor():
     with Executor(workers=1, seed=0, timeout=30.0) as executor:

@@ -1,6 +1,7 @@
 """The sandbox denies what it says it denies, to code that runs inside it."""
 
 import faulthandler
+import getpass
 import json
 import os
 import select
@@ -165,6 +166,9 @@ def test_environment_is_scrubbed(tmp_path, monkeypatch):
     found = confined(tmp_path, lambda: dict(os.environ))
     assert "HF_TOKEN" not in found
     assert found["HOME"] == str(tmp_path / "job")
+    monkeypatch.delenv("USER", raising=False)
+    monkeypatch.delenv("LOGNAME", raising=False)
+    assert confined(tmp_path, getpass.getuser) == "candidate"  # which would else look for /etc/passwd
 
 
 def test_a_process_dies_with_its_parent(tmp_path):

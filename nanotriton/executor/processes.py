@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import mmap
 import os
 import shutil
@@ -21,6 +22,7 @@ from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
 REPLAYERS = 8  # workers on one GPU, at most: a candidate takes one 50 ms of CPU there, so four end at 70 a second
 REFERENCES = 64  # tasks that a worker keeps loaded
 PREFIX = "nanotriton-executor-"
+ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
 
@@ -77,7 +79,6 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
     ours, theirs = pair()
     env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
-    env |= {"USER": "candidate"}  # torch._dynamo asks whose it is, and in a sandbox there is no file of users
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": root, "TMPDIR": root}
     env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if flavour == "cuda":
@@ -137,10 +138,23 @@ def make_root() -> tuple[str, int]:
 
 
 def end_processes(groups: list[int], root: str) -> None:
-    """Kill every process of these groups and remove the folder."""
+    """Kill every process of these groups, wait until what they held of a GPU is free again, and remove the folder."""
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(group, 0)
+    due = time.monotonic() + ENDING
+    while groups and any_left(set(groups)) and time.monotonic() < due:
+        time.sleep(0.01)
     remove_folder(root)
+
+
+def any_left(groups: set[int]) -> bool:
+    """Whether a thread of these process groups still holds memory or files. One that nobody has reaped yet (a zombie) holds none."""
+    for stat in glob.iglob("/proc/[0-9]*/task/*/stat"):
+        with contextlib.suppress(OSError), open(stat, encoding="utf-8", errors="replace") as file:
+            state, _, group = file.read().rsplit(")", 1)[1].split()[:3]
+            if state not in "ZX" and int(group) in groups:
+                return True
+    return False

@@ -233,7 +233,8 @@ def enter(
     for name in set(os.environ) - {"PATH", "LD_LIBRARY_PATH", "LANG", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"}:
         del os.environ[name]
     os.environ.update(HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache"))
-    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    # torch._dynamo asks whose process it is, and the system's file of users is not to be read.
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", USER="candidate")
     tempfile.tempdir = None  # as the environment says now: this process remembers its ancestor's
     set_limits(limits)
     drop_capabilities()
