@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
         results[name] = value
         print(f"{name}: {json.dumps(value, indent=2)}", flush=True)
         if cfg.out:
-            write_json(cfg.out, results)
+            write_json(Path(cfg.out), results)
     sets = [v for v in results.values() if isinstance(v, dict) and "statuses" in v]
     return 0 if all(set(s["statuses"]) <= {"correct", "unsupported"} for s in sets) else 1
 

@@ -117,6 +117,30 @@ def test_a_tie_that_float64_breaks_the_other_way_does_not_count():
         compare(torch.tensor([4, 2]), Answer(own, exact, None, []))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_pieces_haste_and_holes_change_no_verdict(seed, monkeypatch):
+    """One piece or many, in a hurry or not, with the values that are not finite left out or not there: the same."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda: torch.randn(100, generator=generator, dtype=torch.float64)
+    exact = normal() * 10.0 ** (seed % 5 - 2)
+    dtype = (torch.float32, torch.float16, torch.float64)[seed % 3]
+    own, got = exact.to(dtype), (exact * (1 + normal() * 10.0 ** -(seed % 8))).to(dtype)
+
+    def judged(got, own, exact, hurry=False):
+        try:
+            return compare(got, Answer(own, exact, None, []), hurry)
+        except Fault as fault:
+            return "wrong" if hurry else str(fault)
+
+    whole = judged(got, own, exact)
+    with_hole = [torch.cat([t, torch.tensor([float("-inf")], dtype=t.dtype)]) for t in (got, own, exact)]
+    masked = judged(*with_hole)
+    assert masked == whole.replace("of 100", "of 101") if isinstance(whole, str) else masked == pytest.approx(whole)
+    monkeypatch.setattr("nanotriton.executor.compare.CHUNK", 17)
+    assert judged(got, own, exact) == (whole if isinstance(whole, str) else pytest.approx(whole))
+    assert (judged(got, own, exact, hurry=True) == "wrong") == isinstance(whole, str)
+
+
 def test_the_message_says_where_and_how_much():
     own = torch.zeros(4, 5)
     own[2, 3] = 7.5
@@ -266,6 +290,19 @@ def test_weights_at_their_initial_values_are_moved():
         settled(by_hand)  # what was moved stays
     assert torch.equal(by_hand.scale, reference.build(5).norm.weight)
     assert torch.equal(by_hand.gamma.view(33), by_hand.scale) and torch.equal(by_hand.beta, reference.build(5).norm.bias)
+
+
+def test_memory_that_a_constructor_has_not_filled_yet_is_no_constant(monkeypatch):
+    """torch.empty is zeros as often as not: a layer of gigabytes would get noise that its own initialisation overwrites."""
+    looked = []
+    monkeypatch.setattr(draws, "BLANK", 4)
+    monkeypatch.setattr(draws, "constant", lambda t: looked.append(t.shape) or 0.0)
+    with draws.moved_constants(5) as settled:
+        layer = torch.nn.Linear(8, 8)
+        assert looked == []
+        layer.first, layer.second = torch.nn.Parameter(torch.empty(3).fill_(1)), torch.nn.Parameter(torch.zeros(3))
+        assert looked == [(3,), (3,)]
+        assert settled(layer).weight.abs().max() > 1 / 8**0.5 and looked[2:]  # what is a constant in the end is moved in the end
 
 
 def test_what_a_constructor_makes_of_a_parameter_is_no_longer_that_of_it():

@@ -14,7 +14,7 @@ An answer without a float64 twin (the task insists on a dtype) is judged against
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -120,16 +120,17 @@ class Answer:
     exact: object | None
     inputs_exact: list | None
     inputs: list | None
+    scales: dict[str, "Scale"] = field(default_factory=dict, repr=False)  # of outputs that something was compared with
 
 
-def compare(got, answer: Answer) -> float:
-    """The worst error over the RMS; raises Fault if the tree `got` is not the answer."""
+def compare(got, answer: Answer, hurry: bool = False) -> float:
+    """The worst error over the RMS; raises Fault if the tree `got` is not the answer. hurry: as soon as that is plain, without saying where."""
     same_structure(got, answer.own)
     exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
     worst = 0.0
     for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
         if isinstance(own, torch.Tensor):
-            worst = max(worst, compare_tensor(f"output{where}", g, own, exact.get(where)))
+            worst = max(worst, compare_tensor(f"output{where}", g, own, exact.get(where), answer.scales, hurry))
         elif isinstance(own, float):
             if not math.isclose(g, own, rel_tol=1e-5, abs_tol=1e-6) and not (math.isnan(g) and math.isnan(own)):
                 raise Fault("wrong_value", f"output{where} is {g}; the reference returns {own}")
@@ -138,7 +139,7 @@ def compare(got, answer: Answer) -> float:
     return worst
 
 
-def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:
+def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scales: dict[str, "Scale"], hurry: bool) -> float:
     """The worst error over the RMS of one output; raises Fault on another shape, dtype, or values out of tolerance."""
     if got.shape != own.shape:
         raise Fault("wrong_shape", f"{name} has shape {tuple(got.shape)}; the reference's is {tuple(own.shape)}")
@@ -147,87 +148,141 @@ def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch
     if exact is not None and exact.shape != own.shape:
         exact = None
     if own.is_complex():
-        return compare_tensor(name, *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)))
+        return compare_tensor(name, *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)), scales, hurry)
     if not own.is_floating_point():
         return compare_exactly(name, got, own, exact)
-    rms = root_mean_square(own, exact)
-    worst, earned, relative, counts = 0.0, 0.0, 0.0, [0, 0, 0, 0]
-    for _, g, o, w in chunks(got, own, exact):
-        finite, size = torch.isfinite(o), rms + w.abs()
-        alike = (g == o) | (g.isnan() & o.isnan())  # where the reference itself is not finite
-        error, own_error = (g - w).abs(), (o - w).abs()
-        coarse = (error > 0.1 * w.abs()) & (own_error < 0.01 * w.abs())
-        error = torch.where(finite, error, torch.where(alike, 0.0, math.inf))
-        own_error = torch.where(finite, own_error / size, 0.0)
-        found = [error.max() / rms, own_error.max(), torch.where(finite, error / size, error).nan_to_num(math.inf).max()]
-        found += [x.sum().double() for x in (~torch.isfinite(g) & finite, ~alike, coarse, w != 0)]
-        found = torch.stack(found).tolist()  # one wait for the GPU
-        worst, earned, relative = max(worst, found[0]), max(earned, found[1]), max(relative, found[2])
-        counts = [n + int(m) for n, m in zip(counts, found[3:], strict=True)]
-    lost, different, coarse, nonzero = counts
-    if lost:
-        raise Fault("not_finite", f"{name}: {lost} of {own.numel()} values are NaN or infinite")
-    if own.itemsize == 1 and different > 16 + own.numel() / 8:  # one step of float8 is so large that only few elements may be one off
-        raise wrong_values(name, got, own, exact, rms, 1e-3, worst)
-    floor, slack = FLOOR.get(own.dtype, 0.3), SLACK.get(own.dtype, 3.0)
-    tolerance = 4 * floor if exact is None else max(floor, slack * earned)
-    if relative > tolerance:
-        raise wrong_values(name, got, own, exact, rms, tolerance, worst)
-    if exact is not None and relative > floor and (level := too_common(got, own, exact, rms, floor, slack, earned)):
-        raise wrong_values(name, got, own, exact, rms, level, worst)
-    if exact is not None and coarse > 16 + nonzero / 4:
-        raise ValueFault(f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be", worst)
-    return worst
+    if not own.numel():
+        return 0.0
+    if name not in scales:
+        scales[name] = scale_of(own, exact, masked=False)
+    found = measure(got, own, exact, scales[name], hurry)
+    if not found.clean and not scales[name].masked:
+        scales[name] = scale_of(own, exact, masked=True)
+        found = measure(got, own, exact, scales[name], hurry)
+    scale, right = scales[name], found.relative <= found.tolerance  # NaN is not
+    if hurry and not right:
+        raise ValueFault(f"{name} is wrong", found.worst)
+    if not math.isfinite(found.relative):
+        lost = sum(int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in chunks(got, own, None))
+        if lost:
+            raise Fault("not_finite", f"{name}: {lost} of {own.numel()} values are NaN or infinite")
+    if own.itemsize == 1:  # one step of float8 is so large that only few elements may be one off
+        different = sum(int((~((g == o) | (g.isnan() & o.isnan()))).sum()) for _, g, o, _, _ in chunks(got, own, None))
+        if different > 16 + own.numel() / 8:
+            raise wrong_values(name, got, own, exact, scale, 1e-3, found.worst)
+    if not right:
+        raise wrong_values(name, got, own, exact, scale, found.tolerance, found.worst)
+    if exact is not None and found.relative > scale.floor and (level := too_common(got, own, exact, scale, found.tolerance)):
+        raise wrong_values(name, got, own, exact, scale, level, found.worst)
+    few = 16 + found.nonzero / 4
+    if exact is not None and found.coarse > few:  # this many are off by a tenth: is the reference itself precise there?
+        off = lambda g, o, w: ((g - w).abs() > 0.1 * w.abs()) & ((o - w).abs() < 0.01 * w.abs())
+        coarse = sum(int(off(g, o, w).sum()) for _, g, o, w, _ in chunks(got, own, exact, scale.masked))
+        if coarse > few:
+            raise ValueFault(f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be", found.worst)
+    return found.worst
 
 
-def too_common(got, own, exact, rms: float, floor: float, slack: float, earned: float) -> float | None:
+@dataclass(frozen=True)
+class Scale:
+    """What the errors of one output are measured by: known of the reference alone, in tensors of one number, so that nothing waits for a GPU."""
+
+    rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
+    tolerance: torch.Tensor
+    nonzero: torch.Tensor  # how many values are not 0
+    clean: torch.Tensor  # whether all values are finite. If they are not, nothing above holds unless it is
+    masked: bool  # what is not finite is no number here: it is there, or it is not
+    floor: float
+
+
+def scale_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> Scale:
+    norms, counts = [], []
+    for _, _, o, w, finite in chunks(None, own, exact, masked):
+        norms.append(torch.stack([torch.linalg.vector_norm(w), torch.linalg.vector_norm(o)]))
+        counts.append(finite.sum().double() if masked else len(w))
+    norm, overall = torch.stack(norms).square_().sum(0).sqrt_().unbind()
+    rms = norm / sum(counts) ** 0.5
+    rms = torch.where(rms > 0, rms.nan_to_num(1.0, 1.0), 1.0)
+    earned, nonzero, floor = torch.zeros_like(rms), torch.zeros_like(rms), FLOOR.get(own.dtype, 0.3)
+    if exact is not None:
+        for _, _, o, w, _ in chunks(None, own, exact, masked):
+            earned = torch.maximum(earned, (o - w).abs_().div_(w.abs().add_(rms)).max())
+            nonzero += w.count_nonzero()
+    tolerance = torch.full_like(rms, 4 * floor) if exact is None else earned.mul_(SLACK.get(own.dtype, 3.0)).clamp_(min=floor)
+    return Scale(rms, tolerance, nonzero, torch.isfinite(norm + overall), masked, floor)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """A candidate's, and what is allowed."""
+
+    clean: float
+    tolerance: float
+    nonzero: float
+    worst: float  # over the RMS
+    relative: float  # the worst over RMS and the value itself; NaN or infinite where a value is not finite and should be, or the other way round
+    coarse: float  # how many values are off by more than a tenth of themselves
+
+
+def measure(got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool) -> Errors:
+    parts = []
+    for _, g, _, w, _ in chunks(got, own, exact, scale.masked):
+        error, size = (g - w).abs_(), w.abs()
+        coarse, worst = (error > 0.1 * size).sum(), error.max()
+        parts.append(torch.stack([worst, error.div_(size.add_(scale.rms)).max(), coarse.double()]))
+        if hurry and len(w) < own.numel() and not bool(parts[-1][1] <= scale.tolerance):
+            break
+    worst, relative, coarse = torch.stack(parts).unbind(1)
+    known = [scale.clean.double(), scale.tolerance, scale.nonzero.double()]
+    return Errors(*torch.stack([*known, worst.max() / scale.rms, relative.max(), coarse.sum()]).tolist())  # one wait for the GPU
+
+
+def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
     """An error that too many elements have, or None: more than 16, and eight times those where the reference's own dtype earns it.
 
     Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than float64, and one is enough for a
     tolerance of a whole step. It is meant for such elements, not for a candidate that leaves the step out everywhere.
     """
-    levels = [floor * 2.0**k for k in range(64) if floor * 2.0**k < slack * earned]
-    counts = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device)
-    for _, g, o, w in chunks(got, own, exact):
-        kept = torch.where(torch.isfinite(o), 1 / (rms + w.abs()), 0.0)
-        for row, error in enumerate(((g - w).abs() * kept, (o - w).abs() * kept * slack)):
+    levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
+    counts, slack = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device), SLACK.get(own.dtype, 3.0)
+    for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
+        size = w.abs().add_(scale.rms)
+        for row, error in enumerate(((g - w).abs_().div_(size), (o - w).abs_().div_(size).mul_(slack))):
             counts[row] += torch.stack([(error > level).sum() for level in levels])
     return next((level for level, theirs, reference in zip(levels, *counts.tolist(), strict=True) if theirs > 16 + 8 * reference), None)
 
 
-def wrong_values(name: str, got, own, exact, rms: float, tolerance: float, worst: float) -> ValueFault:
+def wrong_values(name: str, got, own, exact, scale: Scale, tolerance: float, worst: float) -> ValueFault:
     """The fault of an answer that is known to be out of tolerance: where first, and how often."""
     wrong, first = 0, None
-    for start, g, o, w in chunks(got, own, exact):
-        bad = torch.where(torch.isfinite(o), ~((g - w).abs() <= tolerance * (rms + w.abs())), ~((g == o) | (g.isnan() & o.isnan())))
+    for start, g, _, w, _ in chunks(got, own, exact, scale.masked):
+        bad = ~((g - w).abs_() <= w.abs().add_(scale.rms).mul_(tolerance))
         wrong += int(bad.sum())
         if first is None and bool(bad.any()):
-            at = int(bad.to(torch.uint8).argmax())
-            first = (start + at, float(g[at]), float(o[at]))
-    message = f"{name}{index(first[0], own.shape)} is {first[1]:.6g}; the reference says {first[2]:.6g} ({wrong} of {own.numel()} values differ)"
+            first = start + int(bad.to(torch.uint8).argmax())
+    values = [float(t.detach().reshape(-1)[first]) for t in (got, own)]
+    message = f"{name}{index(first, own.shape)} is {values[0]:.6g}; the reference says {values[1]:.6g} ({wrong} of {own.numel()} values differ)"
     return ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
 
 
-def chunks(got, own, exact):
-    """(start, got, own, float64 answer) in flat float64 pieces, so that a large answer costs little memory.
+def chunks(got, own, exact, masked: bool = False):
+    """(start, got, own, float64 answer, None) in flat float64 pieces, so that a large answer costs little memory.
 
-    Where only the float64 answer is not finite, it is the own one.
+    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the same; where only the float64
+    answer is not finite, it is the own one. In place of None: where the own answer is finite.
     """
-    flat, size = [t.detach().reshape(-1) for t in (got, own, own if exact is None else exact)], CHUNK if own.device.type == "cpu" else GPU_CHUNK
+    flat = [None if t is None else t.detach().reshape(-1) for t in (got, own, exact)]
+    size = CHUNK if own.device.type == "cpu" else GPU_CHUNK
     for start in range(0, own.numel(), size):
-        g, o, w = (t[start : start + size].double() for t in flat)
-        yield start, g, o, torch.where(torch.isfinite(w), w, o) if exact is not None else w
-
-
-def root_mean_square(own: torch.Tensor, exact: torch.Tensor | None) -> float:
-    """Of the answer's finite values; 1 if that is 0 or too large."""
-    sums = [0.0, 0.0]
-    for _, _, _, w in chunks(own, own, exact):
-        finite = torch.isfinite(w)
-        found = torch.stack([torch.where(finite, w, 0.0).square().sum(), finite.sum().double()]).tolist()
-        sums = [a + b for a, b in zip(sums, found)]
-    rms = math.sqrt(sums[0] / max(sums[1], 1.0))
-    return rms if 0 < rms < math.inf else 1.0
+        g, o, w = (None if t is None else t[start : start + size].double() for t in flat)
+        w, finite = o if w is None else w, None
+        if masked:
+            finite = torch.isfinite(o)
+            w = torch.where(finite, torch.where(torch.isfinite(w), w, o), 0.0)
+            if g is not None:
+                g = torch.where(finite, g, torch.where((g == o) | (g.isnan() & o.isnan()), 0.0, math.inf))
+            o = torch.where(finite, o, 0.0)
+        yield start, g, o, w, finite
 
 
 def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:

@@ -28,6 +28,7 @@ CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
 NUMBERS = ("full", "full_like", "tensor", "from_numpy", "arange", "linspace")
 HOLES = {"holes": math.nan, "infinite": math.inf}
 LARGE, SMALL = 64.0, 1 / 64
+BLANK = 1 << 20  # bytes of fresh memory that are not looked at before they are filled: it takes seconds for gigabytes
 FILLERS = ("uniform_", "normal_", "exponential_")
 
 
@@ -196,6 +197,14 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
     """
     registered: dict[int, tuple[object, bool]] = {}  # address of a storage: who keeps it alive, whether it is a buffer's
     moved: dict[int, torch.Tensor] = {}  # by address, and kept alive, so that no other takes its place
+    blank: dict[int, object] = {}  # large storages that torch.empty made, likewise: zeros as often as not, and no constant that anybody chose
+    finished = False
+
+    def empty(*args, **kwargs):
+        t = make(*args, **kwargs)
+        if not finished and t.nbytes >= BLANK:
+            blank[t.untyped_storage().data_ptr()] = t.untyped_storage()
+        return t
 
     def move(t: torch.Tensor, buffer: bool = False) -> bool:
         if type(t) not in (torch.Tensor, nn.Parameter) or not t.is_floating_point() or not t.numel() or t.is_meta:
@@ -204,7 +213,7 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
         if value is None or (buffer and not bool((t.detach() == value).all() and value in (0.0, 1.0))):
             return False
         generator = torch.Generator().manual_seed(seed_from("constant", seed, t.numel(), value))
-        noise = torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
+        noise = make(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
         if value not in (0.0, 1.0):  # a scale, a slope, a temperature: it keeps its sign
             noise = noise * value if abs(value) > 0.25 else noise.abs() * (1 if value > 0 else -1)
         with torch.no_grad():
@@ -223,19 +232,22 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
     def filling(original):  # weight.data.zero_(), running_var.fill_(1)
         def fill(tensor, *args, **kwargs):
             result = original(tensor, *args, **kwargs)
-            if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() == tensor.nbytes:
-                _, buffer = registered.get(tensor.untyped_storage().data_ptr(), (None, None))
-                if buffer is not None:
+            if tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                blank.pop(storage.data_ptr(), None)
+                _, buffer = registered.get(storage.data_ptr(), (None, None))
+                if buffer is not None and storage.nbytes() == tensor.nbytes:
                     move(tensor, buffer)
             return result
 
         return fill
 
-    register, keep = nn.Module.register_parameter, nn.Module.register_buffer
+    register, keep, make = nn.Module.register_parameter, nn.Module.register_buffer, torch.empty
 
     def register_parameter(self, name, param):
         if param is not None:
-            move(param)
+            if param.untyped_storage().data_ptr() not in blank:
+                move(param)
             registered[param.data_ptr()] = param, False
         register(self, name, param)
 
@@ -247,6 +259,9 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
         keep(self, name, tensor, *args, **kwargs)
 
     def settled(model):
+        nonlocal finished
+        finished = True
+        blank.clear()
         for param in model.parameters() if isinstance(model, nn.Module) else ():
             if param.data_ptr() not in moved or constant(param.detach()) in (0.0, 1.0):
                 move(param)
@@ -254,7 +269,7 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
 
     fillers = [(nn.init, name, initialising(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_", "eye_", "dirac_")]
     fillers += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in ("zero_", "fill_")]
-    with patched([*fillers, (nn.Module, "register_parameter", register_parameter), (nn.Module, "register_buffer", register_buffer)]):
+    with patched([*fillers, (torch, "empty", empty), (nn.Module, "register_parameter", register_parameter), (nn.Module, "register_buffer", register_buffer)]):
         yield settled
 
 

@@ -77,7 +77,7 @@ class Reference:
     """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question."""
 
     def __init__(self, task: Task, device: str = "cpu"):
-        self.task, self.device = task, torch.device(device)
+        self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
@@ -85,20 +85,21 @@ class Reference:
         self.kinds: frozenset[str] = frozenset(["plain"])
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
-            self.has_weights = bool(self.weights(0))
+            self.has_weights = bool(self.weights(self.seed))
             self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
             self.described_init = wire.describe(self.init_arguments(0))[0]
         self.calibrate()
 
     # ---- what a trial is made of ----
 
-    def on_device(self):
+    def default_device(self):
         """Tensors are made on the device by default (on the CPU they are anyway, and the mode costs time)."""
         return self.device if self.device.type != "cpu" else contextlib.nullcontext()
 
     def build(self, seed: int) -> torch.nn.Module:
-        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. Then it goes to its device."""
-        return to_device(copy.deepcopy(self.on_host(seed)), self.device)
+        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy goes to its device."""
+        host = self.on_host(seed)
+        return copy.deepcopy(host, {} if self.device.type == "cpu" else replicas(host, self.device))
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
@@ -136,7 +137,7 @@ class Reference:
         return self.arguments("get_init_inputs")
 
     def inputs(self, kind: str, seed: int) -> list:
-        with self.on_device(), draws.stressed(kind, seed):
+        with self.default_device(), draws.stressed(kind, seed):
             draws.seed_everything(seed)
             return self.arguments("get_inputs")
 
@@ -150,7 +151,7 @@ class Reference:
     def run(self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()) -> object:
         """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
         model = self.build(weights)
-        with torch.no_grad(), self.on_device(), watched:
+        with torch.no_grad(), self.default_device(), watched:
             draws.seed_everything(weights if noise is None else noise)
             return model(*inputs)
 
@@ -163,7 +164,7 @@ class Reference:
         own = self.run(inputs, weights)
         kept = inputs if keep_inputs else None
         del inputs
-        with torch.no_grad(), self.on_device():
+        with torch.no_grad(), self.default_device():
             exact, exact_inputs = in_float64(self.build(weights), self.inputs(kind, seed), weights)
         return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
 
@@ -174,7 +175,7 @@ class Reference:
 
         One draw after another, so that a task of many gigabytes never has two of them in memory.
         """
-        seed, fakes = seed_from("calibrate", self.task.key), Fakes(self)
+        seed, fakes = self.seed, Fakes(self)
         with excused("on its own inputs"):
             for s in (seed, seed + 1):
                 inputs = self.inputs("plain", s)
@@ -242,13 +243,15 @@ def trainable(model: torch.nn.Module) -> bool:
     return not stale and any(p.is_floating_point() and p.numel() > 1 for p in model.parameters())
 
 
-def to_device(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """`model.to(device)`, and the tensors too that are plain attributes of it."""
-    model = model.to(device)
+def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
+    """What copy.deepcopy shall put in place of a module's tensors, by id: them on the device, also those that are plain attributes."""
+    found: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        attributes = vars(module)
-        attributes.update({name: t.to(device) for name, t in attributes.items() if isinstance(t, torch.Tensor)})
-    return model
+        for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(t, torch.Tensor) and id(t) not in found:
+                there = t.detach().to(device)
+                found[id(t)] = torch.nn.Parameter(there, t.requires_grad) if isinstance(t, torch.nn.Parameter) else there
+    return found
 
 
 class Computing(TorchDispatchMode):
@@ -303,7 +306,7 @@ def identical(a, b) -> bool:
 
 def passes(got, answer: Answer) -> bool:
     try:
-        compare(got, answer)
+        compare(got, answer, hurry=True)
     except Fault:
         return False
     return True
