@@ -1,7 +1,10 @@
 """What of the CUDA path needs no GPU: packing arguments, dropping configurations, the clock's statistics, the floor's probe."""
 
 import contextlib
+import fcntl
+import os
 import struct
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +33,51 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert [int.from_bytes(p, "little") for p in packed[:6]] == want
     assert packed[6:10] == [struct.pack("<e", 1.5), b"\xc0\x3f", struct.pack("<f", float("inf")), struct.pack("<d", 0.1)]
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
+
+
+def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path):
+    """One worker's judgement is long, another's stopwatch waits: it has the GPU alone at the next pause, and not before."""
+
+    def locks() -> gpu.Gpu:
+        one = gpu.Gpu.__new__(gpu.Gpu)
+        one.lost, one._is_quiet = True, False  # it has no memory to look after
+        one._turn, one._room = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("turn", "room"))
+        return one
+
+    judging, timing_, order = locks(), locks(), []
+
+    def time_it():
+        with timing_.busy():
+            busy.set()
+            with timing_.quiet():
+                timing_.pause()  # of no effect: it stays quiet
+                order.append("timed")
+
+    busy, thread = threading.Event(), threading.Thread(target=time_it)
+    with judging.busy():
+        thread.start()
+        busy.wait()
+        while not _is_locked(judging._turn):  # until it asks for quiet
+            pass
+        order.append("first trial")
+        judging.pause()
+        order.append("second trial")
+    thread.join()
+    assert order == ["first trial", "timed", "second trial"]
+    for one in (judging, timing_):
+        os.close(one._turn), os.close(one._room)
+
+
+def _is_locked(fd: int) -> bool:
+    """Whether somebody else holds this file's lock."""
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(other)
 
 
 def test_too_few_or_other_arguments_never_reach_the_driver():

@@ -202,6 +202,7 @@ def alike(one: Plan, other: Plan) -> bool:
 
 def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
     """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the GPU alone."""
+    worker.pause()
     try:
         with worker.room(reference), worker.stage(stage, limit):
             return work()

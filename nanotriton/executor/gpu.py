@@ -51,6 +51,7 @@ class Gpu:
         self.lost = False  # the context: this process must end
         self.times = f"{folder}-times"  # what is known of tasks, for all workers of this executor
         self._watch: Stopwatch | None = None
+        self._is_quiet = False
         folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
         os.makedirs(folder, mode=0o700, exist_ok=True)
         name = os.path.join(folder, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
@@ -95,15 +96,24 @@ class Gpu:
     @contextmanager
     def busy(self):
         """Work that may share the GPU with other workers', but not with a stopwatch. Who waits for quiet goes first."""
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
-        fcntl.flock(self._room, fcntl.LOCK_SH)
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        self._enter()
         try:
             yield
             if not self.lost and torch.cuda.memory_reserved() > WIPED:
                 self.clear()  # for the others, until this worker's next turn
         finally:
             fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    def _enter(self) -> None:
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        fcntl.flock(self._room, fcntl.LOCK_SH)
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def pause(self) -> None:
+        """Within `busy`: let those go first who wait for quiet. A stopwatch of 10 ms should not wait for a candidate's whole judgement."""
+        if not self._is_quiet:
+            fcntl.flock(self._room, fcntl.LOCK_UN)
+            self._enter()
 
     def clear(self) -> None:
         """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
@@ -125,9 +135,11 @@ class Gpu:
         fcntl.flock(self._room, fcntl.LOCK_UN)  # first, or two that want quiet wait for each other
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         fcntl.flock(self._room, fcntl.LOCK_EX)
+        self._is_quiet = True
         try:
             yield
         finally:
+            self._is_quiet = False
             fcntl.flock(self._room, fcntl.LOCK_SH)
             fcntl.flock(self._turn, fcntl.LOCK_UN)
 

@@ -74,9 +74,13 @@ def excused(doing: str):
 
 
 class Reference:
-    """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question."""
+    """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question.
 
-    def __init__(self, task: Task, device: str = "cpu"):
+    pause: called between two computations of the reference.
+    """
+
+    def __init__(self, task: Task, device: str = "cpu", pause: Callable[[], None] = lambda: None):
+        self.pause = pause
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
@@ -160,6 +164,7 @@ class Reference:
 
         Inputs are drawn for each anew: nobody else has had a chance to write to them, and no copy is held. `keep_inputs`: as they are afterwards.
         """
+        self.pause()
         inputs = self.inputs(kind, seed)
         own = self.run(inputs, weights)
         kept = inputs if keep_inputs else None

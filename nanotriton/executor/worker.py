@@ -31,6 +31,7 @@ from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_fo
 from nanotriton.tasks.task import Task
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
+DAY = 86400.0  # seconds
 M_MMAP_THRESHOLD = -3  # malloc.h
 MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}  # or a task of gigabytes finds no room between parts of old blocks
@@ -154,13 +155,19 @@ class Worker:
     def load(self, task: Task) -> Reference | Fault:
         try:
             with self.stage("task", self.patience):
-                return Reference(task, self.device)
+                return Reference(task, self.device, self.pause)
         except Fault as fault:
             return Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
 
     def room(self, reference: Reference):
         """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
         return self.gpu.alone() if self.gpu is not None and self.gpu.crowded(self.job, reference) else contextlib.nullcontext()
+
+    def pause(self) -> None:
+        """Let other workers time what they have, if they wait for it. It counts for no other stage, and has no end of its own: theirs have."""
+        if self.gpu is not None:
+            with self.stage("wait", DAY):
+                self.gpu.pause()
 
     # ---- the loop ----
 
