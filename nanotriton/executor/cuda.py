@@ -74,7 +74,7 @@ class CudaBackend:
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         """args: (Triton's type, value), addresses in place. The packed launch is kept for the next run: the arena doesn't move."""
         try:
-            halves = self.halves.get(kernel.key) if self.order and self.halves else None  # a key costs a pass over the TTIR, and few kernels have halves
+            halves = self.halves.get(kernel.key) if self.order else None
             for part in self.order if halves else (None,):
                 which = id(call), part
                 if which not in self.prepared:

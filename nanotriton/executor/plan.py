@@ -82,13 +82,13 @@ class Kernel:
     options: dict[str, Any]  # OPTIONS' keys, all of them
     signature: list[tuple[str, int]] = field(default_factory=list, compare=False)  # (TTIR type, divisibility), from the text
 
-    @property
+    @functools.cached_property
     def bare(self) -> str:
         """What is compiled: the text without locations, so that the same kernel elsewhere in a file is the same kernel, and without
         device_print, which computes nothing and on a GPU writes to the console of whoever judges."""
         return re.sub(r"^#loc.*\n|^ *tt\.print .*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)", "", self.ttir, flags=re.MULTILINE)
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """Names the cubin: the bare text and the options decide it."""
         return digest((self.bare + json.dumps(self.options, sort_keys=True)).encode())
