@@ -88,6 +88,8 @@ def measure(executor: Executor, pairs: Pairs) -> dict:
     each = lambda counter: {name: round(1000 * value / len(pairs), 2) for name, value in counter.items()}
     rate = len(pairs) / seconds
     result = {"candidates": len(pairs), "seconds": round(seconds, 3), "per_second": round(rate, 1), "statuses": dict(Counter(v.status for v in verdicts))}
+    if wrong := [f"{task.name}: {v.status} at {v.stage}: {v.message}" for (task, _), v in zip(pairs, verdicts, strict=True) if not v.correct]:
+        result["not_correct"] = wrong
     if floor := cpu[LEVELS[3]] / len(pairs) / len(os.sched_getaffinity(0)):
         result |= {"floor_per_second": round(1 / floor, 1), "of_floor": round(rate * floor, 3)}
     return result | {"stage_wall_ms": each(stages), "cpu_ms": each(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2)}

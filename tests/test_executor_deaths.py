@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from nanotriton.executor import Executor, probe, sandbox
+from nanotriton.executor.candidate import check_ended, not_its_own
+from nanotriton.executor.compare import Fault
 from nanotriton.executor.zygote import BEACON, Zygote
 from nanotriton.tasks.task import Task
 
@@ -187,3 +189,28 @@ def test_a_zygote_kills_what_its_children_leave(tmp_path):
     finally:
         zygote.sock.close()
         os.waitpid(zygote.pid, 0)
+
+
+def hang(report, fds, folder, args):
+    if args["begin"]:
+        report.begin()
+    report.stage("start")  # what a child says of its stage it may take back, not the seal
+    while True:
+        select.select([], [], [])
+
+
+@pytest.mark.parametrize("begin", [False, True])
+def test_what_ends_before_its_candidate_begins_is_our_failure(tmp_path, begin):
+    (tmp_path / "job").mkdir()
+    zygote, limits = Zygote({"hang": hang}, sandbox.readable_paths()), sandbox.Limits(seconds=0.5)
+    try:
+        zygote.spawn("hang", str(tmp_path / "job"), {"begin": begin}, limits)
+        assert zygote.event() is None
+        ended = zygote.event()
+    finally:
+        zygote.sock.close()
+        os.waitpid(zygote.pid, 0)
+    assert ended.begun == begin and not_its_own(ended) != begin
+    with pytest.raises(Fault) as fault:
+        check_ended(ended, limits)
+    assert fault.value.status == ("timeout" if begin else "infra_error")

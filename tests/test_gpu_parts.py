@@ -35,13 +35,13 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
-def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path):
+def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch):
     """One worker's judgement is long, another's stopwatch waits: it has the GPU alone at the next pause, and not before."""
 
     def locks() -> gpu.Gpu:
         one = gpu.Gpu.__new__(gpu.Gpu)
-        one.lost, one._is_quiet = True, False  # it has no memory to look after
-        one._turn, one._room = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("turn", "room"))
+        one.lost = True  # it has no memory to look after
+        one._open_locks(str(tmp_path / "gpu"))
         return one
 
     judging, timing_, order = locks(), locks(), []
@@ -64,8 +64,32 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path):
         order.append("second trial")
     thread.join()
     assert order == ["first trial", "timed", "second trial"]
+    order.clear()
+
+    def take_all():
+        with timing_.busy():
+            busy.set()
+            with timing_.alone():
+                with timing_.quiet():
+                    pass
+                order.append("alone")
+
+    monkeypatch.setattr(gpu.Gpu, "clear", lambda self: None)
+    busy.clear()
+    thread = threading.Thread(target=take_all)
+    with judging.busy():
+        thread.start()
+        busy.wait()
+        while not _is_locked(judging._memory_turn):
+            pass
+        judging.pause()  # what it has in memory stays there meanwhile
+        with judging.quiet():
+            order.append("done")
+    thread.join()
+    assert order == ["done", "alone"]
     for one in (judging, timing_):
-        os.close(one._turn), os.close(one._room)
+        for fd in (one._turn, one._room, one._memory_turn, one._memory):
+            os.close(fd)
 
 
 def _is_locked(fd: int) -> bool:

@@ -70,8 +70,15 @@ def check_rules(job: Job) -> None:
         raise Fault(violation.status, str(violation))
 
 
+def not_its_own(ended: Ended) -> bool:
+    """Whether a child ended of something else than its candidate: before that began, or by somebody else's kill -9 (the kernel's, for want of memory)."""
+    return ended.header is None and (not ended.begun or (ended.signal == 9 and not ended.killed))
+
+
 def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()) -> dict:
     """A child's own answer, or Fault if it left none or says that the candidate failed (with one of CHILD_STATUSES and `also`)."""
+    if not ended.begun and ended.header is None:
+        raise Fault("infra_error", f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}")
     if ended.killed == "timeout":
         raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
     if ended.killed == "output_limit" or ended.signal == 25:
@@ -104,7 +111,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed, "known": known, "buffers": sorted(reference.moved_buffers)}
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
-    if ended.signal == 9 and not ended.killed:  # somebody else's kill -9, or the kernel's for want of memory: once more
+    if not_its_own(ended):
         ended = yield Spawn("record", args, limits)
     worker.add_child("record", ended)
     check_ended(ended, limits)

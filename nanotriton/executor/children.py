@@ -38,6 +38,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     report.stage("record")
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
+    report.begin()
     try:
         with draws.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
             plan = recorder.record(
@@ -54,6 +55,7 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
     A job: name, ttir, options, of a validated plan, and seconds: an alarm ends the server if the compiler takes longer, also while
     its worker is busy. The answer's payload is a Binary.
     """
+    report.begin()
     sock = socket.socket(fileno=fds[0])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     while True:
@@ -107,6 +109,7 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
         # scratch memory for kernels that make descriptors, as a replay gives it
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
+    report.begin()
     try:
         report.stage("import")
         module = load(path)

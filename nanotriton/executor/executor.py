@@ -175,7 +175,7 @@ class Executor:
     def _wanted(self, flavour: str) -> tuple[int, int]:
         """(workers, candidates that each has in flight). Few share a GPU; their children use the cores."""
         if flavour != "gpu":
-            return self.workers, self.depth
+            return self.workers, 1 if flavour == "cuda" else self.depth  # the driver makes one context after another
         count = min(REPLAYERS, -(-self.workers // 2))
         return count, max(self.depth, -(-self.workers // count) + 2)
 

@@ -51,11 +51,20 @@ class Gpu:
         self.lost = False  # the context: this process must end
         self.times = f"{folder}-times"  # what is known of tasks, for all workers of this executor
         self._watch: Stopwatch | None = None
-        self._is_quiet = False
         folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
         os.makedirs(folder, mode=0o700, exist_ok=True)
         name = os.path.join(folder, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
-        self._turn, self._room = (os.open(name + end, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600) for end in (".turn", ".room"))
+        self._open_locks(name)
+
+    def _open_locks(self, name: str) -> None:
+        """Two locks, each with another that decides whose turn it is, so that who wants one alone is not passed over for ever.
+
+        room: held shared while the GPU may be used, alone by a stopwatch. memory: held shared while tensors may lie there, through all pauses,
+        and alone by who needs the memory of all.
+        """
+        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
+        self._turn, self._room, self._memory_turn, self._memory = (os.open(f"{name}.{lock}", flags, 0o600) for lock in ("turn", "room", "memory-turn", "memory"))
+        self._is_quiet = False
 
     def own(self, runner: "GpuRunner | None") -> None:
         """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""
@@ -95,7 +104,10 @@ class Gpu:
 
     @contextmanager
     def busy(self):
-        """Work that may share the GPU with other workers', but not with a stopwatch. Who waits for quiet goes first."""
+        """Work that may share the GPU with other workers', but not with a stopwatch, nor with what needs all memory."""
+        fcntl.flock(self._memory_turn, fcntl.LOCK_EX)
+        fcntl.flock(self._memory, fcntl.LOCK_SH)
+        fcntl.flock(self._memory_turn, fcntl.LOCK_UN)
         self._enter()
         try:
             yield
@@ -103,8 +115,10 @@ class Gpu:
                 self.clear()  # for the others, until this worker's next turn
         finally:
             fcntl.flock(self._room, fcntl.LOCK_UN)
+            fcntl.flock(self._memory, fcntl.LOCK_UN)
 
     def _enter(self) -> None:
+        """Compute beside others that do. Who waits for quiet goes first."""
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         fcntl.flock(self._room, fcntl.LOCK_SH)
         fcntl.flock(self._turn, fcntl.LOCK_UN)
@@ -124,14 +138,25 @@ class Gpu:
 
     @contextmanager
     def alone(self):
-        """Within `busy`: `quiet`, for work that needs the memory of all."""
+        """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
         self.clear()
-        with self.quiet():
-            yield
+        fcntl.flock(self._room, fcntl.LOCK_UN)
+        fcntl.flock(self._memory, fcntl.LOCK_UN)
+        fcntl.flock(self._memory_turn, fcntl.LOCK_EX)
+        fcntl.flock(self._memory, fcntl.LOCK_EX)
+        try:
+            with self.quiet():
+                yield
+        finally:
+            fcntl.flock(self._memory, fcntl.LOCK_SH)
+            fcntl.flock(self._memory_turn, fcntl.LOCK_UN)
 
     @contextmanager
     def quiet(self):
         """Within `busy`: no other worker uses this GPU meanwhile."""
+        if self._is_quiet:  # as who is alone is
+            yield
+            return
         fcntl.flock(self._room, fcntl.LOCK_UN)  # first, or two that want quiet wait for each other
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         fcntl.flock(self._room, fcntl.LOCK_EX)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from nanotriton.executor import draws, wire
-from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules
+from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules, not_its_own
 from nanotriton.executor.children import NO_ROOM
 from nanotriton.executor.compare import Fault, TaskFault, leaves
 from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
@@ -38,7 +38,7 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         for wait in WAITS:
             ended = yield Spawn("process", args | {"wait": wait}, limits, (fd,), options)
             crowded = worker.device != "cpu" and ended.header is not None and ended.header.get("status") == NO_ROOM
-            if not crowded and not (ended.signal == 9 and not ended.killed):  # as in candidate.record
+            if not crowded and not not_its_own(ended):
                 break
     finally:
         os.close(fd)

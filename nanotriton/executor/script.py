@@ -84,6 +84,7 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
     path, printed = str(Path(folder, "candidate.py")), io.StringIO()
     report.stage(args["how"])
+    report.begin()
     try:
         with contextlib.redirect_stdout(printed):
             if args["how"] == "record":
@@ -119,7 +120,7 @@ def run_file(path: str) -> Any:
 def script_mode(job, worker) -> Generator:
     """One file to its end, its answer written to the executor's folder. Raises Fault if it does not get there."""
     from nanotriton.executor import wire
-    from nanotriton.executor.candidate import Spawn, check_ended, check_rules
+    from nanotriton.executor.candidate import Spawn, check_ended, check_rules, not_its_own
     from nanotriton.executor.compare import Fault
     from nanotriton.executor.process import confinement
     from nanotriton.executor.sandbox import Limits
@@ -132,7 +133,7 @@ def script_mode(job, worker) -> Generator:
         how, (limits, options) = "run", confinement(job, worker.device, ANSWER_BYTES)
     ended: Ended = yield Spawn("script", {"how": how}, limits, (), options)
     waited = ended.killed == "timeout" and ended.cpu < job.timeout / 2  # for the machine more than for itself
-    if waited or (ended.signal == 9 and not ended.killed):  # as in candidate.record
+    if waited or not_its_own(ended):
         ended = yield Spawn("script", {"how": how}, limits, (), options)
     worker.add_cost(how, ended.seconds)
     header = check_ended(ended, limits, frozenset(() if worker.device == "cpu" else ["illegal_memory"]))

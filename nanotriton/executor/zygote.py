@@ -46,6 +46,10 @@ class Report:
     def __init__(self, fd: int):
         self.fd = fd
 
+    def begin(self) -> None:
+        """From here on it is the candidate that runs. What ends before that is no fault of its, and nothing that it does can take the seal off."""
+        fcntl.fcntl(2, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
     def stage(self, name: str) -> None:
         os.pwrite(self.fd, name.encode().ljust(STAGE_BYTES)[:STAGE_BYTES], 0)
 
@@ -69,6 +73,7 @@ class Ended:
     signal: int | None = None
     killed: str | None = None  # why the zygote killed it: timeout, memory_limit or output_limit
     stage: str = ""
+    begun: bool = True  # whether it came to its candidate's code
     header: dict | None = None  # None: it left no answer that can be read
     payload: bytes = field(default=b"", repr=False)
 
@@ -300,6 +305,7 @@ class Zygote:
         self.pids.pop(message["id"], None)
         result, log, limit = self.running.pop(message["id"])
         ended = Ended(**message).read(result, limit)
+        ended.begun = bool(fcntl.fcntl(log, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL)
         printed = os.lseek(log, 0, os.SEEK_CUR)
         if printed > LOG_BYTES - (64 << 10):
             ended.killed = ended.killed or "output_limit"
