@@ -194,16 +194,17 @@ def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict
 
     # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
     stats, norms = [], []
-    if cfg.mismatch != "bypass":
-        trainer_logprobs(list(chain(*taught.values())), model, cfg, world, tokenizer)
-        clock("logprobs")
-    for update, share in enumerate(shares(drawn, cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
-        each = cfg.epochs * cfg.updates
-        distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
-        chosen = [e for i in share for e in taught.get(i, [])]
-        more, norm = update_policy(chosen, model, parts.reference, optimizer, cfg, world, tokenizer, clock)
-        stats += more
-        norms.append(norm)
+    with distributed.idle_cores(world):
+        if cfg.mismatch != "bypass":
+            trainer_logprobs(list(chain(*taught.values())), model, cfg, world, tokenizer)
+            clock("logprobs")
+        for update, share in enumerate(shares(drawn, cfg.epochs, cfg.updates, seed_of(cfg.seed, 3, step, 0, 0))):
+            each = cfg.epochs * cfg.updates
+            distributed.set_lr(optimizer, train_sft.learning_rate(step * each + update, cfg.steps * each, cfg.lr, cfg.warmup))
+            chosen = [e for i in share for e in taught.get(i, [])]
+            more, norm = update_policy(chosen, model, parts.reference, optimizer, cfg, world, tokenizer, clock)
+            stats += more
+            norms.append(norm)
 
     # 5. The sampler gets the new weights and forgets every cached key and value.
     sync_weights(sampler, model, world)

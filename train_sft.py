@@ -95,7 +95,8 @@ def main(cfg: Config, world: distributed.World) -> str:
         clock = Clock()
         batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
         lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr))
-        loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
+        with distributed.idle_cores(world):
+            loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
         clock("train")
         run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
         if (step + 1) % cfg.save_every == 0 or step + 1 == steps:

@@ -1,5 +1,6 @@
 """nanotriton: train language models, from scratch and in the open, to write Triton GPU kernels."""
 
+import os
 import platform
 import sys
 from importlib.util import find_spec
@@ -15,3 +16,7 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 14):
     raise SystemExit(f"{SUPPORTED}; this is Python {platform.python_version()}")
 if missing := [name for name in ("torch", "triton") if find_spec(name) is None]:
     raise SystemExit(f"{SUPPORTED}; {' and '.join(missing)} can't be imported here: pip install -r requirements.txt")
+
+# Read by OpenMP (torch's on Linux is GNU's) when torch is imported: how often a thread looks for the others' end before it sleeps. By
+# default it is so often that a training step on two cores, one of which somebody else wants too, takes 25 times as long.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -17,6 +17,7 @@ Gradients are summed over ranks, never averaged: the loss is divided once, by a 
 So neither their number changes it, and one rank is the same code with nothing to wait for.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -106,8 +107,7 @@ def setup() -> World:
     if cuda:
         torch.cuda.set_device(device)
     if "OMP_NUM_THREADS" not in os.environ:
-        # What runs on the CPU is small, and the other cores are the executor's: with a second thread that had to fight for
-        # its core, a step took ten times as long.
+        # What runs on the CPU is small, and the other cores are the executor's (but see idle_cores).
         torch.set_num_threads(1)
     if size > 1:
         dist.init_process_group(
@@ -122,6 +122,20 @@ def setup() -> World:
             torch.cuda.device_count()
             os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return World(rank, size, local, device)
+
+
+@contextlib.contextmanager
+def idle_cores(world: World) -> Iterator[None]:
+    """Train on the CPU with a second thread, where this rank has a second core: around what runs while the executor waits.
+    (nanotriton/__init__.py says how OpenMP's threads wait, without which a core that is not free would cost dearly.)"""
+    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    before = torch.get_num_threads()
+    if world.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and cores > 1:
+        torch.set_num_threads(2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def own_gpu(local_rank: int, visible: str | None) -> str:

@@ -93,6 +93,16 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+def test_training_has_a_second_core_where_there_is_one(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
+    for world, ranks, threads in ((World(), "1", 2), (World(), "2", 1), (World(device=torch.device("cuda")), "1", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        with distributed.idle_cores(world):
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 1
+
+
 @pytest.fixture(scope="module")
 def reference():
     model, _ = make(World())
