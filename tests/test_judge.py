@@ -497,3 +497,15 @@ def test_loading_a_task_leaves_no_answers_behind():
         assert reference.bytes == 2 * 4 * 1234 * 4 and alive == []
     finally:
         gc.enable()
+
+
+def test_what_no_kernel_could_compute_better_is_not_held_against_one():
+    """The sine of a sum of huge numbers is anything in fp32; the same formula with other numbers is as wrong as ever."""
+    reference = Reference(task("return torch.sin(x.sum(dim=-1))", "torch.randn(31, 749)"))
+    in_order = lambda m, x: torch.sin(sum(x.unbind(-1)))
+    for i in range(12):  # without `forgiven` eight of these are called wrong
+        secret = b"secret %d" % i
+        assert verdict(reference, in_order, secret) == "correct"
+        assert verdict(reference, lambda m, x: torch.sin(x.bfloat16().float().sum(-1)), secret) == "wrong_value"
+        assert verdict(reference, lambda m, x: torch.sin(x[:, :-1].sum(-1)), secret) == "wrong_value"
+        assert verdict(reference, lambda m, x: torch.sin(tf32(x).sum(-1)), secret) == "wrong_value"

@@ -9,6 +9,7 @@ constant would pass) is found once and cached by content. Answers never are.
 import contextlib
 import copy
 import logging
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor import draws, wire
 from nanotriton.executor.compare import (
+    FLOOR,
     Answer,
     Fault,
     TaskFault,
+    ValueFault,
     all_finite,
     compare,
     describe,
@@ -36,6 +39,8 @@ from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 OTHERS = "the answer to other inputs"
+NUDGES = 3
+QUICK = 5.0  # seconds of a reference that may be computed so often again: if that took too long, who is wrong would be excused
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 # Of each trial the first kind that the task survives; without one there is no such trial.
 TRIALS = (("plain",), ("scaled", "positive", "plain"), ("padded", "uneven", "heavy", "uneven positive", "positive", "plain"), ("holes", "infinite"))
@@ -173,6 +178,23 @@ class Reference:
             exact, exact_inputs = in_float64(self.build(weights), self.inputs(kind, seed), weights)
         return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
 
+    def sensitivity(self, trial: "Trial", exact: object) -> list[torch.Tensor] | None:
+        """How far each value of the float64 answer moves when each input moves by up to FLOOR of itself, all alike or each its own way: the most.
+
+        In float64, output by output. None if it has no answer for such inputs.
+        """
+        tensors = lambda tree: [t.double() for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
+        most = [torch.zeros_like(t) for t in tensors(exact)]
+        for i in range(NUDGES):
+            generator = torch.Generator(self.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
+            with torch.no_grad(), self.default_device():
+                inputs = draws.mapped(self.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
+                moved, _ = in_float64(self.build(trial.weights), inputs, trial.weights)
+            if moved is None:
+                return None
+            most = [torch.maximum(m, (x - y).abs().nan_to_num(0.0, 0.0)) for m, x, y in zip(most, tensors(moved), tensors(exact), strict=True)]
+        return most
+
     # ---- what is found out once ----
 
     def calibrate(self) -> None:
@@ -301,6 +323,45 @@ def in_float64(model: torch.nn.Module, inputs: list, seed: int) -> tuple[object,
         torch.set_default_dtype(default)
 
 
+def nudged(t: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """A floating tensor in float64, each element moved by up to FLOOR of itself; without a generator, all by that much."""
+    if not t.is_floating_point():
+        return t
+    share = torch.ones(t.shape, dtype=torch.float64, device=t.device)
+    if generator:
+        share.uniform_(-1, 1, generator=generator)
+    return share.mul_(FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
+
+
+def forgiven(got, answer: Answer, sensitivity: list[torch.Tensor]):
+    """The answer that was got, each value brought nearer to the float64 one by `sensitivity`."""
+    exact, left = [t for _, t in leaves(answer.exact) if isinstance(t, torch.Tensor)], iter(range(len(sensitivity)))
+
+    def nearer(g: torch.Tensor) -> torch.Tensor:
+        i = next(left)
+        if not g.is_floating_point() or not g.shape == exact[i].shape == sensitivity[i].shape:
+            return g
+        off = g.double() - exact[i]
+        rest = (off.abs() - sensitivity[i]).clamp_(min=0).mul_(off.sign())
+        return torch.where(off.isfinite(), exact[i] + rest, g).to(g.dtype)
+
+    return draws.mapped(got, nearer)
+
+
+def compare_fairly(got, answer: Answer, reference: Reference, trial: Trial) -> float:
+    """`compare`; and where values are wrong, once more but for what the task makes of errors that are allowed anyway, before its last step.
+
+    The sine of a sum near 1e5 is anything in fp32, depending on the order of summation; what the reference's own order earns there says little.
+    """
+    try:
+        return compare(got, answer)
+    except ValueFault as fault:
+        with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
+            if answer.exact is not None and (moved := reference.sensitivity(trial, answer.exact)) is not None:
+                return compare(forgiven(got, answer, moved), answer)
+        raise fault from None
+
+
 def identical(a, b) -> bool:
     """The same bits, for trees of the same structure."""
     return all(
@@ -377,12 +438,14 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
         inputs = reference.inputs(trial.kind, trial.inputs)
     outputs, after = run(inputs, trial.weights)
     del inputs
+    begun = time.monotonic()
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights, keep_inputs=bool(after))
+    quick = time.monotonic() - begun < QUICK
     if trial.kind != "plain" and not all_finite(answer.own):
         return None
     with excused("comparing answers"):
-        error = compare(outputs, answer)
+        error = compare_fairly(outputs, answer, reference, trial) if quick else compare(outputs, answer)
         allclose = kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None
     theirs, exact = leaves(answer.inputs or []), leaves(answer.inputs_exact or [])
     tensors = [i for i, (_, x) in enumerate(theirs) if isinstance(x, torch.Tensor)]
