@@ -79,7 +79,7 @@ class Config:
     speed: Annotated[float, ">= 0"] = 0.0  # what 4 times as fast as PyTorch adds to a correct one; over 0: candidates are timed (a GPU's replay)
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
-    eval_every: Annotated[int, ">= 1"] = 65  # steps between held-out measurements
+    eval_every: Annotated[int, ">= 1"] = 65  # steps between measurements on the dev set
     eval_tasks: Annotated[int, ">= 0"] = 256  # held-out test tasks before and after (2 samples each, and greedy)
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
     shuffle_rewards: bool = False  # a control: rewards permuted within the batch; success must not rise with it
@@ -133,7 +133,7 @@ def main(cfg: Config, world: distributed.World) -> None:
         for step in range(start, cfg.steps + 1):
             if step == 0 and test:
                 run.evaluated("test", 0, cfg.steps, **measure(test, step=0, split="test"))
-            if dev and (step % cfg.eval_every == 0 or step == cfg.steps):
+            if dev and step % cfg.eval_every == 0 and 0 < step < cfg.steps:  # the test set says how it is at the ends
                 run.evaluated("eval", step, cfg.steps, **measure(dev, step=step, split="dev"))
             if step == cfg.steps:
                 break

@@ -108,10 +108,10 @@ def draw(rows: list[dict], path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 6.5), layout="constrained")
     panels = iter(axes.flat)
 
-    def curve(title: str, stage: str, keys: dict[str, str], dots: bool = False, log: bool = False) -> None:
+    def curve(title: str, stages: str, keys: dict[str, str], dots: bool = False, log: bool = False) -> None:
         axis = next(panels)
         for i, (key, label) in enumerate(keys.items()):
-            points = [(r["step"], r[key]) for r in rows if r["stage"] == stage and r.get(key) is not None]
+            points = [(r["step"], r[key]) for r in rows if r["stage"] in stages.split() and r.get(key) is not None]
             if not points:
                 continue
             x, y = map(list, zip(*points))
@@ -120,7 +120,7 @@ def draw(rows: list[dict], path: Path) -> None:
             else:
                 axis.plot(x, y, alpha=0.25, color=f"C{i}")
                 axis.plot(x, smooth(y), color=f"C{i}", label=label)
-        axis.set(title=title, xlabel=f"{stage.split('/')[0]} step")
+        axis.set(title=title, xlabel=f"{stages.split('/')[0]} step")
         if log:
             axis.set_yscale("log")
         if axis.lines:
@@ -129,7 +129,7 @@ def draw(rows: list[dict], path: Path) -> None:
 
     curve("SFT loss (nats a token)", "sft", {"loss": "train"}, log=True)
     curve("GRPO reward", "grpo", {"reward": "mean reward"})
-    curve("held-out success", "grpo/eval", {"success": "temperature 1", "greedy": "greedy"}, dots=True)
+    curve("held-out success (test, dev between)", "grpo/test grpo/eval", {"success": "temperature 1", "greedy": "greedy"}, dots=True)
     curve("completion length (tokens)", "grpo", {"length": "mean"})
     curve("token entropy (nats)", "grpo", {"entropy": "policy"})
     axis = next(panels)

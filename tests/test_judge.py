@@ -493,7 +493,7 @@ def test_loading_a_task_leaves_no_answers_behind():
     gc.disable()
     try:
         reference = Reference(task("return x * 2", "torch.randn(4, 1234)"))
-        alive = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.shape == (4, 1234)]
+        alive = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (4, 1234)]
         assert reference.bytes == 2 * 4 * 1234 * 4 and alive == []
     finally:
         gc.enable()
