@@ -16,7 +16,7 @@ from nanotriton import config, distributed
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--sft-steps", "6", "--sft-examples", "300", "--steps", "2", "--prompts", "2", "--group", "2", "--resample", "1"]
-TINY += ["--eval-tasks", "4", "--eval-every", "2", "--max-tokens", "16"]
+TINY += ["--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "16"]
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least():
