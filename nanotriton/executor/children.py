@@ -22,11 +22,14 @@ from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
 from nanotriton.executor.recorder_torch import answers, is_cuda
+from nanotriton.executor.recorder_triton import RecordingDriver
+from nanotriton.executor.tape import CUDA
 from nanotriton.executor.zygote import Report, receive, send
 
 # What CUDA calls the errors that lose a context (driver.FATAL): as torch and Triton print them.
 LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "illegal instruction", "invalid program counter",
         "global/shared address space", "device-side assert", "launch timed out", "hardware stack error")  # fmt: skip
+SAYS = {torch.Tensor.device.__get__: CUDA, torch.Tensor.is_cuda.__get__: True, torch.Tensor.is_cpu.__get__: False}  # a tensor of a candidate that has no GPU
 NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a context
 
 
@@ -135,19 +138,28 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
 
 
 class CudaMeansCpu(TorchFunctionMode):
-    """Candidates are written for "cuda"; here that is the CPU."""
+    """Candidates are written for "cuda"; here that is the CPU, which says that it is "cuda"."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in SAYS:
+            return SAYS[func]
         if func is torch.Tensor.cuda:
             return args[0]
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = args[0], CUDA, *args[2:]
         swap = lambda x: torch.device("cpu") if is_cuda(x) else x
         return func(*map(swap, args), **{name: swap(value) for name, value in (kwargs or {}).items()})
 
 
 def cuda_means_cpu() -> None:
-    """For good: this process has one candidate. torch.cuda answers as in a recording."""
+    """For good: this process has one candidate. torch.cuda and Triton's driver answer as in a recording."""
     for owner, name, value in answers():
         setattr(owner, name, value)
+    triton.runtime.driver._active = RecordingDriver()
+    custom_op = torch.library.custom_op
+    torch.library.custom_op = lambda *args, device_types=None, **kwargs: custom_op(*args, **kwargs)
     CudaMeansCpu().__enter__()
 
 
@@ -188,6 +200,8 @@ def explain(error: BaseException, status: str, path: str) -> dict:
         CompilationError: "compile_error", SyntaxError: "syntax_error",
     }  # fmt: skip
     status = next((s for kind, s in statuses.items() if isinstance(cause, kind)), status)
+    if isinstance(cause, PermissionError) and "torchinductor" in str(cause):  # torch._dynamo makes a folder as it is imported
+        status = "unsupported"
     if any(text in str(cause) for text in ("allocate memory", "out of memory")):
         status = "memory_limit"
     elif any(text in str(cause) for text in LOST):

@@ -21,7 +21,7 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import libdevice as cuda_libdevice
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -297,10 +297,15 @@ def install() -> None:
     np.seterr(all="ignore")  # inf and NaN are values like others on a GPU
     # There is nothing to time: the first configuration that is left after pruning is the best.
     Autotuner.do_bench = property(lambda self: lambda kernel_call, quantiles: [1.0] * 3)
+    InterpretedFunction.warmup = _warmup
     _mend_builder()
     _mend_libdevice()
     _mend_range()
     _install_guard()
+
+
+def _warmup(self, *args, **kwargs):
+    raise Unsupported("the interpreter compiles nothing: warmup() has no kernel to give")
 
 
 def cause(error: BaseException) -> BaseException:

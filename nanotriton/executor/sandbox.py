@@ -235,7 +235,7 @@ def enter(
     os.environ.update(HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache"))
     # torch._dynamo asks whose process it is, and the system's file of users is not to be read.
     os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", USER="candidate")
-    tempfile.tempdir = None  # as the environment says now: this process remembers its ancestor's
+    tempfile.tempdir = folder  # this process remembers its ancestor's; and where nothing may be written, none would be found
     set_limits(limits)
     drop_capabilities()
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

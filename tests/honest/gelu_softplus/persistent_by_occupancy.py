@@ -1,4 +1,5 @@
 # the tutorial's warmup, occupancy and persistent grid
+# process: unsupported
 import torch
 import torch.nn as nn
 import triton

@@ -1,4 +1,5 @@
 # an operator that torch.library registers, with a fake
+# process: unsupported
 import torch
 import torch.nn as nn
 import triton

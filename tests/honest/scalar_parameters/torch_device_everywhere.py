@@ -1,4 +1,5 @@
 # torch.device kept by the module and compared with
+# process: correct
 import torch
 import torch.nn as nn
 import triton
