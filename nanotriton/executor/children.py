@@ -21,7 +21,7 @@ import triton
 from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
-from nanotriton.executor.recorder_torch import answers, is_cuda
+from nanotriton.executor.recorder_torch import GETTERS, answers, is_cuda
 from nanotriton.executor.recorder_triton import RecordingDriver
 from nanotriton.executor.tape import CUDA
 from nanotriton.executor.zygote import Report, receive, send
@@ -29,7 +29,7 @@ from nanotriton.executor.zygote import Report, receive, send
 # What CUDA calls the errors that lose a context (driver.FATAL): as torch and Triton print them.
 LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "illegal instruction", "invalid program counter",
         "global/shared address space", "device-side assert", "launch timed out", "hardware stack error")  # fmt: skip
-SAYS = {torch.Tensor.device.__get__: CUDA, torch.Tensor.is_cuda.__get__: True, torch.Tensor.is_cpu.__get__: False}  # a tensor of a candidate that has no GPU
+SAYS = {getter: value for getter, value in GETTERS.items() if getter != torch.Tensor.is_meta.__get__}  # of a tensor, to a candidate that has no GPU
 NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a context
 
 

@@ -105,10 +105,8 @@ class Gpu:
     @contextmanager
     def busy(self):
         """Work that may share the GPU with other workers', but not with a stopwatch, nor with what needs all memory."""
-        fcntl.flock(self._memory_turn, fcntl.LOCK_EX)
-        fcntl.flock(self._memory, fcntl.LOCK_SH)
-        fcntl.flock(self._memory_turn, fcntl.LOCK_UN)
-        self._enter()
+        hold_shared(self._memory_turn, self._memory)
+        hold_shared(self._turn, self._room)
         try:
             yield
             if not self.lost and torch.cuda.memory_reserved() > WIPED:
@@ -117,17 +115,11 @@ class Gpu:
             fcntl.flock(self._room, fcntl.LOCK_UN)
             fcntl.flock(self._memory, fcntl.LOCK_UN)
 
-    def _enter(self) -> None:
-        """Compute beside others that do. Who waits for quiet goes first."""
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
-        fcntl.flock(self._room, fcntl.LOCK_SH)
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
-
     def pause(self) -> None:
         """Within `busy`: let those go first who wait for quiet. A stopwatch of 10 ms should not wait for a candidate's whole judgement."""
         if not self._is_quiet:
             fcntl.flock(self._room, fcntl.LOCK_UN)
-            self._enter()
+            hold_shared(self._turn, self._room)
 
     def clear(self) -> None:
         """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
@@ -141,15 +133,8 @@ class Gpu:
         """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
         self.clear()
         fcntl.flock(self._room, fcntl.LOCK_UN)
-        fcntl.flock(self._memory, fcntl.LOCK_UN)
-        fcntl.flock(self._memory_turn, fcntl.LOCK_EX)
-        fcntl.flock(self._memory, fcntl.LOCK_EX)
-        try:
-            with self.quiet():
-                yield
-        finally:
-            fcntl.flock(self._memory, fcntl.LOCK_SH)
-            fcntl.flock(self._memory_turn, fcntl.LOCK_UN)
+        with hold_alone(self._memory_turn, self._memory), self.quiet():
+            yield
 
     @contextmanager
     def quiet(self):
@@ -157,16 +142,32 @@ class Gpu:
         if self._is_quiet:  # as who is alone is
             yield
             return
-        fcntl.flock(self._room, fcntl.LOCK_UN)  # first, or two that want quiet wait for each other
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
-        fcntl.flock(self._room, fcntl.LOCK_EX)
-        self._is_quiet = True
-        try:
-            yield
-        finally:
-            self._is_quiet = False
-            fcntl.flock(self._room, fcntl.LOCK_SH)
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+        with hold_alone(self._turn, self._room):
+            self._is_quiet = True
+            try:
+                yield
+            finally:
+                self._is_quiet = False
+
+
+def hold_shared(turn: int, lock: int) -> None:
+    """Hold a lock beside others. Who waits for it alone goes first."""
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    fcntl.flock(turn, fcntl.LOCK_UN)
+
+
+@contextmanager
+def hold_alone(turn: int, lock: int):
+    """Hold a lock alone that is shared now, and is again afterwards."""
+    fcntl.flock(lock, fcntl.LOCK_UN)  # first, or two that want it alone wait for each other
+    fcntl.flock(turn, fcntl.LOCK_EX)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
 
 
 def most(path: str, free: int) -> int:
