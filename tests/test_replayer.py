@@ -239,3 +239,27 @@ def test_operators_write_into_their_buffers():
     out = torch.empty(4)
     writes_into("sum.dim_IntList")([a, [0]], {"dtype": None}, [out])
     assert torch.equal(out, a.sum(0))
+
+
+def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
+    x, y = torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)
+    build = "self.conv = nn.Conv2d(3, 4, 3, padding=1)"
+    top = "\n@triton.jit\ndef twice(p, n, B: tl.constexpr):\n    at = tl.arange(0, B)\n    tl.store(p + at, 2 * tl.load(p + at, mask=at < n), mask=at < n)\n"
+    weights = {"conv.weight": torch.randn(4, 3, 3, 3), "conv.bias": torch.randn(4)}
+    want = F.conv2d(x, *weights.values(), padding=1)
+    replay = Replay(record(module("y = F.relu(self.conv(x))\ny[:, 1:].mul_(3)\nreturn y, y.flip(0)", build), [x]))
+    expected = want.relu()
+    expected[:, 1:] *= 3
+    for _ in range(2):
+        replay.load([x], weights)
+        for _ in range(2):  # as a stopwatch does
+            replay.execute()
+            out, flipped = replay.outputs()
+            torch.testing.assert_close(out, expected)
+            torch.testing.assert_close(flipped, expected.flip(0))
+            assert len(replay._adopted) == 3
+        replay.load([x], weights)  # a captured graph writes to what the last execution left, whatever was loaded since
+        torch.testing.assert_close(replay.outputs()[0], expected)
+    replay = Replay(record(module("y = self.conv(x)\ntwice[(1,)](y, 512, B=512)\nreturn y", build, top), [x]))
+    torch.testing.assert_close(replay.run([x], weights), 2 * want)
+    assert not replay._adopted

@@ -129,6 +129,35 @@ FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1,
 
 
 @functools.lru_cache(maxsize=1024)
+def copies(name: str) -> bool:
+    """Whether torch has no kernel that writes this operator's results into given tensors: its out variant computes, then copies."""
+    packet = getattr(torch.ops.aten, name.split(".")[0])
+    outs = [f for f in (getattr(packet, o) for o in packet.overloads()) if any(a.is_out for a in f._schema.arguments)]
+    return all(torch._C._dispatch_has_kernel_for_dispatch_key(f.name(), "CompositeExplicitAutograd") for f in outs)
+
+
+def as_torch_runs(op: str, args: list, outs: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
+    """An operator by the cuDNN call that torch makes for it on a GPU; None: it makes none, or none that can write into `outs`.
+
+    outs: tensors for the results. A recording knows no GPU, so it names the operators above the choice.
+    """
+    if op == "native_batch_norm.default" and len(args) == 8 and outs is None:
+        return list(torch._batch_norm_impl_index(*args, torch.backends.cudnn.enabled)[:3])
+    if op != "convolution.default" or len(args) != 9 or outs is None or torch._C._select_conv_backend(*args) != torch._C._ConvBackend.Cudnn:
+        return None
+    x, weight, bias, stride, padding, dilation, _, _, groups = args
+    (out,), cudnn = outs, torch.backends.cudnn
+    two = [t.unsqueeze(2) if t.dim() == 3 else t for t in (x, weight, out)]  # in one dimension, as torch, with another of size one
+    stride, padding, dilation = ([n] * (two[0].dim() - x.dim()) + list(v) for n, v in ((1, stride), (0, padding), (1, dilation)))
+    torch.ops.aten.cudnn_convolution.out(
+        two[0], two[1], padding, stride, dilation, groups, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, out=two[2]
+    )
+    if bias is not None:
+        out.add_(bias.view(-1, *[1] * (out.dim() - 2)))
+    return [out]
+
+
+@functools.lru_cache(maxsize=1024)
 def writes_into(name: str) -> Callable[[list, dict, list[torch.Tensor]], Any] | None:
     """The same operator with its results written into given tensors: no second buffer, no second copy in what is timed."""
     packet = name.split(".")[0]
@@ -165,6 +194,9 @@ class Replay:
         if backend is None and torch.device(device).type != "cpu":
             raise ValueError("a CUDA replay needs a cuda.CudaBackend, which owns the arena")
         self.backend = backend or CpuBackend()
+        calls = [c for step in plan.steps for calls in (step.alternatives if isinstance(step, Choice) else [[step]]) for c in calls]
+        self._pointed_at = {plan.tensors[i].storage for c in calls if isinstance(c, Launch) for i in _tensors_of(c)}
+        self._adopted: dict[int, tuple[torch.UntypedStorage, int]] = {}  # storages that are torch's own results
         self._uploaded: dict[str, torch.Tensor] = {}  # initial bytes by hash, on the device: a load then waits for nothing
         self.chosen: dict[int, int] = {}  # key of a choice -> alternative
         self.modified_inputs: list[int] = []
@@ -183,7 +215,7 @@ class Replay:
     def load(self, inputs: list, weights: dict[str, torch.Tensor] | None = None) -> None:
         """First third of `run`: poisoned memory, then inputs, weights and constants in their places."""
         self.backend.reset(self.plan.storages)
-        self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._storages = dict(self._adopted)  # a captured graph goes on writing there
         self._tensors: dict[int, torch.Tensor] = {}
         self._given: list[tuple[int, torch.Tensor]] = []
         _match(self.plan.inputs, list(inputs), self._given)
@@ -193,6 +225,7 @@ class Replay:
 
     def execute(self, skip_launch: int | range | None = None) -> None:
         """Second third: every step. This is what is timed."""
+        self._drop_adopted()
         launches, skipped = 0, skip_launch if isinstance(skip_launch, range) else (skip_launch,)
         for call in self.plan.flat_steps(self.chosen):
             if isinstance(call, Aten):
@@ -213,12 +246,13 @@ class Replay:
 
     def close(self) -> None:
         """Give all memory back, and the kernels. The next `load` takes them again."""
-        self._storages, self._tensors, self._given = {}, {}, []
+        self._storages, self._tensors, self._given, self._adopted = {}, {}, [], {}
         self.backend.close()
 
     def forget(self) -> None:
         """Give the last run's memory back, save what the caller still holds; on a GPU it is the arena's, and stays."""
         self._given = []
+        self._drop_adopted()
         if self.backend.device.type == "cpu":
             self.backend.reset([])
             self._storages, self._tensors = {}, {}
@@ -307,23 +341,53 @@ class Replay:
             if name := next((n for n in w.names if n in weights), None):
                 self._fill(w.tensor, weights[name].detach(), name)
 
+    def _may_adopt(self, index: int) -> bool:
+        """Whether a result can stay where torch put it: nobody has its storage yet, no kernel ever gets it, and there is nothing else in it."""
+        t = self.plan.tensors[index]
+        whole = t.offset == 0 and self.plan.nbytes(index) == self.plan.storages[t.storage].nbytes
+        return whole and t.storage not in self._storages and t.storage not in self._pointed_at
+
+    def _adopt(self, index: int, value: torch.Tensor) -> bool:
+        t = self.plan.tensors[index]
+        if (value.dtype, value.shape, value.stride()) != (DTYPES[t.dtype], torch.Size(t.shape), tuple(t.stride)):
+            return False
+        place = value.untyped_storage(), value.storage_offset() * value.element_size()
+        if place[0].data_ptr() in {storage.data_ptr() for storage, _ in self._storages.values()}:  # another's memory
+            return False
+        self._storages[t.storage] = self._adopted[t.storage] = place
+        return True
+
+    def _drop_adopted(self) -> None:
+        for index in self._adopted:
+            del self._storages[index]
+        if self._adopted:
+            self._tensors = {i: t for i, t in self._tensors.items() if self.plan.tensors[i].storage not in self._adopted}
+        self._adopted = {}
+
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _aten(self, call: Aten) -> None:
         args = decode(call.args, self.tensor, self.backend.device)
         kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
-        outs = [self.tensor(i) for i in call.outs if i is not None]
         source = SOURCE.get(call.op.split(".")[0])
         if source is not None and args[source].dtype == torch.bool:  # any byte but 0 would become 1: torch would compare for the candidate
-            args, outs = list(map(_numbers, args)), list(map(_numbers, outs))
+            args, number = list(map(_numbers, args)), _numbers
+        else:
+            number = lambda t: t
+        made, gpu = [i for i in call.outs if i is not None], self.backend.device.type == "cuda"
+        adopts = bool(made) and copies(call.op) and all(map(self._may_adopt, made))
         try:
-            if outs and (into := writes_into(call.op)):
-                into(args, kwargs, outs)
-                return
-            result = operator(call.op)(*args, **kwargs)
+            if made and not adopts:
+                outs = [number(self.tensor(i)) for i in made]
+                if gpu and as_torch_runs(call.op, args, outs):
+                    return
+                if into := writes_into(call.op):
+                    into(args, kwargs, outs)
+                    return
+            result = (as_torch_runs(call.op, args, None) if gpu and adopts else None) or operator(call.op)(*args, **kwargs)
             results = result if isinstance(result, tuple | list) else [result]
             for index, value in zip(call.outs, results):
-                if index is not None:
+                if index is not None and not (adopts and self._adopt(index, value)):
                     self._fill(index, value, f"aten.{call.op}")
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
             fatal = "CUDA error" in str(error)

@@ -163,3 +163,35 @@ def test_the_clock_repeats_and_agrees_with_bandwidth(replay):
     assert torch.equal(r.outputs(), x + x)
     empty = replay(module("y = torch.empty_like(x)\nadd_kernel[(1,)](x, x, y, 0, BLOCK=64)\nreturn y"), [x[:100]])
     assert watch.time([Work(empty.execute, lambda i: empty.load([x[:100]]))])[0].us < 20
+
+
+CONVOLUTIONS = {
+    "1d": ("nn.Conv1d(8, 16, 3, stride=2, padding=1)", (4, 8, 50)),
+    "2d": ("nn.Conv2d(8, 16, 3, padding=1, bias=False)", (4, 8, 20, 21)),
+    "grouped": ("nn.Conv2d(8, 16, 3, dilation=2, groups=4)", (4, 8, 20, 21)),
+    "depthwise": ("nn.Conv2d(8, 8, 3, groups=8)", (4, 8, 20, 21)),
+    "3d": ("nn.Conv3d(8, 16, 3, padding=1)", (2, 8, 9, 10, 11)),
+    "transposed": ("nn.ConvTranspose2d(8, 16, 3, stride=2, output_padding=1)", (4, 8, 20, 21)),
+    "batch norm": ("nn.BatchNorm2d(8)", (4, 8, 20, 21)),
+    "batch norm, evaluated": ("nn.BatchNorm2d(8).eval()", (4, 8, 20, 21)),
+}
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_convolutions_and_batch_norms_are_torchs_own_calls(replay, layer, kernel):
+    """Bit by bit what the module gives, whether its result stays where torch put it or goes to a kernel."""
+    build, shape = CONVOLUTIONS[layer]
+    top = "\n@triton.jit\ndef twice(p, n, B: tl.constexpr):\n    at = tl.program_id(0) * B + tl.arange(0, B)\n    tl.store(p + at, 2 * tl.load(p + at, mask=at < n), mask=at < n)\n"
+    then = "twice[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), B=1024)\n" if kernel else ""
+    x, own = gpu(*shape), eval(build, {"nn": torch.nn}).cuda()
+    own.load_state_dict({n: torch.rand_like(t) if t.is_floating_point() else t for n, t in own.state_dict().items()})
+    weights = {f"layer.{n}": t.clone() for n, t in own.state_dict().items()}
+    want = own(x).detach() * (2 if kernel else 1)
+    r = replay(module(f"y = self.layer(x)\n{then}return y", f"self.layer = {build}", top), [x])
+    for _ in range(2):
+        got = r.run([x], weights)
+        if kernel and "norm" in layer:  # torch's own kernel, which can write into memory that it is given
+            torch.testing.assert_close(got, want)
+        else:
+            assert torch.equal(got, want)
