@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch
@@ -27,6 +27,8 @@ from nanotriton.executor.plan import Plan, PlanError
 
 SEED = 0
 MEMORY = 40 << 30  # bytes that a plan may want
+REPLAY_SECONDS = 90.0  # for a replay, on a GPU or in the evaluator
+REFUSED = ("compile_error", "out_of_resources")  # by Triton's compiler, which says why
 PLAIN_SECONDS = 240.0  # for a plain run, with its own compilations and autotuning
 PLAIN = """
 import sys, torch
@@ -110,11 +112,12 @@ def compile_plan(data: bytes) -> dict:
     return {k.key: compile_kernel(k) for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()}
 
 
-def replay(path: Path, data: bytes, device: str, binaries: Callable[[], dict], plain: Callable[[], list]) -> dict:
-    """Replay one plan, and compare with a plain run where there can be one."""
-    from nanotriton.executor.compiler import CompileError
+def replay(data: bytes, device: str, binaries: dict) -> dict | list[torch.Tensor]:
+    """The answer's tensors of one plan, on the CPU, or why there are none. In a process that may lose its CUDA context."""
     from nanotriton.executor.replayer import Replay, ReplayError
 
+    torch.set_num_threads(1)
+    torch.multiprocessing.set_sharing_strategy("file_system")  # or every tensor of an answer would take a descriptor
     try:
         plan = Plan.from_bytes(data, max_memory=MEMORY)
         if device == "cpu":
@@ -122,18 +125,62 @@ def replay(path: Path, data: bytes, device: str, binaries: Callable[[], dict], p
         else:
             from nanotriton.executor.cuda import CudaBackend
 
-            backend = CudaBackend(binaries())
+            backend = CudaBackend(binaries)
             outputs = Replay(plan, backend=backend).run([])
             backend.close()
-    except CompileError as error:
-        return {"replay": error.status, "message": error.message}
     except PlanError as error:
         return {"replay": "plan", "message": str(error)}
     except ReplayError as error:
         return {"replay": error.status, "message": error.message, "line": error.line, "fatal": error.fatal}
-    if not runs_plain(path, device):
-        return {"replay": "ran"}
-    return compare([t.cpu() for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)], plain())
+    return [t.cpu() for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+
+
+class Replayer:
+    """Replays in a process of its own, which is another one after whatever lost its GPU or its life, or took too long."""
+
+    def __init__(self, device: str, seconds: float):
+        self.device, self.seconds, self.pool = device, seconds, None
+
+    def __call__(self, data: bytes, binaries: dict) -> dict | list[torch.Tensor]:
+        self.pool = self.pool or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        try:
+            result = self.pool.submit(replay, data, self.device, binaries).result(self.seconds)
+        except TimeoutError:
+            result = {"replay": "timeout", "message": f"not done after {self.seconds:g} s", "fatal": True}
+        except BrokenProcessPool:
+            result = {"replay": "crashed", "message": "the process died", "fatal": True}
+        if isinstance(result, dict) and result.get("fatal"):
+            self.close()
+        return result
+
+    def close(self) -> None:
+        if self.pool:
+            for process in list(self.pool._processes.values()):
+                process.kill()
+            self.pool.shutdown()
+            self.pool = None
+
+
+def judge(replays: Replayer, data: bytes, binaries: Future | None, plain: Future | None) -> dict:
+    """Replay one plan, and compare with a plain run where there can be one."""
+    from nanotriton.executor.compiler import CompileError
+
+    try:
+        outputs = replays(data, binaries.result() if binaries else {})
+    except CompileError as error:
+        return {"replay": error.status, "message": error.message}
+    if isinstance(outputs, dict):
+        return outputs
+    return compare(outputs, plain.result()) if plain else {"replay": "ran"}
+
+
+def diagnosis(seen: dict | list[torch.Tensor]) -> str:
+    """Why a replay is not what a plain run gives: `seen` is what the TTIR evaluator, which looks at every access, makes of the same plan."""
+    if isinstance(seen, dict):
+        return f"the evaluator: {seen['replay']}: {seen['message']}" + (f" (line {seen['line']})" if seen.get("line") else "")
+    if unwritten := sum(int(t.isnan().sum()) for t in seen if t.is_floating_point()):
+        return f"{unwritten} elements of its answers come from memory that nobody wrote"
+    return "the evaluator finds no fault"
 
 
 def runs_plain(path: Path, device: str) -> bool:
@@ -161,7 +208,7 @@ def compare(tensors: list[torch.Tensor], want: list[torch.Tensor] | str) -> dict
         return {"replay": "other shapes", "plain": "ran"}
     worst = 0.0
     for got, expected in zip(tensors, want):
-        got, expected = got.double(), expected.double()
+        got, expected = (torch.view_as_real(t).double() if t.is_complex() else t.double() for t in (got, expected))
         both = got.isfinite() & expected.isfinite()
         if (got.isfinite() != expected.isfinite()).any():
             worst = float("inf")
@@ -198,10 +245,15 @@ def main() -> None:
             with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as compilers, ThreadPoolExecutor(max(1, jobs // 2)) as runs:
                 binaries = {p: compilers.submit(compile_plan, plans[p]) for p in recorded} if args.replay == "cuda" else {}
                 plain = {p: runs.submit(plain_run, p, args.replay) for p in recorded if runs_plain(p, args.replay)}
+                replays, evaluates = Replayer(args.replay, REPLAY_SECONDS), Replayer("cpu", REPLAY_SECONDS)
                 for p in recorded:
-                    result = replay(p, plans[p], args.replay, lambda p=p: binaries[p].result(), lambda p=p: plain[p].result())
+                    result = judge(replays, plans[p], binaries.get(p), plain.get(p))
+                    if args.replay == "cuda" and result["replay"] not in ("same", "ran", *REFUSED):
+                        result["why"] = diagnosis(evaluates(plans[p], {}))
                     facts[p.stem] |= result
                     print(f"{p.stem:40} {result}", flush=True)
+                replays.close()
+                evaluates.close()
     for key in ("status", "replay"):
         print(key, dict(collections.Counter(f[key] for f in facts.values() if key in f)))
     if args.out:

@@ -163,6 +163,14 @@ def test_scripts_run_for_real_where_there_is_no_need_of_a_gpu(tmp_path):
     assert torch.equal(tensor, torch.randn(5) * 2) and three == 3
 
 
+def test_numpy_in_an_answer(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import torch\nx = torch.arange(3.0)\nresult = {'a': x.numpy(), 'b': [x.numpy()[1], (2, x)]}\n")
+    found = run_file(str(path))
+    assert isinstance(found["a"], torch.Tensor) and found["a"].tolist() == [0, 1, 2]
+    assert found["b"][0] == 1.0 and type(found["b"][0]) is float and found["b"][1][0] == 2
+
+
 def test_an_executor_of_scripts_says_what_fails(executors):
     executor = executors("cpu", workers=1)
     futures = {name: executor.run(text) for name, text in {"syntax_error": "def (", "no_code": " ", "runtime_error": "1 / 0\n", "correct": "print(3)\n"}.items()}

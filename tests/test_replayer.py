@@ -263,3 +263,15 @@ def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
     replay = Replay(record(module("y = self.conv(x)\ntwice[(1,)](y, 512, B=512)\nreturn y", build, top), [x]))
     torch.testing.assert_close(replay.run([x], weights), 2 * want)
     assert not replay._adopted
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_trained_and_evaluated(training):
+    x = torch.randn(4, 3, 5, 5)
+    source = module("return self.norm(x), self.norm.running_mean", f"self.norm = nn.BatchNorm2d(3).train({training})")
+    replay = Replay(record(source, [x]))
+    for _ in range(2):
+        y, mean = replay.run([x])
+        fresh = torch.nn.BatchNorm2d(3).train(training)
+        torch.testing.assert_close(y, fresh(x))
+        torch.testing.assert_close(mean, fresh.running_mean)

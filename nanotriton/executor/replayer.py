@@ -130,8 +130,13 @@ FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1,
 
 @functools.lru_cache(maxsize=1024)
 def copies(name: str) -> bool:
-    """Whether torch has no kernel that writes this operator's results into given tensors: its out variant computes, then copies."""
+    """Whether torch has no kernel that writes this operator's results into given tensors: its out variant computes, then copies.
+
+    Of batch norms it has one, but on a GPU prefers cuDNN's, which can't.
+    """
     packet = getattr(torch.ops.aten, name.split(".")[0])
+    if packet is torch.ops.aten.native_batch_norm:
+        return True
     outs = [f for f in (getattr(packet, o) for o in packet.overloads()) if any(a.is_out for a in f._schema.arguments)]
     return all(torch._C._dispatch_has_kernel_for_dispatch_key(f.name(), "CompositeExplicitAutograd") for f in outs)
 
@@ -386,8 +391,8 @@ class Replay:
                     return
             result = (as_torch_runs(call.op, args, None) if gpu and adopts else None) or operator(call.op)(*args, **kwargs)
             results = result if isinstance(result, tuple | list) else [result]
-            for index, value in zip(call.outs, results):
-                if index is not None and not (adopts and self._adopt(index, value)):
+            for index, value in zip(call.outs, results):  # empty: statistics that a batch norm which is evaluated has not saved
+                if index is not None and value.numel() and not (adopts and self._adopt(index, value)):
                     self._fill(index, value, f"aten.{call.op}")
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
             fatal = "CUDA error" in str(error)

@@ -111,7 +111,21 @@ def run_file(path: str) -> Any:
     torch.manual_seed(0)
     module = load(path)
     names = [name for name in vars(module) if name.startswith(NAMES)]
-    return vars(module)[names[-1]] if names else None
+    return without_numpy(vars(module)[names[-1]]) if names else None
+
+
+def without_numpy(value: Any) -> Any:
+    """An answer with NumPy's arrays as tensors and its numbers as Python's."""
+    import numpy
+    import torch
+
+    if isinstance(value, numpy.ndarray):
+        return torch.tensor(value)
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {k: without_numpy(v) for k, v in value.items()}
+    return type(value)(map(without_numpy, value)) if type(value) in (list, tuple) else value
 
 
 # ---- trusted: in the worker ----
