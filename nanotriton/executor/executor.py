@@ -13,6 +13,7 @@ kills a worker too, a candidate known to be right is judged: if that works the f
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import logging
 import os
 import secrets
@@ -47,12 +48,13 @@ MODES = ("replay", "process")
 GRACE = 1.5  # seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a stage's limit
 LOOK = 0.25  # seconds between two looks for overdue workers
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
+WINDOW = 64  # candidates that a worker chooses from
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """One distinct candidate on its way to a verdict."""
 
@@ -65,6 +67,23 @@ class Entry:
     restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
+    passed: int = 0  # times that others were taken while it was first in its queue
+
+
+def take(queue: deque[Entry], own: set[str], known: set[str]) -> Entry:
+    """Out of a queue, the next candidate for a worker that has examined the tasks `own`, where some worker has those in `known`.
+
+    Examining a task costs as much as judging a candidate does, so it goes on with its own tasks, then takes one that is new to all. Who is
+    first in the queue is passed over WINDOW times at most, and never after having been in flight when a worker died.
+    """
+    first = queue[0]
+    if first.deaths or first.passed >= WINDOW:
+        return queue.popleft()
+    near = [e for e in itertools.islice(queue, WINDOW) if not e.deaths]
+    entry = next((e for e in near if e.key[0] in own), None) or next((e for e in near if e.key[0] not in known), first)
+    first.passed += 1
+    queue.remove(entry)
+    return entry
 
 
 class Executor:
@@ -331,13 +350,13 @@ class Executor:
                 except OSError:  # the base just died: its socket will say so
                     break
             while queue:
-                entry = queue[0]
-                free = [p for p in self._processes if p.flavour == flavour and p.has_room(depth) and not (entry.deaths and p.entries)]  # a suspect waits for an idle one
+                suspect = queue[0].deaths  # waits for an idle one
+                free = [p for p in self._processes if p.flavour == flavour and p.has_room(depth) and not (suspect and p.entries)]
                 if not free:
                     break
-                # Examining a task costs a worker more than judging a few candidates does: who has done it already may have two more in flight.
-                process = min(free, key=lambda p: len(p.entries) - 2 * (entry.key[0] in p.tasks))
-                if not self._give(process, queue.popleft()):
+                process = min(free, key=lambda p: len(p.entries))
+                known = set().union(*(p.tasks for p in self._processes if p.flavour == flavour))
+                if not self._give(process, take(queue, set(process.tasks), known)):
                     break
 
     def _give(self, process: Process, entry: Entry) -> bool:
