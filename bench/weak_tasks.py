@@ -30,7 +30,8 @@ from nanotriton import config, log
 from nanotriton.executor import probe
 from nanotriton.executor.compare import Fault, clone, kernelbench_allclose, leaves
 from nanotriton.executor.draws import mapped
-from nanotriton.executor.judge import Reference, judge_trial
+from nanotriton.executor.judge import judge_trial
+from nanotriton.executor.reference import Reference
 from nanotriton.executor.worker import ALLOCATOR
 from nanotriton.tasks.task import Task, load_tasks
 

@@ -12,9 +12,10 @@ from functools import partial
 import torch
 
 from nanotriton.executor.aten import tensor_ids
-from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault
-from nanotriton.executor.judge import TF32_HINT, Reference, Trial, excused, judge_trial, out_of_memory, passes
+from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault, passes
+from nanotriton.executor.judge import judge_trial
 from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
+from nanotriton.executor.reference import Reference, Trial, excused, out_of_memory
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.zygote import LOG_BYTES, Ended
@@ -24,6 +25,7 @@ from reward import rules
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
+TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 ABLATIONS = 4, 256  # of a plan's last launches at least so many, and as many as replay no more launches than this, are left out one by one
 # What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
 CHILD_STATUSES = frozenset(

@@ -108,6 +108,13 @@ def all_finite(tree) -> bool:
     floats = (t for _, t in leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point())
     return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)  # of float8 torch can't tell
 
+def identical(a, b) -> bool:
+    """The same bits, for trees of the same structure."""
+    return all(
+        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) if isinstance(x, torch.Tensor) else True
+        for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)
+    )
+
 
 # ---- values ----
 
@@ -137,6 +144,14 @@ def compare(got, answer: Answer, hurry: bool = False) -> float:
         elif g != own:
             raise Fault("wrong_value", f"output{where} is {g!r}; the reference returns {own!r}")
     return worst
+
+
+def passes(got, answer: Answer) -> bool:
+    try:
+        compare(got, answer, hurry=True)
+    except Fault:
+        return False
+    return True
 
 
 def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scales: dict[str, "Scale"], hurry: bool) -> float:

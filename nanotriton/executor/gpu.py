@@ -22,9 +22,9 @@ from nanotriton.executor.compare import Fault, compare, leaves
 from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
 from nanotriton.executor.halves import half, may_meet
-from nanotriton.executor.judge import Reference, Trial
 from nanotriton.executor.plan import Aten, Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
+from nanotriton.executor.reference import Reference, Trial
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.timing import Stopwatch, Timing, Work, floor_us

@@ -14,8 +14,9 @@ import torch
 from nanotriton.executor import draws, wire
 from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules, not_its_own
 from nanotriton.executor.children import NO_ROOM
-from nanotriton.executor.compare import Fault, TaskFault, leaves
-from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
+from nanotriton.executor.compare import Fault, TaskFault, identical, leaves
+from nanotriton.executor.judge import judge_trial
+from nanotriton.executor.reference import Reference, Trial
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.zygote import Ended
 

@@ -156,8 +156,8 @@ def script_mode(job, worker) -> Generator:
 def replay(job, worker, data: bytes) -> Any:
     """The answer of a recorded file."""
     from nanotriton.executor.compare import Fault
-    from nanotriton.executor.judge import out_of_memory
     from nanotriton.executor.plan import Plan, PlanError
+    from nanotriton.executor.reference import out_of_memory
     from nanotriton.executor.replayer import Replay, ReplayError
 
     try:
