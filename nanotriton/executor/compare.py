@@ -12,8 +12,8 @@ division, and none for fp32 work done in TF32 or bf16, whose error on signed inp
 An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times the floor.
 """
 
-import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -81,27 +81,22 @@ def same_structure(got, want, path: str = "the answer") -> None:
             same_structure(got[key], want[key], f"{path}[{key!r}]")
 
 
-def clone(tree):
-    """A private copy of a tree: fresh memory, same strides."""
+def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
+    """The same tree with every tensor replaced by `function` of it."""
     if isinstance(tree, torch.Tensor):
-        return tree.detach().clone(memory_format=torch.preserve_format)
+        return function(tree)
     if isinstance(tree, list | tuple):
-        return type(tree)(clone(v) for v in tree)
-    if isinstance(tree, dict):
-        return {k: clone(v) for k, v in tree.items()}
-    return copy.deepcopy(tree)
+        return type(tree)(mapped(v, function) for v in tree)
+    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree
 
 
 def widen(tree):
     """A copy with every floating tensor in float64."""
-    if isinstance(tree, torch.Tensor):
-        wide = torch.float64 if tree.is_floating_point() else torch.complex128 if tree.is_complex() else tree.dtype
-        return tree.detach().to(wide, copy=True)
-    if isinstance(tree, list | tuple):
-        return type(tree)(widen(v) for v in tree)
-    if isinstance(tree, dict):
-        return {k: widen(v) for k, v in tree.items()}
-    return copy.deepcopy(tree)
+
+    def wide(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().to(torch.float64 if t.is_floating_point() else torch.complex128 if t.is_complex() else t.dtype, copy=True)
+
+    return mapped(tree, wide)
 
 
 def all_finite(tree) -> bool:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from nanotriton.executor import draws
-from nanotriton.executor.compare import Answer, leaves, passes
+from nanotriton.executor.compare import Answer, leaves, mapped, passes
 
 OTHERS = "the answer to other inputs"
 
@@ -39,12 +38,12 @@ class Fakes:
         means = [t.mean(dtype=torch.float64).item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()] or [0.0]
         zero = lambda t: torch.zeros_like(t) if t.is_floating_point() else t
         self.passing = {
-            "an answer of zeros": lambda self, inputs, own, weights: draws.mapped(own, torch.zeros_like),
-            "an answer of ones": lambda self, inputs, own, weights: draws.mapped(own, torch.ones_like),
-            "one constant": lambda self, inputs, own, weights: draws.mapped(own, lambda t: torch.full_like(t, means[0])),
+            "an answer of zeros": lambda self, inputs, own, weights: mapped(own, torch.zeros_like),
+            "an answer of ones": lambda self, inputs, own, weights: mapped(own, torch.ones_like),
+            "one constant": lambda self, inputs, own, weights: mapped(own, lambda t: torch.full_like(t, means[0])),
             OTHERS: lambda self, inputs, own, weights: self.first,
         }
         for i in range(len(inputs)):
             self.passing[f"input {i} returned as it is"] = lambda self, inputs, own, weights, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)
         if any(isinstance(t, torch.Tensor) and t.is_floating_point() for _, t in leaves(inputs)):
-            self.passing["the answer to zeros"] = lambda self, inputs, own, weights: self.run(draws.mapped(inputs, zero), weights)
+            self.passing["the answer to zeros"] = lambda self, inputs, own, weights: self.run(mapped(inputs, zero), weights)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 
-from nanotriton.executor import draws
 from nanotriton.executor.compare import (
     FLOOR,
     Answer,
@@ -22,8 +21,10 @@ from nanotriton.executor.compare import (
     compare,
     kernelbench_allclose,
     leaves,
+    mapped,
     passes,
 )
+from nanotriton.executor.draws import seed_from
 from nanotriton.executor.reference import Reference, Trial, excused, in_float64
 
 NUDGES = 3
@@ -90,9 +91,9 @@ def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch
     tensors = lambda tree: [t.double() for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
     most = [torch.zeros_like(t) for t in tensors(exact)]
     for i in range(NUDGES):
-        generator = torch.Generator(reference.device).manual_seed(draws.seed_from(trial.inputs, "nudge", i)) if i else None
+        generator = torch.Generator(reference.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
         with torch.no_grad(), reference.default_device():
-            inputs = draws.mapped(reference.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
+            inputs = mapped(reference.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
             moved, _ = in_float64(reference.build(trial.weights), inputs, trial.weights)
         if moved is None:
             return None
@@ -122,4 +123,4 @@ def forgiven(got, answer: Answer, sensitivity: list[torch.Tensor]):
         rest = (off.abs() - sensitivity[i]).clamp_(min=0).mul_(off.sign())
         return torch.where(off.isfinite(), exact[i] + rest, g).to(g.dtype)
 
-    return draws.mapped(got, nearer)
+    return mapped(got, nearer)

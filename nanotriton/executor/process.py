@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 
-from nanotriton.executor import draws, wire
+from nanotriton.executor import wire
 from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules, not_its_own
 from nanotriton.executor.children import NO_ROOM
-from nanotriton.executor.compare import Fault, TaskFault, identical, leaves
+from nanotriton.executor.compare import Fault, TaskFault, identical, leaves, mapped
 from nanotriton.executor.judge import judge_trial
 from nanotriton.executor.reference import Reference, Trial
 from nanotriton.executor.sandbox import Limits
@@ -105,5 +105,5 @@ def on_device(reference: Reference, inputs: list, outputs, after: list) -> tuple
     now = [t.to(reference.device) for _, t in leaves(after) if isinstance(t, torch.Tensor)]
     if len(before) != len(now) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)):
         raise Fault("input_modified", "the inputs are not what they were: forward must not change their shapes")
-    return draws.mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
+    return mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
 
