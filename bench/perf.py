@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bench.helper import serve
-from nanotriton.executor.compare import leaves, mapped
+from nanotriton.executor.compare import mapped, tensors
 from nanotriton.executor.verdict import Verdict
 from nanotriton.tasks.task import Task
 
@@ -189,10 +189,6 @@ class Gold:
             return mapped(out, lambda t: t.double() if t.is_floating_point() else t)
         finally:
             torch.set_default_dtype(torch.float64)
-
-
-def tensors(tree) -> list[torch.Tensor]:
-    return [t for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def to_tf32(t: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from bench import environment
 from bench.journal import write_json
 from nanotriton import config, log
 from nanotriton.executor import probe
-from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves, mapped
+from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves, mapped, tensors
 from nanotriton.executor.judge import judge_trial
 from nanotriton.executor.reference import Reference
 from nanotriton.executor.worker import ALLOCATOR
@@ -65,7 +65,7 @@ def shrunk(task: Task, cap: int) -> Task:
 def mean_answer(reference: Reference) -> float:
     """The mean of the answer to one draw: what a constant would be set to."""
     own = reference.run(reference.inputs("plain", 1), 1)
-    return next((t.double().mean().item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()), 0.0)
+    return next((t.double().mean().item() for t in tensors(own) if not t.is_complex()), 0.0)
 
 
 HALF = "half of every input"

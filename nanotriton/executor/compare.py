@@ -56,6 +56,10 @@ def leaves(tree, path: str = "") -> list[tuple[str, object]]:
     return [(path, tree)]
 
 
+def tensors(tree) -> list[torch.Tensor]:
+    return [t for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
+
+
 def describe(tree) -> str:
     """A tree's structure in words: "a tuple of 2", "a tensor"."""
     if isinstance(tree, torch.Tensor):
@@ -70,8 +74,8 @@ def same_structure(got, want, path: str = "the answer") -> None:
     container = next((kind for kind in (tuple, list, dict) if isinstance(want, kind)), None)
     alike = isinstance(got, container) and len(got) == len(want) if container else not isinstance(got, tuple | list | dict)
     if alike and container is None:
-        tensors = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
-        alike = (tensors[0] and tensors[1]) or (not any(tensors) and type(got) is type(want))
+        both = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
+        alike = all(both) or (not any(both) and type(got) is type(want))
     if alike and container is dict:
         alike = list(got) == list(want)
     if not alike:
@@ -100,7 +104,7 @@ def widen(tree):
 
 
 def all_finite(tree) -> bool:
-    floats = (t for _, t in leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point())
+    floats = (t for t in tensors(tree) if t.is_floating_point())
     return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)  # of float8 torch can't tell
 
 def identical(a, b) -> bool:

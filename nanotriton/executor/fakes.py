@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from nanotriton.executor.compare import Answer, leaves, mapped, passes
+from nanotriton.executor.compare import Answer, mapped, passes, tensors
 
 OTHERS = "the answer to other inputs"
 
@@ -35,7 +35,7 @@ class Fakes:
 
     def _invent(self, own) -> None:
         self.first, inputs = own, self.inputs("plain", 0)
-        means = [t.mean(dtype=torch.float64).item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()] or [0.0]
+        means = [t.mean(dtype=torch.float64).item() for t in tensors(own) if not t.is_complex()] or [0.0]
         zero = lambda t: torch.zeros_like(t) if t.is_floating_point() else t
         self.passing = {
             "an answer of zeros": lambda self, inputs, own, weights: mapped(own, torch.zeros_like),
@@ -45,5 +45,5 @@ class Fakes:
         }
         for i in range(len(inputs)):
             self.passing[f"input {i} returned as it is"] = lambda self, inputs, own, weights, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)
-        if any(isinstance(t, torch.Tensor) and t.is_floating_point() for _, t in leaves(inputs)):
+        if any(t.is_floating_point() for t in tensors(inputs)):
             self.passing["the answer to zeros"] = lambda self, inputs, own, weights: self.run(mapped(inputs, zero), weights)

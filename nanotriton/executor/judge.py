@@ -20,9 +20,9 @@ from nanotriton.executor.compare import (
     all_finite,
     compare,
     kernelbench_allclose,
-    leaves,
     mapped,
     passes,
+    tensors,
 )
 from nanotriton.executor.draws import seed_from
 from nanotriton.executor.reference import Reference, Trial, excused, in_float64
@@ -57,11 +57,9 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
     with excused("comparing answers"):
         error = compare_fairly(outputs, answer, reference, trial) if quick else compare(outputs, answer)
         allclose = kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None
-    theirs, exact = leaves(answer.inputs or []), leaves(answer.inputs_exact or [])
-    tensors = [i for i, (_, x) in enumerate(theirs) if isinstance(x, torch.Tensor)]
+    theirs, exact = tensors(answer.inputs or []), tensors(answer.inputs_exact or [])
     for number, changed in after.items():  # allowed where the reference changes it alike
-        i = tensors[number]
-        if not passes(changed, Answer(theirs[i][1], exact[i][1] if exact else None, None, None)):
+        if not passes(changed, Answer(theirs[number], exact[number] if exact else None, None, None)):
             raise Fault("input_modified", f"input {number} is not what it was: forward must not write to its inputs")
     return Judged(error, allclose)
 
@@ -88,8 +86,7 @@ def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch
 
     In float64, output by output. None if it has no answer for such inputs.
     """
-    tensors = lambda tree: [t.double() for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
-    most = [torch.zeros_like(t) for t in tensors(exact)]
+    most = [torch.zeros_like(t, dtype=torch.float64) for t in tensors(exact)]
     for i in range(NUDGES):
         generator = torch.Generator(reference.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
         with torch.no_grad(), reference.default_device():
@@ -97,7 +94,8 @@ def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch
             moved, _ = in_float64(reference.build(trial.weights), inputs, trial.weights)
         if moved is None:
             return None
-        most = [torch.maximum(m, (x - y).abs().nan_to_num(0.0, 0.0)) for m, x, y in zip(most, tensors(moved), tensors(exact), strict=True)]
+        steps = ((x.double() - y.double()).abs().nan_to_num(0.0, 0.0) for x, y in zip(tensors(moved), tensors(exact), strict=True))
+        most = [torch.maximum(m, step) for m, step in zip(most, steps, strict=True)]
     return most
 
 
@@ -113,7 +111,7 @@ def nudged(t: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
 
 def forgiven(got, answer: Answer, sensitivity: list[torch.Tensor]):
     """The answer that was got, each value brought nearer to the float64 one by `sensitivity`."""
-    exact, left = [t for _, t in leaves(answer.exact) if isinstance(t, torch.Tensor)], iter(range(len(sensitivity)))
+    exact, left = tensors(answer.exact), iter(range(len(sensitivity)))
 
     def nearer(g: torch.Tensor) -> torch.Tensor:
         i = next(left)

@@ -14,7 +14,7 @@ import torch
 from nanotriton.executor import wire
 from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules, not_its_own
 from nanotriton.executor.children import NO_ROOM
-from nanotriton.executor.compare import Fault, TaskFault, identical, leaves, mapped
+from nanotriton.executor.compare import Fault, TaskFault, identical, mapped, tensors
 from nanotriton.executor.judge import judge_trial
 from nanotriton.executor.reference import Reference, Trial
 from nanotriton.executor.sandbox import Limits
@@ -63,9 +63,9 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     """Write the trials' inputs and weights to the memory file; return the child's arguments."""
     described = []
     for trial in trials:
-        inputs, tensors = wire.describe(reference.inputs(trial.kind, trial.inputs))
+        inputs, drawn = wire.describe(reference.inputs(trial.kind, trial.inputs))
         state, weights = wire.describe(reference.weights(trial.weights))
-        for t in (*tensors, *weights):
+        for t in (*drawn, *weights):
             view = memoryview(wire.raw([t]))
             while view:
                 view = view[os.write(fd, view) :]
@@ -101,8 +101,8 @@ def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object,
 
 def on_device(reference: Reference, inputs: list, outputs, after: list) -> tuple[object, dict[int, torch.Tensor]]:
     """What `judge_trial` wants of a run: the outputs, and the inputs that changed, by number."""
-    before = [t for _, t in leaves(inputs) if isinstance(t, torch.Tensor)]
-    now = [t.to(reference.device) for _, t in leaves(after) if isinstance(t, torch.Tensor)]
+    before = tensors(inputs)
+    now = [t.to(reference.device) for t in tensors(after)]
     if len(before) != len(now) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)):
         raise Fault("input_modified", "the inputs are not what they were: forward must not change their shapes")
     return mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}

@@ -16,7 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor import draws, wire
-from nanotriton.executor.compare import Answer, Fault, TaskFault, all_finite, describe, identical, leaves, passes, widen
+from nanotriton.executor.compare import (
+    Answer,
+    Fault,
+    TaskFault,
+    all_finite,
+    describe,
+    identical,
+    passes,
+    tensors,
+    widen,
+)
 from nanotriton.executor.draws import seed_from
 from nanotriton.executor.fakes import Fakes
 from nanotriton.executor.plan import digest
@@ -175,21 +185,20 @@ class Reference:
                     raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
                 if not identical(self.inputs("plain", s), inputs):
                     raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-                self.bytes = sum(t.nbytes for _, t in leaves(inputs) if isinstance(t, torch.Tensor))
+                self.bytes = sum(t.nbytes for t in tensors(inputs))
                 del inputs
                 answer = self.answer("plain", s, s)
-                if not any(isinstance(t, torch.Tensor) for _, t in leaves(answer.own)):
+                if not tensors(answer.own):
                     raise Fault("unsupported", f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}")
                 if s == seed + 1:
                     seen = Computing()
                     again = self.run(self.inputs("plain", s), s, s + 1, seen)
                     self.facts = seen.facts
-                    tensors = [t for _, t in leaves(again) if isinstance(t, torch.Tensor)]
-                    self.bytes += sum(t.nbytes for t in tensors)
-                    self.facts.contiguous = all(t.is_contiguous() for t in tensors)
+                    self.bytes += sum(t.nbytes for t in tensors(again))
+                    self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
                     if not passes(again, answer):
                         raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
-                    del again, tensors
+                    del again
                 fakes.look("plain", s, answer, s)
                 del answer
         for kinds in TRIALS[1:]:
