@@ -13,7 +13,7 @@ import torch
 
 from nanotriton.executor.aten import tensor_ids
 from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault, passes
-from nanotriton.executor.judge import judge_trial
+from nanotriton.executor.judge import Judged, judge_trial
 from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
 from nanotriton.executor.reference import Reference, Trial, excused, out_of_memory
 from nanotriton.executor.replayer import Replay, ReplayError
@@ -48,6 +48,13 @@ class Job:
     time: bool = False  # measure how fast it is, if it is right
     facts: dict = field(default_factory=dict)  # what an earlier phase found
     large: bool = False  # its plan takes more than a worker's share of the GPU
+
+    def note(self, number: int, judged: Judged | None) -> None:
+        """Keep what trial `number` found."""
+        if judged:
+            self.facts["max_error"] = max(judged.max_error, self.facts.get("max_error", 0.0))
+        if number == 0:
+            self.facts["kernelbench_allclose"] = judged.kernelbench_allclose
 
 
 @dataclass
@@ -197,10 +204,7 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
                 if runner.recorded == trial.weights or fault.status in ("unsupported", "timeout", "memory_limit"):
                     raise hinted(fault, runner.plan) from None
                 failed, runner = fault, None  # it may prepare numbers in the constructor: only a recording with this seed can tell
-        if judged:
-            job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
-        if number == 0:
-            job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+        job.note(number, judged)
 
 
 def alike(one: Plan, other: Plan) -> bool:

@@ -13,6 +13,7 @@ range, a view that leaves its storage, an operator outside the list, an argument
 signature in the TTIR says. What they let through cannot run Python, name a file, or ask for more memory than allowed.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -124,6 +125,17 @@ Step = Aten | Launch | Choice
 STEPS = {"aten": Aten, "launch": Launch, "choice": Choice}
 
 
+@contextlib.contextmanager
+def malformed():
+    """Whatever a stranger's bytes bring about inside is a PlanError, one line."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
+
+
 @dataclass
 class Plan:
     storages: list[Storage] = field(default_factory=list)
@@ -189,19 +201,9 @@ class Plan:
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *self.blobs.values()])
 
     @classmethod
+    @malformed()
     def from_bytes(cls, data: bytes, max_memory: int = MAX_MEMORY) -> "Plan":
         """Parse and validate. Raises PlanError; never runs anything the bytes say."""
-        try:
-            plan = cls._parse(data)
-        except PlanError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
-        plan.validate(max_memory)
-        return plan
-
-    @classmethod
-    def _parse(cls, data: bytes) -> "Plan":
         start = len(MAGIC) + 8
         if len(data) > MAX_BYTES:
             raise PlanError(f"plan of {len(data)} bytes; the limit is {MAX_BYTES}")
@@ -217,7 +219,7 @@ class Plan:
             blobs[key] = data[at : at + length]
             at += length
         check(at == len(data), "blobs do not fill the plan exactly")
-        return cls(
+        plan = cls(
             storages=[Storage(*s) for s in header["storages"]],
             tensors=[Tensor(s, d, tuple(shape), tuple(stride), o) for s, d, shape, stride, o in header["tensors"]],
             kernels=[Kernel(*k) for k in header["kernels"]],
@@ -227,19 +229,14 @@ class Plan:
             outputs=header["outputs"],
             blobs=blobs,
         )
+        plan.validate(max_memory)
+        return plan
 
     # -- validation -----------------------------------------------------------------------------------------------
 
+    @malformed()
     def validate(self, max_memory: int = MAX_MEMORY) -> None:
         """Raise PlanError (one line) unless every field is well-formed and within the limits. Fills `Kernel.signature`."""
-        try:
-            self._validate(max_memory)
-        except PlanError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
-
-    def _validate(self, max_memory: int) -> None:
         for name, limit in MAX_COUNT.items():
             check(len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}")
         for key, data in self.blobs.items():

@@ -53,10 +53,7 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):
         with worker.stage("judge", worker.patience):
             judged = judge_trial(reference, trial, lambda inputs, seed, o=outputs, a=after: on_device(reference, inputs, o, a))
-        if judged:
-            job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
-        if number == 0:
-            job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+        job.note(number, judged)
 
 
 def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from reward.extract import defines, parse, python_blocks
 
-CHANNELS = ("G", "T")
 SEPARATOR = re.compile(r"^#{146}[ \t]*$", re.M)
 MAIN = re.compile(r"^if[ \t]+__name__[ \t]*==[ \t]*(['\"])__main__\1[ \t]*:", re.M)
 ANSWER = ("result", "test_results")  # what the tests call their results
