@@ -103,6 +103,11 @@ class Aten:
     outs: list[int | None]  # tensor of each result; None: an existing tensor (in place) or nothing
     line: int = 0  # of the candidate's file; 0: unknown
 
+    @property
+    def name(self) -> str:
+        """Without the overload."""
+        return self.op.split(".")[0]
+
 
 @dataclass
 class Launch:
@@ -292,7 +297,7 @@ class Plan:
     def _check_step(self, step: Step, nested: bool) -> None:
         check(_is_size(step.line), "a step's line is a number")
         if isinstance(step, Aten):
-            check(type(step.op) is str and step.op.split(".")[0] in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
+            check(type(step.op) is str and step.name in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
             check(re.fullmatch(r"\w+\.\w+", step.op) is not None, "an operator is name.overload")
             check_value(step.args, len(self.tensors), step.op)
             check(type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs), "keyword arguments have names")

@@ -313,7 +313,7 @@ class Replay:
         args = decode(call.args, self.tensor, self.backend.device)
         kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
         outs = [self.tensor(i) for i in call.outs if i is not None]
-        source = SOURCE.get(call.op.split(".")[0])
+        source = SOURCE.get(call.name)
         if source is not None and args[source].dtype == torch.bool:  # any byte but 0 would become 1: torch would compare for the candidate
             args, outs = list(map(_numbers, args)), list(map(_numbers, outs))
         try:
