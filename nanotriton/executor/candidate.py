@@ -273,7 +273,7 @@ class Runner:
             except ReplayError as error:
                 if error.fatal:
                     self.worker.gpu.lost = True
-                raise Fault(error.status, f"line {error.line}: {error.message}" if error.line else error.message) from None
+                raise Fault(error.status, str(error)) from None
             except ValueError as error:
                 raise Fault("crashed", f"plan: {error}") from None
             except (MemoryError, RuntimeError) as error:

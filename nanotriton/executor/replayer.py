@@ -29,6 +29,9 @@ class ReplayError(Exception):
         super().__init__(message)
         self.status, self.message, self.line, self.fatal = status, message, line, fatal
 
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
 
 class Backend(Protocol):
     """Memory and kernels of one device."""
