@@ -33,11 +33,12 @@ from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.model import Transformer
 from nanotriton.rollout import Episode, rollout, seed_of
-from nanotriton.run import Clock, Run, check_timed, heldout, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, check_timed, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
 from nanotriton.tokenizer import Tokenizer
+from nanotriton.world import World, idle_cores
 from reward.reward import RewardConfig, load_reward, reward
 
 
@@ -97,7 +98,7 @@ class Parts:
     """What a step works with, on this rank."""
 
     cfg: Config
-    world: distributed.World
+    world: World
     tasks: Sequence[Task]
     reward_of: Callable[[Verdict, str, Task], float | None]
     tokenizer: Tokenizer
@@ -108,7 +109,7 @@ class Parts:
     executor: Executor
 
 
-def main(cfg: Config, world: distributed.World) -> None:
+def main(cfg: Config, world: World) -> None:
     distributed.check_optimizer(cfg.optimizer, world)
     if cfg.speed:
         check_timed(world, cfg.mode)
@@ -194,7 +195,7 @@ def grpo_step(step: int, parts: Parts) -> tuple[list[Episode], Tensor, list[dict
 
     # 4. Policy gradient: a few optimizer steps, each on its share of the groups.
     stats, norms = [], []
-    with distributed.idle_cores(world):
+    with idle_cores(world):
         if cfg.mismatch != "bypass":
             trainer_logprobs(list(chain(*taught.values())), model, cfg, world, tokenizer)
             clock("logprobs")
@@ -261,7 +262,7 @@ def update_policy(episodes: Sequence[Episode], model, reference, optimizer, cfg:
 
 
 @torch.no_grad()
-def trainer_logprobs(episodes: Sequence[Episode], model, cfg: Config, world: distributed.World, tokenizer: Tokenizer) -> None:
+def trainer_logprobs(episodes: Sequence[Episode], model, cfg: Config, world: World, tokenizer: Tokenizer) -> None:
     """The trainer's own logprobs of what was sampled, before any update: `old`, where the sampler's are not taken for it."""
     parts = distributed.balance([len(e.prompt_ids) + len(e.ids) for e in episodes], cfg.micro_tokens, world)
     for part in parts:
@@ -369,4 +370,4 @@ def sft_config(cfg: Config) -> train_sft.Config:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config, presets=PRESETS))
+    launch(main, config.parse(Config, presets=PRESETS))

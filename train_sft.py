@@ -27,13 +27,14 @@ from nanotriton import config, distributed
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import seed_of
-from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, prompt_ids
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
+from nanotriton.world import World, idle_cores
 
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -73,7 +74,7 @@ PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=81
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
 
 
-def main(cfg: Config, world: distributed.World) -> str:
+def main(cfg: Config, world: World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
     distributed.check_optimizer(cfg.optimizer, world)
     if cfg.data:
@@ -95,7 +96,7 @@ def main(cfg: Config, world: distributed.World) -> str:
         clock = Clock()
         batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
         lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr))
-        with distributed.idle_cores(world):
+        with idle_cores(world):
             loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
         clock("train")
         run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
@@ -115,7 +116,7 @@ def main(cfg: Config, world: distributed.World) -> str:
     return str(run.folder / "model")
 
 
-def sft_step(batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: distributed.World, tokenizer: Tokenizer) -> tuple[float, float]:
+def sft_step(batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: World, tokenizer: Tokenizer) -> tuple[float, float]:
     """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before clipping)."""
     # counted over every rank and microbatch before the first backward, so that neither changes the gradient
     normalizer = sum(len(completion) for _, completion in batch)
@@ -130,7 +131,7 @@ def sft_step(batch: list[Pair], model: Transformer, optimizer, cfg: Config, worl
     return world.all_sum(loss).item(), float(norm)
 
 
-def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: distributed.World, tokenizer: Tokenizer):
+def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer):
     """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on every rank."""
     for part in distributed.accumulate(model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)):
         # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
@@ -140,7 +141,7 @@ def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: distribute
 
 
 @torch.no_grad()
-def mean_loss(model: Transformer, pairs: list[Pair], cfg: Config, world: distributed.World, tokenizer: Tokenizer) -> float:
+def mean_loss(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer) -> float:
     """Cross-entropy of the completions, nats a token, over all ranks."""
     total = -sum(logp.sum() for logp in scores(model, world.share(pairs), cfg, world, tokenizer))
     return world.all_sum(total).item() / sum(len(completion) for _, completion in pairs)
@@ -231,4 +232,4 @@ def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config, presets=PRESETS))
+    launch(main, config.parse(Config, presets=PRESETS))

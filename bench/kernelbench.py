@@ -27,12 +27,14 @@ import torch
 from bench import compiled, sources
 from bench.run import FREE, REFRESH, Run, check
 from bench.scores import NOT_COMPILED, Outcome, tables
-from nanotriton import config, distributed, log
+from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rollout import seed_of
+from nanotriton.run import launch
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
+from nanotriton.world import World
 from reward import rules
 from reward.extract import defines, extract_candidate, parse
 from reward.policy import POLICIES
@@ -79,7 +81,7 @@ class Config:
         self.policy = sorted(set(self.policy), key=POLICIES.index)  # strictest first: see `implied`
 
 
-def main(cfg: Config, world: distributed.World) -> int:
+def main(cfg: Config, world: World) -> int:
     try:
         known = kernelbench.load_problems(cfg.data, cfg.levels)
         problems = kernelbench.select(known, cfg.ids, cfg.limit)
@@ -189,7 +191,7 @@ class KernelBench(Run):
     benchmark = "kernelbench"
     free = FREE | {"levels", "policy", "baseline", "compile_baseline"}
 
-    def __init__(self, cfg: Config, world: distributed.World, problems: list[Problem], given: dict, baseline: dict[str, float]):
+    def __init__(self, cfg: Config, world: World, problems: list[Problem], given: dict, baseline: dict[str, float]):
         super().__init__(cfg, world, problems, given, f"--samples {cfg.samples}")
         self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}  # {its name: {problem's name: us}}
         self.not_compiled: dict[str, str] = {}  # {problem's name: why}
@@ -288,4 +290,4 @@ class KernelBench(Run):
 
 
 if __name__ == "__main__":
-    sys.exit(distributed.launch(main, config.parse(Config)))
+    sys.exit(launch(main, config.parse(Config)))

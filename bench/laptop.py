@@ -24,9 +24,10 @@ import train_grpo
 import train_sft
 from bench import environment
 from nanotriton import config, distributed
-from nanotriton.run import Run, heldout, make_executor, make_sampler
+from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
+from nanotriton.world import World
 
 
 @dataclass
@@ -47,7 +48,7 @@ def sft_arm(cfg: Config) -> None:
     sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=steps, examples=steps * train_sft.Config.batch, min_lr=0.0)
     grpo = train_grpo.Config(seed=cfg.seed)
 
-    def run(sft: train_sft.Config, world: distributed.World) -> None:
+    def run(sft: train_sft.Config, world: World) -> None:
         folder = train_sft.main(sft, world)
         tokenizer = Tokenizer(folder)
         model, model_config = load_model(folder, world.dtype, world.device)
@@ -60,7 +61,7 @@ def sft_arm(cfg: Config) -> None:
                              max_tokens=grpo.max_tokens, seed=cfg.seed)  # fmt: skip
         trace.summary(**result, seed=cfg.seed, seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"])
 
-    distributed.launch(run, sft)
+    launch(run, sft)
 
 
 def grpo_config(name: str, cfg: Config) -> train_grpo.Config:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bench.helper import serve
-from nanotriton.executor.compare import clone, leaves
+from nanotriton.executor.compare import mapped, tensors
 from nanotriton.executor.verdict import Verdict
 from nanotriton.tasks.task import Task
 
@@ -182,26 +182,13 @@ class Gold:
         dtypes = iter(self.dtypes)
         torch.set_default_dtype(torch.float32)
         try:
-            inputs = every(wide, lambda t: to_tf32(t.to(next(dtypes), copy=True)))
+            inputs = mapped(wide, lambda t: to_tf32(t.to(next(dtypes), copy=True)))
             out = self.module.call_of_this_task(self.perf, inputs, self.kind, self.changed)
             for into, t in zip(tensors(wide), tensors(inputs), strict=True):
                 into.copy_(t)
-            return every(out, lambda t: t.double() if t.is_floating_point() else t)
+            return mapped(out, lambda t: t.double() if t.is_floating_point() else t)
         finally:
             torch.set_default_dtype(torch.float64)
-
-
-def tensors(tree) -> list[torch.Tensor]:
-    return [t for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
-
-
-def every(tree, function):
-    """The tree with every tensor replaced; whatever else is in it stays."""
-    if isinstance(tree, list | tuple):
-        return type(tree)(every(v, function) for v in tree)
-    if isinstance(tree, dict):
-        return {k: every(v, function) for k, v in tree.items()}
-    return function(tree) if isinstance(tree, torch.Tensor) else tree
 
 
 def to_tf32(t: torch.Tensor) -> torch.Tensor:
@@ -227,7 +214,7 @@ def look(implementation: str, script: str, wanted: int) -> dict:
         kind = type(item).__name__ if type(item) in (tuple, list) else "bare"
         gold.kind = {"tuple": tuple, "list": list, "bare": "bare"}[kind]
         inputs = [item] if kind == "bare" else list(item)
-        before = clone(inputs)
+        before = mapped(inputs, torch.clone)
         out = gold(inputs)
         changed = [i for i, (a, b) in enumerate(zip(tensors(before), tensors(inputs), strict=True)) if not torch.equal(a, b)]
     if not tensors([out]) and not changed:

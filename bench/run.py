@@ -15,8 +15,8 @@ import torch
 from bench import environment, report, sources
 from bench.journal import Journal, write_json
 from nanotriton.config import ConfigError
-from nanotriton.distributed import World
 from nanotriton.executor.verdict import Verdict
+from nanotriton.world import World
 
 REFRESH = 20.0  # seconds between two versions of the results while candidates are judged
 FREE = {"out", "fresh", "ids", "limit", "n", "ks", "workers", "concurrency", "per_minute", "retries", "request_timeout", "key_env"}  # may change when a run is continued

@@ -38,11 +38,12 @@ from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.run import make_executor, make_sampler, sync_weights
+from nanotriton.run import launch, make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task
 from nanotriton.weights import shard_rows
+from nanotriton.world import World
 from reward.reward import reward
 
 TINY = dict(model_type="qwen3", vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -95,7 +96,7 @@ def randomize(model: Transformer, seed: int = 0) -> Transformer:
     return model
 
 
-def make_model(cfg: Config, world: distributed.World, optimizer: str, tokens: int, copies: int) -> Transformer:
+def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: int) -> Transformer:
     """As distributed.load makes it, but for where the values come from."""
     shape = ModelConfig(**MODELS[cfg.shape])
     auto = distributed.plan(shape, world, optimizer, tokens, copies)
@@ -148,7 +149,7 @@ def given(steps: int, prompts: int, size: str) -> tuple[list[Task], dict[str, It
 class Recorded:
     """A sampler whose samples go to a file by their seeds, or come from it where it is there."""
 
-    def __init__(self, sampler: Sampler, path: Path, world: distributed.World):
+    def __init__(self, sampler: Sampler, path: Path, world: World):
         self.sampler, self.path, self.world = sampler, path, world
         self.known = json.loads(path.read_text()) if path.exists() else None
 
@@ -177,7 +178,7 @@ def flops_per_token(shape: ModelConfig, length: int) -> float:
     return 6 * (shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size) + 6 * length * heads * shape.num_hidden_layers
 
 
-def memory(world: distributed.World, sampler: Sampler | None = None) -> dict[str, float]:
+def memory(world: World, sampler: Sampler | None = None) -> dict[str, float]:
     """Gigabytes on the fullest rank: torch's peak since the last reset, the KV cache (not torch's), what the whole GPU has in use now."""
     if world.device.type != "cuda":
         return {}
@@ -188,14 +189,14 @@ def memory(world: distributed.World, sampler: Sampler | None = None) -> dict[str
     return dict(zip(("peak_gb", "peak_reserved_gb", "kv_gb", "gpu_in_use_gb"), (x / 1e9 for x in peaks)))
 
 
-def reset(world: distributed.World) -> None:
+def reset(world: World) -> None:
     world.barrier()
     if world.device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
 
 
-def sft(cfg: Config, world: distributed.World, model: Transformer, optimizer, micro_tokens: int) -> dict[str, Any]:
+def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: int) -> dict[str, Any]:
     """Steps of train_sft.sft_step on random sequences, all of whose tokens but the first are learned."""
     shape, each = model.config, cfg.sequences or WORK[cfg.shape][0]
     length = min(cfg.length, 64) if cfg.shape == "tiny" else cfg.length
@@ -226,7 +227,7 @@ def sft(cfg: Config, world: distributed.World, model: Transformer, optimizer, mi
     }  # fmt: skip
 
 
-def grpo_parts(cfg: Config, world: distributed.World, model: Transformer, optimizer, executor: Executor, shared: bool, **options) -> train_grpo.Parts:
+def grpo_parts(cfg: Config, world: World, model: Transformer, optimizer, executor: Executor, shared: bool, **options) -> train_grpo.Parts:
     """What train_grpo.main would hand to its steps: cfg.warmup + cfg.steps of them."""
     steps, prompts = cfg.warmup + cfg.steps, cfg.samples // GROUP
     tasks, pairs = given(steps, prompts, "gpu" if world.device.type == "cuda" else "cpu")
@@ -267,7 +268,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compare(cfg: Config, world: distributed.World) -> dict[str, Any]:
+def compare(cfg: Config, world: World) -> dict[str, Any]:
     """One GRPO step with two optimizer steps (in the second the ratio is no longer 1): what must not depend on the ranks."""
     cfg = dataclasses.replace(cfg, warmup=1, steps=1)
     model = make_model(cfg, world, "adamw", cfg.micro_tokens or 16384, copies=1)
@@ -289,7 +290,7 @@ def compare(cfg: Config, world: distributed.World) -> dict[str, Any]:
     return row
 
 
-def one_gpu(cfg: Config, world: distributed.World) -> dict[str, Any]:
+def one_gpu(cfg: Config, world: World) -> dict[str, Any]:
     """SFT steps, then GRPO steps of the same model, with adam8 and a sampler that shares its parameters."""
     distributed.check_optimizer("adam8", world)
     micro = cfg.micro_tokens or 16384
@@ -303,7 +304,7 @@ def one_gpu(cfg: Config, world: distributed.World) -> dict[str, Any]:
         return row | {f"grpo_{k}": v for k, v in grpo_steps(cfg, parts).items()} | {"sampler_shares_parameters": same}
 
 
-def main(cfg: Config, world: distributed.World) -> dict[str, Any]:
+def main(cfg: Config, world: World) -> dict[str, Any]:
     if cfg.samples % GROUP:
         raise config.ConfigError(f"--samples {cfg.samples}: a multiple of {GROUP}")
     started = time.perf_counter()
@@ -329,4 +330,4 @@ def main(cfg: Config, world: distributed.World) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config))
+    launch(main, config.parse(Config))

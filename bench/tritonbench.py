@@ -32,14 +32,16 @@ from bench.contamination import FLAG, Golds
 from bench.helper import Helper
 from bench.run import FREE, Run, check
 from bench.scores import Outcome, tables
-from nanotriton import config, distributed, log
+from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.script import ScriptExecutor, answer_path
 from nanotriton.executor.verdict import Verdict
 from nanotriton.rollout import seed_of
+from nanotriton.run import launch
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.tritonbench import Problem
+from nanotriton.world import World
 from reward import rules
 
 SECONDS = 120.0  # for a look at one performance script
@@ -82,7 +84,7 @@ class Config:
         check(self, "predictions", "a clone of TritonBench")
 
 
-def main(cfg: Config, world: distributed.World) -> int:
+def main(cfg: Config, world: World) -> int:
     try:
         known = tritonbench.load_problems(cfg.data, cfg.channel)
         problems = tritonbench.select(known, cfg.ids, cfg.limit)
@@ -122,7 +124,7 @@ class TritonBench(Run):
     benchmark = "tritonbench"
     free = FREE | {"speed_inputs"}
 
-    def __init__(self, cfg: Config, world: distributed.World, problems: list[Problem], given: dict, golds: Golds):
+    def __init__(self, cfg: Config, world: World, problems: list[Problem], given: dict, golds: Golds):
         super().__init__(cfg, world, problems, given, f"--predictions {cfg.predictions}")
         self.golds, self.entries = golds, {p.name: p.entries for p in problems}
         lacking = [p.name for p in problems if cfg.style not in p.instructions] if not given else []
@@ -257,4 +259,4 @@ class TritonBench(Run):
 
 
 if __name__ == "__main__":
-    sys.exit(distributed.launch(main, config.parse(Config)))
+    sys.exit(launch(main, config.parse(Config)))

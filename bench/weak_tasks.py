@@ -28,9 +28,9 @@ from bench import environment
 from bench.journal import write_json
 from nanotriton import config, log
 from nanotriton.executor import probe
-from nanotriton.executor.compare import Fault, clone, kernelbench_allclose, leaves
-from nanotriton.executor.draws import mapped
-from nanotriton.executor.judge import Reference, judge_trial
+from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves, mapped, tensors
+from nanotriton.executor.judge import judge_trial
+from nanotriton.executor.reference import Reference
 from nanotriton.executor.worker import ALLOCATOR
 from nanotriton.tasks.task import Task, load_tasks
 
@@ -65,7 +65,7 @@ def shrunk(task: Task, cap: int) -> Task:
 def mean_answer(reference: Reference) -> float:
     """The mean of the answer to one draw: what a constant would be set to."""
     own = reference.run(reference.inputs("plain", 1), 1)
-    return next((t.double().mean().item() for _, t in leaves(own) if isinstance(t, torch.Tensor) and not t.is_complex()), 0.0)
+    return next((t.double().mean().item() for t in tensors(own) if not t.is_complex()), 0.0)
 
 
 HALF = "half of every input"
@@ -84,7 +84,7 @@ def fakes(reference: Reference, inputs: list, seed: int, mean: float) -> dict[st
     found: dict[str, Callable] = {
         "zeros": lambda own: mapped(own, torch.zeros_like), "ones": lambda own: mapped(own, torch.ones_like),
         "mean": lambda own: mapped(own, lambda t: torch.full_like(t, mean)),
-        HALF: lambda own: reference.run(clone([halved(x) for x in inputs]), seed),
+        HALF: lambda own: reference.run(mapped([halved(x) for x in inputs], torch.clone), seed),
     }  # fmt: skip
     return found | {f"input {i}": lambda own, x=x: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
 
@@ -93,7 +93,7 @@ def passing(reference: Reference, name: str, mean: float) -> bool:
     """Whether a fake passes every trial."""
     for trial in reference.trials(b"bench", name):
         try:
-            judge_trial(reference, trial, lambda inputs, seed: (fakes(reference, inputs, seed, mean)[name](reference.run(clone(inputs), seed)), {}))
+            judge_trial(reference, trial, lambda inputs, seed: (fakes(reference, inputs, seed, mean)[name](reference.run(mapped(inputs, torch.clone), seed)), {}))
         except Fault:
             return False
     return True
@@ -118,14 +118,14 @@ def look(reference: Reference) -> dict:
     row: dict = {"pass_ours": [], "pass_kernelbench": []}
     try:
         for trial in reference.trials(b"bench", "reference"):
-            judge_trial(reference, trial, lambda inputs, seed: (reference.run(clone(inputs), seed), {}))
+            judge_trial(reference, trial, lambda inputs, seed: (reference.run(mapped(inputs, torch.clone), seed), {}))
         row["reference"] = "passes"
     except Fault as fault:
         row["reference"] = f"{fault.status}: {fault.message}"
     mean = mean_answer(reference)
     row["pass_ours"] = [name for name in fakes(reference, reference.inputs("plain", 42), 42, mean) if passing(reference, name, mean)]
     inputs = reference.inputs("plain", 42)
-    own = reference.run(clone(inputs), 42)
+    own = reference.run(mapped(inputs, torch.clone), 42)
     for name, make in fakes(reference, inputs, 42, mean).items():
         fake = make(own)
         same_tree = [w for w, _ in leaves(fake)] == [w for w, _ in leaves(own)]

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-if TYPE_CHECKING:
-    from nanotriton.distributed import World
+from nanotriton.world import World
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
 
@@ -67,7 +66,7 @@ class Checkpointer:
     All methods are collective: every rank calls them, in the same order.
     """
 
-    def __init__(self, folder: str | Path, world: "World", keep: int = 2):
+    def __init__(self, folder: str | Path, world: World, keep: int = 2):
         self.folder, self.world, self.keep = Path(folder), world, keep
         self.files = f"rank-{world.rank:03d}-of-{world.world_size:03d}"
         self.pending: tuple[Writer, Path, Path, bool] | None = None

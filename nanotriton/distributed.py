@@ -1,8 +1,4 @@
-"""One process or many: torchrun, sharded parameters, microbatches, the optimizer. Checkpoints are in checkpoint.py.
-
-    python train.py                                    one rank
-    torchrun --nproc-per-node 4 train.py               four, on one machine
-    torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines; the run's folder must be on a disk they share
+"""One process or many: sharded parameters, microbatches, the optimizer. Who they are is in world.py, checkpoints in checkpoint.py.
 
     def main(cfg, world):
         model, config = load(folder, world)            # fp32 masters in shards, bf16 compute on a GPU
@@ -11,179 +7,31 @@
             loss(part).backward()                      # each rank's share of a loss with a *global* normaliser
         norm = clip_grad_norm(model, 1.0)
         optimizer.step(); optimizer.zero_grad()
-    launch(main, cfg)
+    run.launch(main, cfg)
 
 Gradients are summed over ranks, never averaged: the loss is divided once, by a count taken over every rank and microbatch.
 So neither their number changes it, and one rank is the same code with nothing to wait for.
 """
 
-import contextlib
-import ctypes
 import hashlib
-import os
-import signal
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from nanotriton.checkpoint import Checkpointer, CheckpointError, local
-from nanotriton.config import ConfigError, die
+from nanotriton.checkpoint import local
+from nanotriton.config import ConfigError
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import ModelConfig, Transformer
 from nanotriton.weights import fill, load_config
+from nanotriton.world import World
 
-__all__ = ["CheckpointError", "Checkpointer", "World", "launch", "setup"]
 T = TypeVar("T")
-
-
-# ---- the world -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class World:
-    """Who this process is among the `world_size` of a run, and what they can do together."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0  # on this machine: which GPU
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What forward and backward compute in: bf16 on a GPU, fp32 on the CPU."""
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
-
-    def all_sum(self, x: Tensor) -> Tensor:
-        """The sum of x over all ranks, a new tensor on x's device."""
-        return self._reduce(x, dist.ReduceOp.SUM)
-
-    def all_max(self, x: Tensor) -> Tensor:
-        return self._reduce(x, dist.ReduceOp.MAX)
-
-    def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
-        total = x.detach().to(self.device, copy=True)
-        if self.world_size > 1:
-            dist.all_reduce(total, op)
-        return total.to(x.device)
-
-    def gather(self, x: Any) -> list[Any]:
-        """A small picklable x of every rank, in rank order, on every rank."""
-        out = [x] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(out, x)
-        return out
-
-    def barrier(self) -> None:
-        if self.world_size > 1:
-            dist.barrier()
-
-    def share(self, items: Sequence[T]) -> list[T]:
-        """This rank's part of a list that every rank has: every world_size-th item."""
-        return list(items[self.rank :: self.world_size])
-
-
-def setup() -> World:
-    """Join the other ranks that torchrun started, or be alone. Call once, first."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker must not outlive its agent, however that died
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    rank, size, local = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
-    cuda = torch.cuda.is_available()
-    if cuda and local >= torch.cuda.device_count():
-        raise ConfigError(f"rank {rank} has no GPU: {torch.cuda.device_count()} here for --nproc-per-node over that")
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    if "OMP_NUM_THREADS" not in os.environ:
-        # What runs on the CPU is small, and the other cores are the executor's (but see idle_cores).
-        torch.set_num_threads(1)
-    if size > 1:
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            store=fresh_store(rank, size),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(hours=2),  # ranks wait for the one with the longest rollout: ten minutes, the default, is short
-            device_id=device if cuda else None,
-        )
-        if cuda:  # for the executor's workers, which take the first GPU that they see; here all stay, once their number is known
-            torch.cuda.device_count()
-            os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return World(rank, size, local, device)
-
-
-@contextlib.contextmanager
-def idle_cores(world: World) -> Iterator[None]:
-    """Train on the CPU with a second thread, where this rank has a second core: around what runs while the executor waits.
-    (nanotriton/__init__.py says how OpenMP's threads wait, without which a core that is not free would cost dearly.)"""
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    before = torch.get_num_threads()
-    if world.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and cores > 1:
-        torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def own_gpu(local_rank: int, visible: str | None) -> str:
-    """The CUDA_VISIBLE_DEVICES that shows a rank's own GPU only, of those that are visible to all.
-    >>> own_gpu(1, None), own_gpu(1, "4,6")
-    ('1', '6')
-    """
-    return visible.split(",")[local_rank].strip() if visible else str(local_rank)
-
-
-def fresh_store(rank: int, size: int) -> dist.Store:
-    """A key space that all ranks of this attempt share and no earlier attempt has written to.
-
-    After --max-restarts torchrun gives the workers the store that the dead ones used, where gloo finds their addresses
-    and NCCL their ids (pytorch issue 135712); its restart count is each machine's own and can't tell attempts apart. So
-    every rank says hello under a name that was never used, rank 0 answers that name, and the answer is acknowledged.
-    """
-    store, *_ = next(dist.rendezvous("env://"))
-    me, deadline = uuid.uuid4().hex, time.monotonic() + 600
-    space = me
-    store.set(f"hello/{rank}", me)
-    if rank:
-        space = store.get(f"answer/{me}").decode()  # waits
-        store.set(f"{space}/{rank}", "here")
-    missing = set() if rank else set(range(1, size))
-    while missing:
-        for r in [r for r in missing if store.check([f"hello/{r}"])]:
-            store.set(f"answer/{store.get(f'hello/{r}').decode()}", me)  # to a dead one's hello: nobody reads it
-        missing = {r for r in missing if not store.check([f"{me}/{r}"])}
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"ranks {sorted(missing)} of {size} did not start within 10 minutes")
-        time.sleep(0.02)
-    return dist.PrefixStore(space, store)
-
-
-def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
-    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in a traceback."""
-    try:
-        return main(cfg, setup())
-    except (ConfigError, ModelError) as error:
-        die(error)
-    except CheckpointError as error:
-        raise SystemExit(f"error: {error}") from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------

@@ -1,27 +1,45 @@
-"""What both training scripts share: a run's folder that continues where it stopped, and how held-out success is measured."""
+"""What both training scripts share: how they start, a run's folder that continues where it stopped, and how held-out success is measured."""
 
 import dataclasses
 import json
-import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from nanotriton import config, distributed
+from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.rollout import rollout, seed_of, statuses
 from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
+from nanotriton.world import World, cores, setup
 
 FREE = {"name", "out", "fresh", "workers"}  # options that may differ when a run is continued: they change nothing in it
+T = TypeVar("T")
+
+
+def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
+    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in a traceback."""
+    try:
+        return main(cfg, setup())
+    except (config.ConfigError, ModelError) as error:
+        config.die(error)
+    except CheckpointError as error:
+        raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class Clock:
@@ -43,7 +61,7 @@ class Clock:
 class Run(Log):
     """A run's folder: its config, its files, its checkpoints. The same command on the same folder continues it."""
 
-    def __init__(self, cfg: Any, world: distributed.World, stage: str):
+    def __init__(self, cfg: Any, world: World, stage: str):
         folder = Path(cfg.out) / cfg.name
         path = folder / "config.json"
         if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
@@ -69,7 +87,7 @@ class Run(Log):
         if world.is_main:
             path.write_text(json.dumps(settings, indent=2) + "\n")
         self.world, self.stage = world, stage
-        self.checkpoints = distributed.Checkpointer(folder / "checkpoints", world, keep=2)
+        self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
 
     def finished(self) -> bool:
@@ -121,26 +139,25 @@ def read_settings(path: Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def check_timed(world: distributed.World, mode: str) -> None:
+def check_timed(world: World, mode: str) -> None:
     """ConfigError where candidates can't be timed: call it before anything else is done."""
     if world.device.type != "cuda" or mode != "replay":
         raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
 
 
 def make_executor(
-    world: distributed.World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0, timed: bool = False
+    world: World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0, timed: bool = False
 ) -> Executor:
     """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed. Its draws follow the
     seed, so that runs repeat.
 
     timed: correct candidates and their references are timed too (see check_timed).
     """
-    workers = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1)
-    return Executor(device=str(world.device), mode=mode, workers=workers, policy=policy, timeout=timeout, time=timed, seed=seed)
+    return Executor(device=str(world.device), mode=mode, workers=max(1, cores() - 1), policy=policy, timeout=timeout, time=timed, seed=seed)
 
 
 def make_sampler(
-    model_config: ModelConfig, world: distributed.World, tokenizer: Tokenizer, shared: Transformer | None = None, later: int = 0
+    model_config: ModelConfig, world: World, tokenizer: Tokenizer, shared: Transformer | None = None, later: int = 0
 ) -> Sampler:
     """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call.
 
@@ -160,7 +177,7 @@ def make_sampler(
     return Sampler(shared, valid_vocab=tokenizer.vocab_size, kv_fraction=fraction)
 
 
-def sync_weights(sampler: Sampler, model: Transformer, world: distributed.World) -> None:
+def sync_weights(sampler: Sampler, model: Transformer, world: World) -> None:
     """The trained weights, gathered and cast, into the sampler's buffers; nothing to do where it shares them. Keys and values of
     the old ones are gone already: no page of the cache outlives a rollout."""
     if sampler.model is not model:
@@ -168,16 +185,16 @@ def sync_weights(sampler: Sampler, model: Transformer, world: distributed.World)
 
 
 def heldout(
-    run: Run, tasks: Sequence[Task], *, step: int, split: str, n: int = 2, sampler: Sampler, executor: Executor, tokenizer: Tokenizer,
+    run: Run, tasks: Sequence[Task], *, step: int, split: str, sampler: Sampler, executor: Executor, tokenizer: Tokenizer,
     max_tokens: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Success on held-out tasks: `n` samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
 
     The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
     """
     result: dict[str, Any] = {}
     mine = run.world.share(list(enumerate(tasks)))
-    for key, count, temperature in (("success", n, 1.0), ("greedy", 1, 0.0)):
+    for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
         seeds = [[seed_of(seed, 10, 0, i, j) for j in range(count)] for i, _ in mine]
         groups = rollout(
             [t for _, t in mine], count, sampler, executor, tokenizer, seeds=seeds, temperature=temperature, max_tokens=max_tokens,

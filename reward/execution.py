@@ -1,4 +1,4 @@
-"""What a verdict is worth, part by part: is it Triton, is it right, is it fast, how far did it get."""
+"""What a verdict is worth, part by part: is it Triton, is it fast, how far did it get."""
 
 import math
 
@@ -21,11 +21,6 @@ PROGRESS = {
 }
 
 
-def is_correct(verdict: Verdict) -> bool:
-    """The candidate computes what the reference does, and obeyed the executor's policy: only then is the status `correct`."""
-    return verdict.status == "correct"
-
-
 def is_triton(verdict: Verdict) -> bool:
     """At least one launch whose absence changes the answer, as measured by replaying the plan without it."""
     return bool(verdict.effective_launches)
@@ -33,7 +28,7 @@ def is_triton(verdict: Verdict) -> bool:
 
 def progress(verdict: Verdict) -> float:
     """0 to 1: how far it got. 1 for correct and for wrong values alike, so scale it well below the reward of being right."""
-    return 1.0 if is_correct(verdict) else PROGRESS.get(verdict.status, 0.0)
+    return 1.0 if verdict.correct else PROGRESS.get(verdict.status, 0.0)
 
 
 def speed(verdict: Verdict, cap: float, noise: float) -> float:

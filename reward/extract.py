@@ -74,17 +74,23 @@ def _defines_entry(block: str, entry: str) -> bool:
         return re.search(rf"^(class|def)[ \t]+{re.escape(entry)}\b", block, re.M) is not None
 
 
+def after_reasoning(completion: str) -> str | None:
+    """What is behind the first `</think>`, all of it where nothing is reasoned; None if the reasoning never ends."""
+    _, closed, answer = completion.partition("</think>")
+    if closed:
+        return answer
+    return None if completion.lstrip().startswith("<think>") else completion
+
+
 def extract_candidate(completion: str, entry: str = "ModelNew") -> str | None:
     """The candidate's source, or None when the completion has none. See the rule at the top of this file.
 
     >>> extract_candidate("<think>maybe</think>\\n```python\\nclass ModelNew: pass\\n```")
     'class ModelNew: pass\\n'
     """
-    reasoning, closed, answer = completion.partition("</think>")
-    if not closed:
-        if completion.lstrip().startswith("<think>"):
-            return None
-        answer = reasoning
+    answer = after_reasoning(completion)
+    if answer is None:
+        return None
     answer = answer.replace("</think>```", "</think>\n```")  # reasoning that had quoted its own end
     for block in reversed(python_blocks(answer)):
         if entry in block and _defines_entry(block, entry):

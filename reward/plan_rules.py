@@ -48,10 +48,9 @@ def facts(plan: Plan) -> Facts:
     """Read a plan. The first alternative stands for an autotuned launch."""
     found = Facts(launches=len(plan.launches()))
     for step in _steps_on_data(plan, first_alternative=True):
-        name = step.op.split(".")[0]
-        found.torch_ops[name] = found.torch_ops.get(name, 0) + 1
+        found.torch_ops[step.name] = found.torch_ops.get(step.name, 0) + 1
         if _computes(plan, step):
-            found.computing[name] = found.computing.get(name, 0) + 1
+            found.computing[step.name] = found.computing.get(step.name, 0) + 1
             found.flops += _flops(plan, step)
         else:
             found.moved_bytes += sum(plan.nbytes(t) for t in _reads(step) + _writes(step))
@@ -65,10 +64,10 @@ def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
     for step in _steps_on_data(plan, first_alternative=False):
         line = step.line or None
         if _computes(plan, step):
-            what = _cast(plan, step) or f"torch.{step.op.split('.')[0]} computes in torch"
+            what = _cast(plan, step) or f"torch.{step.name} computes in torch"
             return Violation(line, f"{what}: under strict, your own Triton kernels compute")
         if layout_task and not _indices(plan, step):
-            return Violation(line, f"torch.{step.op.split('.')[0]} moves data in a task that is about moving it: under strict, Triton moves it")
+            return Violation(line, f"torch.{step.name} moves data in a task that is about moving it: under strict, Triton moves it")
     return None
 
 
@@ -123,17 +122,17 @@ def _reads(step: Aten) -> list[int]:
 
 def _data_reads(step: Aten) -> list[int]:
     """Without the first argument of an operator that takes only its shape."""
-    return tensor_ids([step.args[1:], list(step.kwargs.values())]) if step.op.split(".")[0] in CREATE else _reads(step)
+    return tensor_ids([step.args[1:], list(step.kwargs.values())]) if step.name in CREATE else _reads(step)
 
 
 def _writes(step: Aten) -> list[int]:
     """Results in new memory, the first argument of a call in place, and `out=`."""
-    in_place = _reads(step)[:1] if step.op.split(".")[0].endswith("_") else []
+    in_place = _reads(step)[:1] if step.name.endswith("_") else []
     return [t for t in step.outs if t is not None] + in_place + tensor_ids(step.kwargs.get("out"))
 
 
 def _computes(plan: Plan, step: Aten) -> bool:
-    return (step.op.split(".")[0] not in MOVE | CREATE or _cast(plan, step) is not None) and not _counts(plan, step)
+    return (step.name not in MOVE | CREATE or _cast(plan, step) is not None) and not _counts(plan, step)
 
 
 def _counts(plan: Plan, step: Aten) -> bool:
@@ -162,13 +161,13 @@ def _indices(plan: Plan, step: Aten) -> bool:
 
 def _cast(plan: Plan, step: Aten) -> str | None:
     """What a moving call computes by changing the dtype: float to int truncates, to bool compares, to a narrower int takes a remainder."""
-    if step.op.split(".")[0] not in MOVE | FILL:
+    if step.name not in MOVE | FILL:
         return None
     dtype = lambda t: DTYPES[plan.tensors[t].dtype]
     written = _writes(step)
     for target in map(dtype, written):
         for read in (t for t in _reads(step) if t not in written):
-            truth = dtype(read) == torch.bool and step.op.split(".")[0] not in COPY
+            truth = dtype(read) == torch.bool and step.name not in COPY
             if not keeps_value(dtype(read), target) or (dtype(read) != target and (truth or _reinterpreted(plan, read))):
                 return f"a cast from {dtype(read)} to {target} computes in torch".replace("torch.", "", 2)
     return None
@@ -207,10 +206,10 @@ def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
 
 def _flops(plan: Plan, step: Aten) -> float:
     """2 per multiply-add of a matrix product or a convolution, else one operation an element of the largest operand."""
-    name, shape = step.op.split(".")[0], lambda t: plan.tensors[t].shape
+    shape = lambda t: plan.tensors[t].shape
     reads, sizes = _reads(step), [math.prod(shape(t)) for t in _reads(step) + _writes(step)]
-    if name in MATMULS:
-        return 2.0 * math.prod(shape(step.outs[0])) * shape(reads[MATMULS[name]])[-1]
-    if name == "convolution":
+    if step.name in MATMULS:
+        return 2.0 * math.prod(shape(step.outs[0])) * shape(reads[MATMULS[step.name]])[-1]
+    if step.name == "convolution":
         return 2.0 * math.prod(shape(step.outs[0])) * math.prod(shape(reads[1])[1:])
     return float(max(sizes, default=0))

@@ -62,7 +62,7 @@ def reward(verdict: Verdict, config: RewardConfig = RewardConfig(), tokens: int 
     """
     if not verdict.scored:
         return None
-    if execution.is_correct(verdict):
+    if verdict.correct:
         value = 1.0 + config.speed * execution.speed(verdict, config.speed_cap, config.speed_noise)
     else:
         value = config.partial * execution.progress(verdict)

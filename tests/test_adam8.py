@@ -5,9 +5,9 @@ import torch
 
 from nanotriton import distributed
 from nanotriton.checkpoint import Checkpointer
-from nanotriton.distributed import World
 from nanotriton.kernels import adam8
 from nanotriton.kernels.adam8 import AdamW8bit, _round
+from nanotriton.world import World
 
 
 def test_rounding_keeps_the_mean_and_only_neighbours_occur():

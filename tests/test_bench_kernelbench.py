@@ -18,12 +18,13 @@ from bench import report
 from bench.journal import Journal
 from nanotriton import config
 from nanotriton.config import ConfigError
-from nanotriton.distributed import World, launch
 from nanotriton.executor import Verdict, probe
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.run import launch
 from nanotriton.tasks import kernelbench as tasks
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.weights import save_model
+from nanotriton.world import World
 
 ROOT = Path(__file__).resolve().parents[1]
 DOUBLE, KERNEL = probe.TASK["source"], probe.CANDIDATE

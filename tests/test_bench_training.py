@@ -11,9 +11,9 @@ import torch
 
 from bench import training
 from nanotriton import config
-from nanotriton.distributed import World
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.world import World
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import torch
 from bench import answers
 from bench import tritonbench as bench
 from nanotriton.config import ConfigError
-from nanotriton.distributed import World
 from nanotriton.executor.compare import Fault
 from nanotriton.executor.script import ScriptExecutor, run_file
 from nanotriton.tasks import tritonbench as tasks
+from nanotriton.world import World
 
 LINE = "#" * 146
 DOUBLE = '''

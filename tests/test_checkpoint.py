@@ -15,8 +15,8 @@ from test_distributed import backward, make, one_thread  # noqa: F401
 
 from nanotriton import checkpoint, distributed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
-from nanotriton.distributed import World
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.world import World
 
 
 def noisy_train(model, optimizer, steps):

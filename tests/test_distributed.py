@@ -22,9 +22,10 @@ from nanotriton import distributed
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
-from nanotriton.distributed import World
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.run import launch
+from nanotriton.world import World, idle_cores, setup
 
 ROOT = Path(__file__).parent.parent
 LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
@@ -98,7 +99,7 @@ def test_training_has_a_second_core_where_there_is_one(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
     for world, ranks, threads in ((World(), "1", 2), (World(), "2", 1), (World(device=torch.device("cuda")), "1", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        with distributed.idle_cores(world):
+        with idle_cores(world):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == 1
 
@@ -165,7 +166,7 @@ def test_two_ranks_have_the_gradients_of_one(two):
 
 
 def two_ranks(folder):
-    world = distributed.setup()
+    world = setup()
     assert (world.world_size, world.is_main, world.dtype) == (2, world.rank == 0, torch.float32)
     loss, expected = torch.load(folder / "reference.pt")
     ways = ((1, False, False, False), (10_000, False, False, True), (15, True, False, False), (15, True, True, True), (15, False, True, True), (1, False, False, True))
@@ -239,7 +240,7 @@ def test_two_ranks_then_one_then_two_with_one_killed(two):
 
 
 def resume(folder, steps, die_at="-1"):
-    train(distributed.setup(), int(steps), folder, die_at=int(die_at))
+    train(setup(), int(steps), folder, die_at=int(die_at))
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def test_microbatches_hold_every_sequence_once_and_are_even(seed):
 
 
 def test_microbatches_at_the_edges():
-    assert doctest.testmod(distributed) == (0, 2)
+    assert doctest.testmod(distributed) == doctest.testmod(sys.modules[World.__module__]) == (0, 1)
     assert distributed.balance([], 8) == [[]]
     assert sorted(distributed.balance([100, 3, 100], 8)) == [[0], [1], [2]]  # longer than a microbatch: alone
     assert distributed.balance([4], 8, Pretend()) == [[0], [], [], [], []]
@@ -274,7 +275,7 @@ def test_microbatches_at_the_edges():
 def test_a_plain_python_process_is_one_rank(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    world = distributed.setup()
+    world = setup()
     assert (world.rank, world.world_size, world.is_main) == (0, 1, True)
     assert world.gather("x") == ["x"] and world.all_sum(torch.ones(2)).tolist() == [1, 1]
     world.barrier()
@@ -287,10 +288,10 @@ def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
         raise error
 
     with pytest.raises(SystemExit) as stop:
-        distributed.launch(main, "cfg")
+        launch(main, "cfg")
     assert stop.value.code == code and capsys.readouterr().err == said
     with pytest.raises(ZeroDivisionError):  # ours and not the user's: the traceback is wanted
-        distributed.launch(lambda cfg, world: 1 / 0, None)
+        launch(lambda cfg, world: 1 / 0, None)
 
 
 def test_decay_is_for_matrices_and_the_rate_for_all():
@@ -306,4 +307,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     what, folder, *rest = sys.argv[1:]
     {"two_ranks": two_ranks, "resume": resume}[what](Path(folder), *rest)
-    distributed.dist.destroy_process_group()
+    torch.distributed.destroy_process_group()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 import train_grpo
-from nanotriton.distributed import World
 from nanotriton.executor.verdict import Verdict
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
+from nanotriton.world import World
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
 

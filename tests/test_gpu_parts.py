@@ -15,8 +15,8 @@ from nanotriton.executor.candidate import Job
 from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.compiler import Binary
 from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
-from nanotriton.executor.judge import Reference
 from nanotriton.executor.plan import Choice, Launch, Plan
+from nanotriton.executor.reference import Reference
 from nanotriton.executor.zygote import Ended
 from nanotriton.tasks.task import Task
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from nanotriton.executor import draws
-from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, kernelbench_allclose
-from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
+from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, identical, kernelbench_allclose
+from nanotriton.executor.judge import judge_trial
+from nanotriton.executor.reference import Reference, Trial
 from nanotriton.tasks.task import Task
 
 

@@ -15,12 +15,12 @@ import train_sft
 from nanotriton import config, distributed
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
-from nanotriton.distributed import World
 from nanotriton.kernels.adam8 import AdamW8bit
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.run import make_sampler, sync_weights
 from nanotriton.sampler import Request
 from nanotriton.weights import save_model
+from nanotriton.world import World
 
 pytestmark = pytest.mark.slow
 

@@ -275,3 +275,10 @@ def test_batch_norm_trained_and_evaluated(training):
         fresh = torch.nn.BatchNorm2d(3).train(training)
         torch.testing.assert_close(y, fresh(x))
         torch.testing.assert_close(mean, fresh.running_mean)
+
+
+def test_copies_of_truth_values():
+    x = torch.randn(3, 5)
+    got = run(module("m = x > 0\nreturn m.clone(), m.t().contiguous(), m.flip(0), m.clone() & ~m"), [x])
+    for have, want in zip(got, (x > 0, (x > 0).t(), (x > 0).flip(0), torch.zeros(3, 5, dtype=torch.bool)), strict=True):
+        assert torch.equal(have, want)

@@ -15,7 +15,6 @@ import train_grpo
 from nanotriton import distributed, grpo
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
-from nanotriton.distributed import World
 from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
@@ -26,6 +25,7 @@ from nanotriton.run import Clock
 from nanotriton.sampler import Request, Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.weights import load_config, load_model, save_model
+from nanotriton.world import World
 from reward.reward import reward
 
 RULES = Path(__file__).parent.parent / "docs" / "rules.md"

@@ -12,7 +12,8 @@ import pytest
 
 import train_grpo
 import train_sft
-from nanotriton import config, distributed
+from nanotriton import config
+from nanotriton.run import launch
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--sft-steps", "6", "--sft-examples", "300", "--steps", "2", "--prompts", "2", "--group", "2", "--resample", "1"]
@@ -83,7 +84,7 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
 def here(argv: list[str]) -> int:
     """The script's main in this process: for what ends before any training. TINY first, as the synthetic tasks are made before that."""
     try:
-        distributed.launch(train_grpo.main, config.parse(train_grpo.Config, [*TINY, *argv], train_grpo.PRESETS))
+        launch(train_grpo.main, config.parse(train_grpo.Config, [*TINY, *argv], train_grpo.PRESETS))
     except SystemExit as stop:
         return stop.code
     return 0

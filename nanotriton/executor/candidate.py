@@ -12,9 +12,10 @@ from functools import partial
 import torch
 
 from nanotriton.executor.aten import tensor_ids
-from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault
-from nanotriton.executor.judge import TF32_HINT, Reference, Trial, excused, judge_trial, out_of_memory, passes
+from nanotriton.executor.compare import Answer, Fault, TaskFault, ValueFault, passes
+from nanotriton.executor.judge import Judged, judge_trial
 from nanotriton.executor.plan import DTYPES, Plan, PlanError, Weight
+from nanotriton.executor.reference import Reference, Trial, excused, out_of_memory
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.zygote import LOG_BYTES, Ended
@@ -24,6 +25,7 @@ from reward import rules
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
+TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 ABLATIONS = 4, 256  # of a plan's last launches at least so many, and as many as replay no more launches than this, are left out one by one
 # What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
 CHILD_STATUSES = frozenset(
@@ -46,6 +48,13 @@ class Job:
     time: bool = False  # measure how fast it is, if it is right
     facts: dict = field(default_factory=dict)  # what an earlier phase found
     large: bool = False  # its plan takes more than a worker's share of the GPU
+
+    def note(self, number: int, judged: Judged | None) -> None:
+        """Keep what trial `number` found."""
+        if judged:
+            self.facts["max_error"] = max(judged.max_error, self.facts.get("max_error", 0.0))
+        if number == 0:
+            self.facts["kernelbench_allclose"] = judged.kernelbench_allclose
 
 
 @dataclass
@@ -195,10 +204,7 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
                 if runner.recorded == trial.weights or fault.status in ("unsupported", "timeout", "memory_limit"):
                     raise hinted(fault, runner.plan) from None
                 failed, runner = fault, None  # it may prepare numbers in the constructor: only a recording with this seed can tell
-        if judged:
-            job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
-        if number == 0:
-            job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+        job.note(number, judged)
 
 
 def alike(one: Plan, other: Plan) -> bool:
@@ -267,7 +273,7 @@ class Runner:
             except ReplayError as error:
                 if error.fatal:
                     self.worker.gpu.lost = True
-                raise Fault(error.status, f"line {error.line}: {error.message}" if error.line else error.message) from None
+                raise Fault(error.status, str(error)) from None
             except ValueError as error:
                 raise Fault("crashed", f"plan: {error}") from None
             except (MemoryError, RuntimeError) as error:

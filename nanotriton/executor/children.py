@@ -21,6 +21,7 @@ import triton
 from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
+from nanotriton.executor.compare import mapped
 from nanotriton.executor.recorder_torch import GETTERS, answers, is_cuda
 from nanotriton.executor.recorder_triton import RecordingDriver
 from nanotriton.executor.tape import CUDA
@@ -125,7 +126,7 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             data = data[used + more :]
             report.stage("build")
             model = build(module.ModelNew, wire.stand_ins(args["init"]), trial["seed"], state, device, frozenset(args["buffers"]))
-            inputs = draws.mapped(inputs, lambda t: t.to(device))
+            inputs = mapped(inputs, lambda t: t.to(device))
             report.stage("run")
             with torch.no_grad():
                 outputs = model(*inputs)

@@ -12,8 +12,8 @@ division, and none for fp32 work done in TF32 or bf16, whose error on signed inp
 An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times the floor.
 """
 
-import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -56,6 +56,10 @@ def leaves(tree, path: str = "") -> list[tuple[str, object]]:
     return [(path, tree)]
 
 
+def tensors(tree) -> list[torch.Tensor]:
+    return [t for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
+
+
 def describe(tree) -> str:
     """A tree's structure in words: "a tuple of 2", "a tensor"."""
     if isinstance(tree, torch.Tensor):
@@ -70,8 +74,8 @@ def same_structure(got, want, path: str = "the answer") -> None:
     container = next((kind for kind in (tuple, list, dict) if isinstance(want, kind)), None)
     alike = isinstance(got, container) and len(got) == len(want) if container else not isinstance(got, tuple | list | dict)
     if alike and container is None:
-        tensors = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
-        alike = (tensors[0] and tensors[1]) or (not any(tensors) and type(got) is type(want))
+        both = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
+        alike = all(both) or (not any(both) and type(got) is type(want))
     if alike and container is dict:
         alike = list(got) == list(want)
     if not alike:
@@ -81,32 +85,34 @@ def same_structure(got, want, path: str = "the answer") -> None:
             same_structure(got[key], want[key], f"{path}[{key!r}]")
 
 
-def clone(tree):
-    """A private copy of a tree: fresh memory, same strides."""
+def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
+    """The same tree with every tensor replaced by `function` of it."""
     if isinstance(tree, torch.Tensor):
-        return tree.detach().clone(memory_format=torch.preserve_format)
+        return function(tree)
     if isinstance(tree, list | tuple):
-        return type(tree)(clone(v) for v in tree)
-    if isinstance(tree, dict):
-        return {k: clone(v) for k, v in tree.items()}
-    return copy.deepcopy(tree)
+        return type(tree)(mapped(v, function) for v in tree)
+    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree
 
 
 def widen(tree):
     """A copy with every floating tensor in float64."""
-    if isinstance(tree, torch.Tensor):
-        wide = torch.float64 if tree.is_floating_point() else torch.complex128 if tree.is_complex() else tree.dtype
-        return tree.detach().to(wide, copy=True)
-    if isinstance(tree, list | tuple):
-        return type(tree)(widen(v) for v in tree)
-    if isinstance(tree, dict):
-        return {k: widen(v) for k, v in tree.items()}
-    return copy.deepcopy(tree)
+
+    def wide(t: torch.Tensor) -> torch.Tensor:
+        return t.detach().to(torch.float64 if t.is_floating_point() else torch.complex128 if t.is_complex() else t.dtype, copy=True)
+
+    return mapped(tree, wide)
 
 
 def all_finite(tree) -> bool:
-    floats = (t for _, t in leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point())
+    floats = (t for t in tensors(tree) if t.is_floating_point())
     return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)  # of float8 torch can't tell
+
+def identical(a, b) -> bool:
+    """The same bits, for trees of the same structure."""
+    return all(
+        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) if isinstance(x, torch.Tensor) else True
+        for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)
+    )
 
 
 # ---- values ----
@@ -137,6 +143,14 @@ def compare(got, answer: Answer, hurry: bool = False) -> float:
         elif g != own:
             raise Fault("wrong_value", f"output{where} is {g!r}; the reference returns {own!r}")
     return worst
+
+
+def passes(got, answer: Answer) -> bool:
+    try:
+        compare(got, answer, hurry=True)
+    except Fault:
+        return False
+    return True
 
 
 def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scales: dict[str, "Scale"], hurry: bool) -> float:

@@ -20,6 +20,7 @@ from nanotriton.executor.signature import one_descriptor
 MAX_SHARED = 232_448  # bytes of shared memory a block can have on an H100
 MAX_CUBIN = 64 << 20
 MAX_SCRATCH = 1 << 30  # bytes a program
+MAX_KEPT = 256 << 20  # bytes of binaries in memory
 
 
 class CompileError(Exception):
@@ -71,14 +72,14 @@ class Binary:
         return binary
 
 
-def compile_kernel(kernel: Kernel, capability: int = 90) -> Binary:
-    """One kernel of a validated plan, for sm_`capability`. Raises CompileError; hostile TTIR can also kill the process."""
+def compile_kernel(kernel: Kernel) -> Binary:
+    """One kernel of a validated plan, for sm_90. Raises CompileError; hostile TTIR can also kill the process."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget, Language
     from triton.compiler.compiler import IRSource, make_backend
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    backend = make_backend(GPUTarget("cuda", capability, 32))
+    backend = make_backend(GPUTarget("cuda", 90, 32))
     options = backend.parse_options({k: v for k, v in kernel.options.items() if v is not None})
     context = ir.context()
     stages: dict = {}
@@ -132,8 +133,8 @@ def _first_line(text: str) -> str:
 class BinaryCache:
     """Binaries by `Kernel.key` (text and options): in memory, oldest out first, and in a folder if one is given."""
 
-    def __init__(self, folder: str | Path | None = None, limit: int = 256 << 20):
-        self.folder, self.limit, self.size = Path(folder) if folder else None, limit, 0
+    def __init__(self, folder: str | Path | None = None):
+        self.folder, self.size = Path(folder) if folder else None, 0
         self.binaries: OrderedDict[str, bytes] = OrderedDict()
 
     def get(self, kernel: Kernel) -> Binary | None:
@@ -147,7 +148,7 @@ class BinaryCache:
         if kernel.key not in self.binaries:
             self.binaries[kernel.key] = data
             self.size += len(data)
-        while self.size > self.limit:
+        while self.size > MAX_KEPT:
             self.size -= len(self.binaries.popitem(last=False)[1])
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)

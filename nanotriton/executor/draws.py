@@ -296,12 +296,3 @@ def constant(t: torch.Tensor) -> float | None:
         if not same and not tiny and not binary:
             return None
     return float(flat[0]) if same else 0.0 if tiny else 1.0
-
-
-def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
-    """The same tree with every tensor replaced by `function` of it."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)(mapped(v, function) for v in tree)
-    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree

@@ -18,13 +18,13 @@ import torch
 
 from nanotriton.executor import driver
 from nanotriton.executor.candidate import Job, Runner, Spawn, check_ended
-from nanotriton.executor.compare import Fault, compare, leaves
+from nanotriton.executor.compare import Fault, compare, leaves, tensors
 from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
 from nanotriton.executor.halves import half, may_meet
-from nanotriton.executor.judge import Reference, Trial
 from nanotriton.executor.plan import Aten, Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
+from nanotriton.executor.reference import Reference, Trial
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.timing import Stopwatch, Timing, Work, floor_us
@@ -312,7 +312,7 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
             gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, other, trial.weights))
     reference_us, needed = gpu.known(job.task.key)
-    floor = floor_us(needed, sum(t.nbytes for _, t in leaves(outputs) if isinstance(t, torch.Tensor)))
+    floor = floor_us(needed, sum(t.nbytes for t in tensors(outputs)))
     job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
     if timings[0].us < floor:
         raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")
@@ -381,7 +381,7 @@ def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
     """
     total, generator = 0.0, torch.Generator().manual_seed(0)
     model = reference.build(seed)
-    floats = lambda tree: [t for _, t in leaves(tree) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    floats = lambda tree: [t for t in tensors(tree) if t.is_floating_point()]
     with torch.no_grad():
         for t in floats(inputs):
             if t.nbytes < 1 << 20 or not t.is_contiguous():

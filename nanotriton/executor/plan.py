@@ -13,6 +13,7 @@ range, a view that leaves its storage, an operator outside the list, an argument
 signature in the TTIR says. What they let through cannot run Python, name a file, or ask for more memory than allowed.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -102,6 +103,11 @@ class Aten:
     outs: list[int | None]  # tensor of each result; None: an existing tensor (in place) or nothing
     line: int = 0  # of the candidate's file; 0: unknown
 
+    @property
+    def name(self) -> str:
+        """Without the overload."""
+        return self.op.split(".")[0]
+
 
 @dataclass
 class Launch:
@@ -122,6 +128,17 @@ class Choice:
 
 Step = Aten | Launch | Choice
 STEPS = {"aten": Aten, "launch": Launch, "choice": Choice}
+
+
+@contextlib.contextmanager
+def malformed():
+    """Whatever a stranger's bytes bring about inside is a PlanError, one line."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 @dataclass
@@ -189,19 +206,9 @@ class Plan:
         return b"".join([MAGIC, len(text).to_bytes(8, "little"), text, *self.blobs.values()])
 
     @classmethod
+    @malformed()
     def from_bytes(cls, data: bytes, max_memory: int = MAX_MEMORY) -> "Plan":
         """Parse and validate. Raises PlanError; never runs anything the bytes say."""
-        try:
-            plan = cls._parse(data)
-        except PlanError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
-        plan.validate(max_memory)
-        return plan
-
-    @classmethod
-    def _parse(cls, data: bytes) -> "Plan":
         start = len(MAGIC) + 8
         if len(data) > MAX_BYTES:
             raise PlanError(f"plan of {len(data)} bytes; the limit is {MAX_BYTES}")
@@ -217,7 +224,7 @@ class Plan:
             blobs[key] = data[at : at + length]
             at += length
         check(at == len(data), "blobs do not fill the plan exactly")
-        return cls(
+        plan = cls(
             storages=[Storage(*s) for s in header["storages"]],
             tensors=[Tensor(s, d, tuple(shape), tuple(stride), o) for s, d, shape, stride, o in header["tensors"]],
             kernels=[Kernel(*k) for k in header["kernels"]],
@@ -227,19 +234,14 @@ class Plan:
             outputs=header["outputs"],
             blobs=blobs,
         )
+        plan.validate(max_memory)
+        return plan
 
     # -- validation -----------------------------------------------------------------------------------------------
 
+    @malformed()
     def validate(self, max_memory: int = MAX_MEMORY) -> None:
         """Raise PlanError (one line) unless every field is well-formed and within the limits. Fills `Kernel.signature`."""
-        try:
-            self._validate(max_memory)
-        except PlanError:
-            raise
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
-
-    def _validate(self, max_memory: int) -> None:
         for name, limit in MAX_COUNT.items():
             check(len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}")
         for key, data in self.blobs.items():
@@ -295,7 +297,7 @@ class Plan:
     def _check_step(self, step: Step, nested: bool) -> None:
         check(_is_size(step.line), "a step's line is a number")
         if isinstance(step, Aten):
-            check(type(step.op) is str and step.op.split(".")[0] in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
+            check(type(step.op) is str and step.name in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
             check(re.fullmatch(r"\w+\.\w+", step.op) is not None, "an operator is name.overload")
             check_value(step.args, len(self.tensors), step.op)
             check(type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs), "keyword arguments have names")

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from nanotriton.executor import draws, wire
+from nanotriton.executor import wire
 from nanotriton.executor.candidate import SLACK, Job, Spawn, check_ended, check_rules, not_its_own
 from nanotriton.executor.children import NO_ROOM
-from nanotriton.executor.compare import Fault, TaskFault, leaves
-from nanotriton.executor.judge import Reference, Trial, identical, judge_trial
+from nanotriton.executor.compare import Fault, TaskFault, identical, mapped, tensors
+from nanotriton.executor.judge import judge_trial
+from nanotriton.executor.reference import Reference, Trial
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.zygote import Ended
 
@@ -52,19 +53,16 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):
         with worker.stage("judge", worker.patience):
             judged = judge_trial(reference, trial, lambda inputs, seed, o=outputs, a=after: on_device(reference, inputs, o, a))
-        if judged:
-            job.facts["max_error"] = max(judged.max_error, job.facts.get("max_error", 0.0))
-        if number == 0:
-            job.facts["kernelbench_allclose"] = judged.kernelbench_allclose
+        job.note(number, judged)
 
 
 def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     """Write the trials' inputs and weights to the memory file; return the child's arguments."""
     described = []
     for trial in trials:
-        inputs, tensors = wire.describe(reference.inputs(trial.kind, trial.inputs))
+        inputs, drawn = wire.describe(reference.inputs(trial.kind, trial.inputs))
         state, weights = wire.describe(reference.weights(trial.weights))
-        for t in (*tensors, *weights):
+        for t in (*drawn, *weights):
             view = memoryview(wire.raw([t]))
             while view:
                 view = view[os.write(fd, view) :]
@@ -100,9 +98,9 @@ def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object,
 
 def on_device(reference: Reference, inputs: list, outputs, after: list) -> tuple[object, dict[int, torch.Tensor]]:
     """What `judge_trial` wants of a run: the outputs, and the inputs that changed, by number."""
-    before = [t for _, t in leaves(inputs) if isinstance(t, torch.Tensor)]
-    now = [t.to(reference.device) for _, t in leaves(after) if isinstance(t, torch.Tensor)]
+    before = tensors(inputs)
+    now = [t.to(reference.device) for t in tensors(after)]
     if len(before) != len(now) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)):
         raise Fault("input_modified", "the inputs are not what they were: forward must not change their shapes")
-    return draws.mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
+    return mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
 

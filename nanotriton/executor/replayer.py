@@ -29,6 +29,9 @@ class ReplayError(Exception):
         super().__init__(message)
         self.status, self.message, self.line, self.fatal = status, message, line, fatal
 
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
 
 class Backend(Protocol):
     """Memory and kernels of one device."""
@@ -374,16 +377,15 @@ class Replay:
     def _aten(self, call: Aten) -> None:
         args = decode(call.args, self.tensor, self.backend.device)
         kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
-        source = SOURCE.get(call.op.split(".")[0])
-        if source is not None and args[source].dtype == torch.bool:  # any byte but 0 would become 1: torch would compare for the candidate
-            args, number = list(map(_numbers, args)), _numbers
-        else:
-            number = lambda t: t
+        source = SOURCE.get(call.name)
+        bools = source is not None and args[source].dtype == torch.bool  # any byte but 0 would become 1: torch would compare for the candidate
+        if bools:
+            args = list(map(_numbers, args))
         made, gpu = [i for i in call.outs if i is not None], self.backend.device.type == "cuda"
-        adopts = bool(made) and copies(call.op) and all(map(self._may_adopt, made))
+        adopts = bool(made) and not bools and copies(call.op) and all(map(self._may_adopt, made))
         try:
             if made and not adopts:
-                outs = [number(self.tensor(i)) for i in made]
+                outs = [_numbers(self.tensor(i)) if bools else self.tensor(i) for i in made]
                 if gpu and as_torch_runs(call.op, args, outs):
                     return
                 if into := writes_into(call.op):

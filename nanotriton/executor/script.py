@@ -170,8 +170,8 @@ def script_mode(job, worker) -> Generator:
 def replay(job, worker, data: bytes) -> Any:
     """The answer of a recorded file."""
     from nanotriton.executor.compare import Fault
-    from nanotriton.executor.judge import out_of_memory
     from nanotriton.executor.plan import Plan, PlanError
+    from nanotriton.executor.reference import out_of_memory
     from nanotriton.executor.replayer import Replay, ReplayError
 
     try:
@@ -184,7 +184,7 @@ def replay(job, worker, data: bytes) -> Any:
         raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
     except ReplayError as error:
         status = "unsupported" if any(text in error.message for text in CPU_ONLY) else error.status
-        raise Fault(status, f"line {error.line}: {error.message}" if error.line else error.message) from None
+        raise Fault(status, str(error)) from None
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -50,10 +50,10 @@ class Stopwatch:
         self.flush = torch.empty(max(2 * l2 + (32 << 20), 128 << 20) // 4, dtype=torch.int32, device="cuda")
         self.aside = torch.cuda.Stream()  # where works are captured
 
-    def quick(self, run: Callable[[], None], runs: int = 5) -> float:
+    def quick(self, run: Callable[[], None]) -> float:
         """Microseconds of one call, cold, for choosing between configurations."""
         run()
-        events = [self._timed(run) for _ in range(runs)]
+        events = [self._timed(run) for _ in range(5)]
         torch.cuda.synchronize()
         return statistics.median(a.elapsed_time(b) for a, b in events) * 1e3
 
@@ -119,12 +119,12 @@ class Stopwatch:
         return graph.replay
 
 
-def floor_us(read: int, written: int, device: int | None = None) -> float:
+def floor_us(read: int, written: int) -> float:
     """Microseconds that no run can beat: `read` bytes from cold memory, `written` ones less what the L2 can keep.
 
     The bandwidth is the memory's peak by its clock and width, which nothing reaches.
     """
-    p = torch.cuda.get_device_properties(torch.cuda.current_device() if device is None else device)
+    p = torch.cuda.get_device_properties(torch.cuda.current_device())
     peak = 2 * p.memory_clock_rate * 1e3 * p.memory_bus_width / 8  # bytes a second; two transfers a clock
     return (read + max(0, written - p.L2_cache_size)) / peak * 1e6
 

@@ -45,6 +45,7 @@ class Verdict:
 
     @property
     def correct(self) -> bool:
+        """It computes what the reference does, and obeyed the executor's policy."""
         return self.status == "correct"
 
     @property

@@ -23,9 +23,9 @@ import torch
 from nanotriton.executor import children, probe, sandbox, script
 from nanotriton.executor.candidate import Job, Spawn, Unrecordable, examine, replay_mode
 from nanotriton.executor.compare import Fault, TaskFault
-from nanotriton.executor.judge import Reference
 from nanotriton.executor.process import process_mode
 from nanotriton.executor.processes import REFERENCES, REPLAYERS
+from nanotriton.executor.reference import Reference
 from nanotriton.executor.servers import CompileServers
 from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
 from nanotriton.tasks.task import Task

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reward.extract import defines, parse, python_blocks
+from reward.extract import after_reasoning, defines, parse, python_blocks
 
-CHANNELS = ("G", "T")
 SEPARATOR = re.compile(r"^#{146}[ \t]*$", re.M)
 MAIN = re.compile(r"^if[ \t]+__name__[ \t]*==[ \t]*(['\"])__main__\1[ \t]*:", re.M)
 ANSWER = ("result", "test_results")  # what the tests call their results
@@ -170,11 +169,9 @@ def free_names(test: str) -> frozenset[str]:
 def extract(completion: str, entries: frozenset[str]) -> str | None:
     """The implementation in a completion: of the fenced Python blocks after the reasoning the last that defines all `entries`, else
     the last one; without fences the whole text after the reasoning. None if nothing is there, or the reasoning never ends."""
-    reasoning, closed, answer = completion.partition("</think>")
-    if not closed:
-        if completion.lstrip().startswith("<think>"):
-            return None
-        answer = reasoning
+    answer = after_reasoning(completion)
+    if answer is None:
+        return None
     blocks = python_blocks(answer)
     if not blocks:
         return answer.strip("\n") + "\n" if answer.strip() else None

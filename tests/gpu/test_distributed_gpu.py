@@ -10,9 +10,9 @@ if not torch.cuda.is_available():
 from nanotriton import distributed
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, local
-from nanotriton.distributed import World
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.world import World
 
 WORLD = World(device=torch.device("cuda", 0))
 

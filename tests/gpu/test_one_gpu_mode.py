@@ -9,10 +9,10 @@ if not torch.cuda.is_available():
 from bench.training import randomize
 from nanotriton import distributed
 from nanotriton.data import pack, score
-from nanotriton.distributed import World
 from nanotriton.model import ModelConfig
 from nanotriton.run import make_sampler, sync_weights
 from nanotriton.sampler import Request
+from nanotriton.world import World
 
 WORLD = World(device=torch.device("cuda", 0))
 CONFIG = ModelConfig("qwen3", 512, 256, 512, 4, 4, 2, head_dim=64, qk_norm=True)
