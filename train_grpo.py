@@ -13,32 +13,10 @@ import nanotriton  # first, because it says what is supported where something is
 
 # isort: split
 
-import json
-import random
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
-from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-from torch import Tensor
-
-import train_sft
-from nanotriton import config, distributed, grpo
-from nanotriton.data import pack, score
-from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import STATUSES, Verdict
-from nanotriton.model import Transformer
-from nanotriton.rollout import Episode, rollout, seed_of
-from nanotriton.run import Clock, Run, check_timed, heldout, make_executor, make_sampler, sync_weights
-from nanotriton.sampler import Sampler
-from nanotriton.tasks import synthetic
-from nanotriton.tasks.task import Task, load_tasks
-from nanotriton.tokenizer import Tokenizer
-from reward.reward import RewardConfig, load_reward, reward
+from nanotriton import config
 
 
 @dataclass
@@ -49,8 +27,8 @@ class Config:
     seed: Annotated[int, ">= 0"] = 0  # of tasks, samples and, without --model, of the model itself
     recipe: Literal["default", "autotriton"] = "default"  # autotriton: the paper's numbers; flags given win over it
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
-    sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
-    sft_examples: Annotated[int, ">= 1"] = train_sft.Config.examples  # and the pairs that it trains on
+    sft_steps: Annotated[int, ">= 1"] = 540  # its length (train_sft.py's --steps), when there is no --model
+    sft_examples: Annotated[int, ">= 1"] = 12000  # and the pairs that it trains on
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
     steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
@@ -90,6 +68,34 @@ PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
+
+if __name__ == "__main__":
+    options = config.parse(Config, presets=PRESETS)  # before torch is imported, which takes seconds: --help and a mistake are answered at once
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import train_sft
+from nanotriton import distributed, grpo
+from nanotriton.data import pack, score
+from nanotriton.executor.executor import Executor
+from nanotriton.executor.verdict import STATUSES, Verdict
+from nanotriton.model import Transformer
+from nanotriton.rollout import Episode, rollout, seed_of
+from nanotriton.run import Clock, Run, check_timed, heldout, make_executor, make_sampler, sync_weights
+from nanotriton.sampler import Sampler
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tokenizer import Tokenizer
+from reward.reward import RewardConfig, load_reward, reward
 
 
 @dataclass
@@ -369,4 +375,4 @@ def sft_config(cfg: Config) -> train_sft.Config:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config, presets=PRESETS))
+    distributed.launch(main, options)

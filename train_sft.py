@@ -14,28 +14,10 @@ import nanotriton  # first, because it says what is supported where something is
 
 # isort: split
 
-import json
-import math
-import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
-from nanotriton import config, distributed
-from nanotriton.data import pack, score
-from nanotriton.model import ModelConfig, Transformer
-from nanotriton.rollout import seed_of
-from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler, sync_weights
-from nanotriton.tasks import synthetic
-from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, prompt_ids
-from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import save_model
-
-Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
+from nanotriton import config
 
 
 @dataclass
@@ -71,6 +53,30 @@ class Config:
 # The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687, section 4.1).
 PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
+
+if __name__ == "__main__":
+    options = config.parse(Config, presets=PRESETS)  # before torch is imported, which takes seconds: --help and a mistake are answered at once
+
+import json
+import math
+import random
+from pathlib import Path
+
+import torch
+
+from nanotriton import distributed
+from nanotriton.data import pack, score
+from nanotriton.model import ModelConfig, Transformer
+from nanotriton.rollout import seed_of
+from nanotriton.run import Clock, Run, heldout, make_executor, make_sampler, sync_weights
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.bpe import train_tokenizer
+from nanotriton.tasks.prompt import build_completion, prompt_ids
+from nanotriton.tasks.task import Task
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import save_model
+
+Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
 
 def main(cfg: Config, world: distributed.World) -> str:
@@ -231,4 +237,4 @@ def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run:
 
 
 if __name__ == "__main__":
-    distributed.launch(main, config.parse(Config, presets=PRESETS))
+    distributed.launch(main, options)
