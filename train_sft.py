@@ -76,6 +76,7 @@ from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 
+PAIR = '{"prompt": text, "completion": text}'  # what a line of --data is
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
 
@@ -198,23 +199,43 @@ def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none."""
-    pairs = []
+    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none, and why."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # and at nothing else: U+2028 may stand inside a string
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # and at nothing else: U+2028 may stand inside a string
     except (OSError, UnicodeDecodeError) as error:
-        raise config.ConfigError(f"--data {path}: cannot read: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+        raise config.ConfigError(f"--data {path}: cannot read: {config.reason(error)}") from None
+    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise config.ConfigError(f'--data {path}: the file is empty; {PAIR} a line is expected')
+    pairs = []
+    for number, line in rows:
         try:
-            row = json.loads(line)
-            pairs.append((row["prompt"] + "", row["completion"] + ""))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise config.ConfigError(f'--data {path}:{number}: a line is {{"prompt": text, "completion": text}}') from None
-    if not pairs:
-        raise config.ConfigError(f"--data {path}: the file is empty")
+            pairs.append(read_pair(line))
+        except ValueError as error:
+            raise config.ConfigError(f"--data {path}, line {number}: {error}; {PAIR} is expected") from None
     return pairs
+
+
+def read_pair(line: str) -> tuple[str, str]:
+    """One line of --data. ValueError says what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    for key in ("prompt", "completion"):
+        if key not in row:
+            raise ValueError(f"it has no {key}" + (f", only {', '.join(row)}"[:100] if row else ""))
+        if not isinstance(row[key], str):
+            raise ValueError(f"its {key} is no string but {json.dumps(row[key])[:40]}")
+        if not row[key].strip():
+            raise ValueError(f"its {key} is empty")
+        try:
+            row[key].encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"its {key} has half of a surrogate pair, which is no character") from None
+    return row["prompt"], row["completion"]
 
 
 def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:

@@ -36,6 +36,13 @@ def die(message: object) -> NoReturn:
     raise SystemExit(2)
 
 
+def reason(error: Exception) -> str:
+    """Why a file couldn't be read or written, without the path that the caller names already."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 text (byte {error.start})"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def comments(cls: type) -> dict[str, str]:
     """Field name -> its trailing comment, read from the class's own source (a field is one line)."""
     return dict(re.findall(r"^\s+(\w+)\s*:.*?#\s*(.*)$", getsource(cls), flags=re.MULTILINE))
