@@ -123,7 +123,7 @@ def main(cfg: Config, world: distributed.World) -> None:
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
-    model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
+    model_folder = cfg.model or small_model(cfg, world)
     tokenizer = Tokenizer(model_folder)
     share = cfg.optimizer == "adam8"
     model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=(not share) + (cfg.kl > 0) / world.world_size)
@@ -364,6 +364,14 @@ def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:
         given or synthetic.generate("dev", cfg.eval_tasks // 2, cfg.seed),
         given or synthetic.generate("test", cfg.eval_tasks, cfg.seed),
     )
+
+
+def small_model(cfg: Config, world: distributed.World) -> str:
+    """Make the model with train_sft.py, or find it made -> its folder. A mistake is told in this script's options."""
+    try:
+        return train_sft.main(sft_config(cfg), world)
+    except config.ConfigError as error:
+        raise config.ConfigError(str(error).replace("--steps", "--sft-steps").replace("--examples", "--sft-examples")) from None
 
 
 def sft_config(cfg: Config) -> train_sft.Config:

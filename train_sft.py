@@ -49,6 +49,10 @@ class Config:
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
 
+    def validate(self) -> None:
+        if self.width % 32:
+            raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
+
 
 # The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687, section 4.1).
 PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100)
@@ -173,7 +177,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, least: floa
 def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
-    if run.main and not (folder / "model.safetensors").exists():
+    if run.main and not (run.read() and (folder / "model.safetensors").exists()):  # before the first row it may be one of other settings
         train_tokenizer([t for pair in texts for t in pair], cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
         model = Transformer(ModelConfig(
