@@ -177,7 +177,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, least: floa
 def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
-    if run.main and not (run.read() and (folder / "model.safetensors").exists()):  # before the first row it may be one of other settings
+    if run.main and not (run.folder / "metrics.jsonl").exists():  # else it is there, and the checkpoints are of it
         train_tokenizer([t for pair in texts for t in pair], cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
         model = Transformer(ModelConfig(
