@@ -13,33 +13,10 @@ import nanotriton  # first, because it says what is supported where something is
 
 # isort: split
 
-import json
-import random
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
-from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-from torch import Tensor
-
-import train_sft
-from nanotriton import config, distributed, grpo
-from nanotriton.data import pack, score
-from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import STATUSES, Verdict
-from nanotriton.model import Transformer
-from nanotriton.rollout import Episode, rollout, seed_of
-from nanotriton.run import Clock, Run, check_timed, heldout, launch, make_executor, make_sampler, sync_weights
-from nanotriton.sampler import Sampler
-from nanotriton.tasks import synthetic
-from nanotriton.tasks.task import Task, load_tasks
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.world import World, idle_cores
-from reward.reward import RewardConfig, load_reward, reward
+from nanotriton import config
 
 
 @dataclass
@@ -50,8 +27,8 @@ class Config:
     seed: Annotated[int, ">= 0"] = 0  # of tasks, samples and, without --model, of the model itself
     recipe: Literal["default", "autotriton"] = "default"  # autotriton: the paper's numbers; flags given win over it
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
-    sft_steps: Annotated[int, ">= 1"] = train_sft.Config.steps  # its length, when there is no --model
-    sft_examples: Annotated[int, ">= 1"] = train_sft.Config.examples  # and the pairs that it trains on
+    sft_steps: Annotated[int, ">= 1"] = 540  # its length (train_sft.py's --steps), when there is no --model
+    sft_examples: Annotated[int, ">= 1"] = 12000  # and the pairs that it trains on
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
     heldout: str = ""  # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
     steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
@@ -92,6 +69,35 @@ PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save
 AUTOTRITON = PRETRAINED | dict(prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
+if __name__ == "__main__":
+    options = config.parse(Config, presets=PRESETS)  # before torch is imported, which takes seconds: --help and a mistake are answered at once
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import train_sft
+from nanotriton import distributed, grpo
+from nanotriton.data import pack, score
+from nanotriton.executor.executor import Executor
+from nanotriton.executor.verdict import STATUSES, Verdict
+from nanotriton.model import Transformer
+from nanotriton.rollout import Episode, rollout, seed_of
+from nanotriton.run import Clock, Run, check_timed, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.sampler import Sampler
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.world import World, idle_cores
+from reward.reward import RewardConfig, load_reward, reward
+
 
 @dataclass
 class Parts:
@@ -118,7 +124,7 @@ def main(cfg: Config, world: World) -> None:
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
-    model_folder = cfg.model or train_sft.main(sft_config(cfg), world)
+    model_folder = cfg.model or small_model(cfg, world)
     tokenizer = Tokenizer(model_folder)
     share = cfg.optimizer == "adam8"
     model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=(not share) + (cfg.kl > 0) / world.world_size)
@@ -361,6 +367,14 @@ def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:
     )
 
 
+def small_model(cfg: Config, world: World) -> str:
+    """Make the model with train_sft.py, or find it made -> its folder. A mistake is told in this script's options."""
+    try:
+        return train_sft.main(sft_config(cfg), world)
+    except config.ConfigError as error:
+        raise config.ConfigError(str(error).replace("--steps", "--sft-steps").replace("--examples", "--sft-examples")) from None
+
+
 def sft_config(cfg: Config) -> train_sft.Config:
     """The SFT run inside this run's folder: out/NAME/sft. A run that measures on few tasks does so there too."""
     return train_sft.Config(
@@ -370,4 +384,4 @@ def sft_config(cfg: Config) -> train_sft.Config:
 
 
 if __name__ == "__main__":
-    launch(main, config.parse(Config, presets=PRESETS))
+    launch(main, options)

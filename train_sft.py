@@ -14,29 +14,10 @@ import nanotriton  # first, because it says what is supported where something is
 
 # isort: split
 
-import json
-import math
-import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
-from nanotriton import config, distributed
-from nanotriton.data import pack, score
-from nanotriton.model import ModelConfig, Transformer
-from nanotriton.rollout import seed_of
-from nanotriton.run import Clock, Run, heldout, launch, make_executor, make_sampler, sync_weights
-from nanotriton.tasks import synthetic
-from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, prompt_ids
-from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import save_model
-from nanotriton.world import World, idle_cores
-
-Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
+from nanotriton import config
 
 
 @dataclass
@@ -68,10 +49,40 @@ class Config:
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
 
+    def validate(self) -> None:
+        if self.width % 32:
+            raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
+
 
 # The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687, section 4.1).
 PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
+
+if __name__ == "__main__":
+    options = config.parse(Config, presets=PRESETS)  # before torch is imported, which takes seconds: --help and a mistake are answered at once
+
+import json
+import math
+import random
+from pathlib import Path
+
+import torch
+
+from nanotriton import distributed
+from nanotriton.data import pack, score
+from nanotriton.model import ModelConfig, Transformer
+from nanotriton.rollout import seed_of
+from nanotriton.run import Clock, Run, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.bpe import train_tokenizer
+from nanotriton.tasks.prompt import build_completion, prompt_ids
+from nanotriton.tasks.task import Task
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import save_model
+from nanotriton.world import World, idle_cores
+
+PAIR = '{"prompt": text, "completion": text}'  # what a line of --data is
+Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
 
 def main(cfg: Config, world: World) -> str:
@@ -167,7 +178,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, least: floa
 def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
-    if run.main and not (folder / "model.safetensors").exists():
+    if run.main and not (run.folder / "metrics.jsonl").exists():  # else it is there, and the checkpoints are of it
         train_tokenizer([t for pair in texts for t in pair], cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
         model = Transformer(ModelConfig(
@@ -193,23 +204,43 @@ def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none."""
-    pairs = []
+    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none, and why."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # and at nothing else: U+2028 may stand inside a string
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # and at nothing else: U+2028 may stand inside a string
     except (OSError, UnicodeDecodeError) as error:
-        raise config.ConfigError(f"--data {path}: cannot read: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+        raise config.ConfigError(f"--data {path}: cannot read: {config.reason(error)}") from None
+    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise config.ConfigError(f'--data {path}: the file is empty; {PAIR} a line is expected')
+    pairs = []
+    for number, line in rows:
         try:
-            row = json.loads(line)
-            pairs.append((row["prompt"] + "", row["completion"] + ""))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise config.ConfigError(f'--data {path}:{number}: a line is {{"prompt": text, "completion": text}}') from None
-    if not pairs:
-        raise config.ConfigError(f"--data {path}: the file is empty")
+            pairs.append(read_pair(line))
+        except ValueError as error:
+            raise config.ConfigError(f"--data {path}, line {number}: {error}; {PAIR} is expected") from None
     return pairs
+
+
+def read_pair(line: str) -> tuple[str, str]:
+    """One line of --data. ValueError says what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
+    for key in ("prompt", "completion"):
+        if key not in row:
+            raise ValueError(f"it has no {key}" + (f", only {', '.join(row)}"[:100] if row else ""))
+        if not isinstance(row[key], str):
+            raise ValueError(f"its {key} is no string but {json.dumps(row[key])[:40]}")
+        if not row[key].strip():
+            raise ValueError(f"its {key} is empty")
+        try:
+            row[key].encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"its {key} has half of a surrogate pair, which is no character") from None
+    return row["prompt"], row["completion"]
 
 
 def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
@@ -232,4 +263,4 @@ def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run:
 
 
 if __name__ == "__main__":
-    launch(main, config.parse(Config, presets=PRESETS))
+    launch(main, options)

@@ -5,6 +5,18 @@ import platform
 import sys
 from importlib.util import find_spec
 
+
+def excepthook(kind: type, error: BaseException, trace) -> None:
+    """Ctrl-C ends in no traceback, in the seconds of the imports neither (where Python 3.11 wraps it in a RuntimeError at times)."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None or hasattr(sys, "ps1"):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = excepthook
+
 # The first import of the package is the first line a user sees: say what is supported instead of failing later in a wheel.
 SUPPORTED = "nanotriton runs on Linux x86-64 with Python 3.11 to 3.14"
 if sys.platform != "linux" or platform.machine() != "x86_64":

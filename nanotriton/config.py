@@ -36,6 +36,13 @@ def die(message: object) -> NoReturn:
     raise SystemExit(2)
 
 
+def reason(error: Exception) -> str:
+    """Why a file couldn't be read or written, without the path that the caller names already."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 text (byte {error.start})"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def comments(cls: type) -> dict[str, str]:
     """Field name -> its trailing comment, read from the class's own source (a field is one line)."""
     return dict(re.findall(r"^\s+(\w+)\s*:.*?#\s*(.*)$", getsource(cls), flags=re.MULTILINE))
@@ -56,20 +63,22 @@ def unwrap(kind: Any) -> tuple[Any, list[str], bool]:
             return kind, limits, optional
 
 
-def nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.0)
-    return close[0] if close else known[0]
+def nearest(word: str, known: list[str], otherwise: str = "") -> str:
+    """Words to end a message with: what of `known` may have been meant, if anything is like it."""
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"; did you mean {close[0]}?" if close else otherwise
 
 
 def convert(flag: str, text: str, kind: Any) -> Any:
     """`text` as a value of `kind`, or ConfigError with what is accepted."""
     kind, limits, optional = unwrap(kind)
+    given = text or "''"
     if optional and text.lower() == "none":
         return None
     if typing.get_origin(kind) is Literal:
         choices = [str(c) for c in typing.get_args(kind)]
         if text not in choices:
-            raise ConfigError(f"{flag} {text}: not one of {', '.join(choices)}; did you mean {nearest(text, choices)}?")
+            raise ConfigError(f"{flag} {given}: not one of {', '.join(choices)}{nearest(text, choices)}")
         return typing.get_args(kind)[choices.index(text)]
     if kind is bool:
         if text.lower() not in TRUE | FALSE:
@@ -79,7 +88,7 @@ def convert(flag: str, text: str, kind: Any) -> Any:
         value = kind(text)
     except ValueError:
         name = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-        raise ConfigError(f"{flag} {text}: {name} is expected") from None
+        raise ConfigError(f"{flag} {given}: {name}{' or none' * optional} is expected") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{flag} {text}: a finite number is expected")
     return check(flag, value, limits)
@@ -143,13 +152,13 @@ def read(cls: type, argv: list[str]) -> dict[str, Any]:
     while rest:
         flag, equals, text = rest.pop(0).partition("=")
         if not flag.startswith("--"):
-            raise ConfigError(f"{flag}: options start with --; --help lists them")
+            raise ConfigError(f"{flag or repr(flag)}: an option is expected here; they start with --, and --help lists them")
         name = flag[2:].replace("-", "_")
         if negated := name.startswith("no_") and unwrap(fields.get(name[3:], str))[0] is bool:
             name = name[3:]
         if name not in fields:
             known = ["--" + n.replace("_", "-") for n in fields]
-            raise ConfigError(f"unknown option {flag}; did you mean {nearest(flag, known)}?")
+            raise ConfigError(f"unknown option {flag}{nearest(flag, known, '; --help lists them')}")
         if name in given:
             raise ConfigError(f"{flag} is given twice")
         kind, limits, _ = unwrap(fields[name])

@@ -16,11 +16,26 @@ from typing import Any
 from tqdm import tqdm
 
 FILES = ("metrics.jsonl", "samples.jsonl")
+EVERY = 20.0  # seconds between two lines of progress in a log file
 
 
 def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
-    """A progress bar on a terminal, nothing in a log file; leaves no line behind."""
-    return tqdm(items, leave=False, dynamic_ncols=True, disable=None, **kw)
+    """Progress, of the first rank: on a terminal a bar that leaves nothing behind, in a log file a line every EVERY seconds."""
+    kw |= {"leave": False, "disable": os.environ.get("RANK", "0") != "0"}
+    if sys.stderr.isatty():
+        return tqdm(items, dynamic_ncols=True, **kw)
+    return tqdm(items, file=Lines(), position=0, mininterval=EVERY, miniters=1, delay=EVERY, bar_format="{desc}: {n_fmt} of {total_fmt} in {elapsed}", **kw)
+
+
+class Lines:
+    """A file for tqdm: what would be redrawn in place is a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            print(text.strip(), file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        pass
 
 
 def show(value: Any) -> str:

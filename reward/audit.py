@@ -15,8 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
+from nanotriton import log
 from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import Verdict
@@ -86,7 +85,7 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
 
 def judge_again(samples: list[Sample], executor: Executor) -> None:
     futures = [executor.submit(sample.task, sample.candidate) for sample in samples]
-    for sample, future in zip(samples, tqdm(futures, desc="judging again", leave=False, disable=None), strict=True):
+    for sample, future in zip(samples, log.bar(futures, desc="judging again"), strict=True):
         sample.after = future.result()
 
 

@@ -1,8 +1,9 @@
 """A run's files: one row a step, cut back exactly by a rewind, drawn to a picture."""
 
 import json
+import time
 
-from nanotriton.log import Log, smooth
+from nanotriton.log import Log, bar, smooth
 
 
 def fill(log: Log, steps: range) -> None:
@@ -59,3 +60,17 @@ def test_curves_are_drawn_from_few_rows_or_many(tmp_path):
 
 def test_smooth_is_a_mean_from_the_first_value_on():
     assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
+
+
+def test_progress_in_a_log_file_is_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr("nanotriton.log.EVERY", 0.05)
+    for _ in bar(range(3), desc="judging"):
+        time.sleep(0.06)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("judging: 1 of 3 in ") and len(lines) == 3
+    for _ in bar(range(3), desc="short"):
+        pass
+    monkeypatch.setenv("RANK", "1")
+    for _ in bar(range(2), desc="another rank's"):
+        time.sleep(0.06)
+    assert capsys.readouterr().err == ""
