@@ -242,7 +242,7 @@ def test_operators_write_into_their_buffers():
 
 
 def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
-    x, y = torch.randn(2, 3, 8, 8), torch.randn(2, 4, 8, 8)
+    x = torch.randn(2, 3, 8, 8)
     build = "self.conv = nn.Conv2d(3, 4, 3, padding=1)"
     top = "\n@triton.jit\ndef twice(p, n, B: tl.constexpr):\n    at = tl.arange(0, B)\n    tl.store(p + at, 2 * tl.load(p + at, mask=at < n), mask=at < n)\n"
     weights = {"conv.weight": torch.randn(4, 3, 3, 3), "conv.bias": torch.randn(4)}
