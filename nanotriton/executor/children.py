@@ -58,6 +58,10 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
     A job: name, ttir, options, of a validated plan, and seconds: an alarm ends the server if the compiler takes longer, also while
     its worker is busy. The answer's payload is a Binary.
     """
+    from nanotriton.executor import libdevice
+
+    libdevice.install()
+    triton.knobs.compilation.disable_line_info = True  # which nobody reads here; the machine code is the same without
     report.begin()
     sock = socket.socket(fileno=fds[0])
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

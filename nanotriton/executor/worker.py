@@ -55,10 +55,12 @@ def prepare(flavour: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             plan = recorder.warm_up(folder)
         if flavour == "gpu":
+            from nanotriton.executor import libdevice
             from nanotriton.executor.compiler import compile_kernel
 
             plan.validate()
             compile_kernel(plan.kernels[0])
+            libdevice.take_apart()
     elif flavour == "interpret":
         from nanotriton.executor import interpreter
 
