@@ -19,6 +19,7 @@ So neither their number changes it, and one rank is the same code with nothing t
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import signal
@@ -45,6 +46,7 @@ from nanotriton.weights import fill, load_config
 
 __all__ = ["CheckpointError", "Checkpointer", "World", "launch", "setup"]
 T = TypeVar("T")
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}  # not our faults
 
 
 # ---- the world -------------------------------------------------------------------------------------------------------
@@ -179,6 +181,10 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
         die(error)
     except CheckpointError as error:
         raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise SystemExit(f"error: {error.filename or 'a file'} can't be written: {error.strerror}; mended, the same command continues") from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
