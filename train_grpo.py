@@ -90,7 +90,17 @@ from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.model import Transformer
 from nanotriton.rollout import Episode, rollout, seed_of
-from nanotriton.run import Clock, Run, check_timed, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import (
+    Clock,
+    Run,
+    check_model,
+    check_timed,
+    heldout,
+    launch,
+    make_executor,
+    make_sampler,
+    sync_weights,
+)
 from nanotriton.sampler import Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
@@ -121,6 +131,8 @@ def main(cfg: Config, world: World) -> None:
         check_timed(world, cfg.mode)
     tasks, dev, test = task_sets(cfg)  # mistakes in what was named come out before anything is trained, or deleted by --fresh
     reward_of = reward_function(cfg)
+    if cfg.model:
+        check_model(cfg.model)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
@@ -354,17 +366,21 @@ def reward_config(cfg: Config) -> RewardConfig:
 
 def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:
     """(training tasks, dev tasks, test tasks). Settings are chosen on dev; test is looked at before and after only."""
-    try:
-        given = load_tasks(cfg.heldout)[: cfg.eval_tasks] if cfg.heldout else []
-        if cfg.tasks:
-            return load_tasks(cfg.tasks), given, given
-    except ValueError as error:
-        raise config.ConfigError(f"--tasks or --heldout: {error}") from None
+    given = read_tasks("--heldout", cfg.heldout)[: cfg.eval_tasks] if cfg.heldout else []
+    if cfg.tasks:
+        return read_tasks("--tasks", cfg.tasks), given, given
     return (
         synthetic.generate("rl", cfg.steps * cfg.prompts, cfg.seed),
         given or synthetic.generate("dev", cfg.eval_tasks // 2, cfg.seed),
         given or synthetic.generate("test", cfg.eval_tasks, cfg.seed),
     )
+
+
+def read_tasks(option: str, path: str) -> list[Task]:
+    try:
+        return load_tasks(path)
+    except ValueError as error:
+        raise config.ConfigError(f"{option} {error}") from None
 
 
 def small_model(cfg: Config, world: World) -> str:

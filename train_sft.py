@@ -72,7 +72,7 @@ from nanotriton import distributed
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import seed_of
-from nanotriton.run import Clock, Run, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, prompt_ids
@@ -89,7 +89,9 @@ def main(cfg: Config, world: World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
     distributed.check_optimizer(cfg.optimizer, world)
     if cfg.data:
-        read_pairs(cfg.data)  # a mistake in it comes out before --fresh deletes anything
+        read_pairs(cfg.data)  # a mistake in what was named comes out before --fresh deletes anything
+    if cfg.model:
+        check_model(cfg.model)
     run = Run(cfg, world, "sft")
     if run.finished():
         return str(run.folder / "model")

@@ -134,17 +134,21 @@ def read_rows(path: str, problems: list[Problem]) -> tuple[dict[tuple[str, int],
         if not kernelbench.NAME.fullmatch(name):
             raise ValueError(f"{where}: problem {name}: numbers are expected for level and problem_id")
         sample = row.get("sample", row.get("sample_id", count.get(name, 0)))
+        equal = row.get("count", 1) if "task_source" in row else 1  # train_grpo.py writes equal samples once
         if type(sample) is not int or sample < 0:
             raise ValueError(f"{where}: sample {sample!r}: a number is expected")
-        if (name, sample) in found:
-            raise ValueError(f"{where}: problem {name} has a sample {sample} already")
+        if type(equal) is not int or equal < 1:
+            raise ValueError(f"{where}: count {equal!r}: a number of equal samples is expected")
         completion, candidate = row.get("completion"), row.get("candidate")
         if not isinstance(completion, str) and not isinstance(candidate, str):
             raise ValueError(f"{where}: it has neither completion nor candidate")
         if not isinstance(candidate, str):
             candidate = extract_candidate(completion)
-        found[name, sample] = {"candidate": candidate, "completion": completion}
-        called[name], count[name] = name, count.get(name, 0) + 1
+        for s in range(sample, sample + equal):
+            if (name, s) in found:
+                raise ValueError(f"{where}: problem {name} has a sample {s} already")
+            found[name, s] = {"candidate": candidate, "completion": completion}
+        called[name], count[name] = name, count.get(name, 0) + equal
     return found, called
 
 

@@ -80,8 +80,10 @@ class Log:
         self.say(f"{stage} {step:>4}/{of}  {shown}  " + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05))
 
     def samples(self, rows: Iterable[dict]) -> None:
-        """Rows of {step, split, task, task_source, completion, candidate, verdict, reward, advantage, finish_reason, tokens}."""
-        self.append("samples.jsonl", rows)
+        """Rows of {step, split, task, task_source, completion, verdict, reward, advantage, finish_reason, tokens}. Equal ones (of a small
+        model two in three are) are one, with their number as `count`."""
+        counts = Counter(json.dumps(row) for row in rows)
+        self.append("samples.jsonl", ({**json.loads(row), "count": n} for row, n in counts.items()))
 
     def read(self, name: str = "metrics.jsonl") -> list[dict]:
         path = self.folder / name

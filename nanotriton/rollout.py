@@ -34,10 +34,10 @@ class Episode:
     advantage: float = 0.0
 
     def row(self, step: int, split: str) -> dict:
-        """What samples.jsonl keeps of it."""
+        """What samples.jsonl keeps of it. The candidate is reward.extract's of the completion; Verdict(**row["verdict"]) is the verdict."""
         return {
             "step": step, "split": split, "task": self.task.name, "task_source": self.task.source,
-            "completion": self.completion, "candidate": self.candidate, "verdict": vars(self.verdict),
+            "completion": self.completion, "verdict": self.verdict.brief(),
             "finish_reason": self.finish_reason, "tokens": len(self.ids), "reward": self.reward, "advantage": self.advantage,
         }  # fmt: skip
 

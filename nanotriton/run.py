@@ -1,12 +1,14 @@
 """What both training scripts share: how they start, a run's folder that continues where it stopped, and how held-out success is measured."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,10 +22,11 @@ from nanotriton.rollout import rollout, seed_of, statuses
 from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import save_model
+from nanotriton.weights import Checkpoint, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
 FREE = {"name", "out", "fresh", "workers"}  # options that may differ when a run is continued: they change nothing in it
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}  # not our faults
 T = TypeVar("T")
 
 
@@ -35,6 +38,10 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
         config.die(error)
     except CheckpointError as error:
         raise SystemExit(f"error: {error}") from None
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise SystemExit(f"error: {error.filename or 'a file'} can't be written: {error.strerror}; mended, the same command continues") from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
@@ -71,18 +78,22 @@ class Run(Log):
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
             raise config.ConfigError(f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out")
         world.barrier()  # every rank has looked
-        if world.is_main and cfg.fresh and folder.is_dir():
-            shutil.rmtree(folder)
+        try:
+            super().__init__(folder, world.is_main)
+            if world.is_main:
+                self.lock = lock(folder / ".lock")
+                if cfg.fresh:
+                    clear(folder)
+        except BlockingIOError:
+            raise config.ConfigError(f"{folder} belongs to a run that is still going: wait for its end, or give another --name") from None
+        except OSError as error:
+            raise config.ConfigError(f"--out {cfg.out}: cannot write in {folder}: {error.strerror}") from None
         world.barrier()
         if path.exists() and (folder / "metrics.jsonl").exists():  # else nothing was done yet: a mistake mended, perhaps
             was = was or {}
             changed = [f"--{k.replace('_', '-')} {was.get(k)}" for k in settings if was.get(k) != settings[k]]
             if changed:
                 raise config.ConfigError(f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh")
-        try:
-            super().__init__(folder, world.is_main)
-        except OSError as error:
-            raise config.ConfigError(f"--out {cfg.out}: cannot make {folder}: {error.strerror}") from None
         world.barrier()
         if world.is_main:
             path.write_text(json.dumps(settings, indent=2) + "\n")
@@ -128,6 +139,34 @@ class Run(Log):
         """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
         self.checkpoints.finish()
         save_model(model, self.folder / "model", tokenizer.files)
+
+
+def lock(path: Path) -> IO:
+    """Hold this file until the process ends, however it does; BlockingIOError if another holds it. Where a disk knows no locks nobody is kept out."""
+    file = open(path, "a")  # noqa: SIM115
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
+    return file
+
+
+def clear(folder: Path) -> None:
+    """Delete all but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def check_model(name: str) -> None:
+    """ModelError where --model can't be used: call it before --fresh deletes anything."""
+    load_config(name)
+    Tokenizer(name)
+    Checkpoint(find_folder(name))
 
 
 def read_settings(path: Path) -> dict | None:

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from nanotriton.config import reason
 from nanotriton.model import ModelConfig, ModelError, Transformer
 
 INDEX = "model.safetensors.index.json"
@@ -52,7 +53,7 @@ def find_folder(name: str | Path) -> Path:
         return path
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:
-        raise ModelError(f"{name}: {'not a folder' if path.exists() else 'no such folder'}")
+        raise ModelError(f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected")
     from huggingface_hub import snapshot_download  # imported late: it is slow, and only downloads need it
 
     try:
@@ -69,7 +70,7 @@ def read_json(path: Path) -> dict:
     except FileNotFoundError:
         raise ModelError(f"{path.parent}: no {path.name}") from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot read: {error}") from None
+        raise ModelError(f"{path}: cannot read: {reason(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")
     return value

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanotriton import log
+from nanotriton.config import reason
 from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import Verdict
+from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.tasks.task import Task
+from reward.extract import extract_candidate
 
-NEEDED = ("task", "task_source", "candidate", "verdict", "reward")
+NEEDED = {"task": str, "task_source": str, "completion": str, "verdict": dict, "reward": int | float | None}
 
 
 @dataclass
@@ -53,34 +55,52 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
     """
     file = path / "samples.jsonl" if path.is_dir() else path
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ValueError(f"{file}: cannot read: {error.strerror}") from None
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot read: {reason(error)}") from None
     found: dict[tuple[str, str], Sample] = {}
     splits = set()
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line)
+            row = read_row(line)
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: no JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("verdict", {}), dict):
-            raise ValueError(f"{file}, line {number}: a sample is an object, and so is its verdict")
-        if missing := [key for key in NEEDED if key not in row]:
-            raise ValueError(f"{file}, line {number}: a sample has {', '.join(NEEDED)}; this one lacks {', '.join(missing)}")
+            raise ValueError(f"{file}, line {number}: {error}") from None
         splits.add(row.get("split"))
-        if not row["candidate"] or not row["reward"] or row["reward"] <= 0 or (split and row.get("split") != split):
+        if not row["reward"] or row["reward"] <= 0 or (split and row.get("split") != split):
             continue
         if row["verdict"]["status"] != "correct" and row["reward"] < 1:
             continue
-        key = (row["task_source"], row["candidate"])
+        candidate = row["candidate"] if "candidate" in row else extract_candidate(row["completion"])
+        if not candidate:
+            continue
+        count, key = row.get("count", 1), (row["task_source"], candidate)
         if key in found:
-            found[key].count += 1
+            found[key].count += count
             found[key].reward = max(found[key].reward, row["reward"])
         else:
-            found[key] = Sample(Task(row["task"], row["task_source"]), row["candidate"], row["verdict"], row["reward"], row.get("step", 0))
-    if split and lines and split not in splits:
+            found[key] = Sample(Task(row["task"], row["task_source"]), candidate, row["verdict"], row["reward"], row.get("step", 0), count)
+    if split and splits and split not in splits:
         raise ValueError(f"--split {split}: {file} has {', '.join(sorted(map(str, splits)))}")
     return list(found.values())
+
+
+def read_row(line: str) -> dict:
+    """One line of samples.jsonl. ValueError says what is wrong with it."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError("a sample is an object")
+    if missing := [key for key in NEEDED if key not in row]:
+        raise ValueError(f"a sample has {', '.join(NEEDED)}; this one lacks {', '.join(missing)}")
+    if wrong := [key for key, kind in NEEDED.items() if not isinstance(row[key], kind)]:
+        raise ValueError(f"its {wrong[0]} can't be {json.dumps(row[wrong[0]])[:40]}")
+    if row["verdict"].get("status") not in STATUSES:
+        raise ValueError("its verdict has no status")
+    return row
 
 
 def judge_again(samples: list[Sample], executor: Executor) -> None:
@@ -132,8 +152,14 @@ def fenced(code: str) -> str:
     return f"{fence}python\n{code.strip()}\n{fence}"
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        print(f"audit: {message}", file=sys.stderr)
+        raise SystemExit(2)
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m reward.audit", description="Judge a run's rewarded samples again.", allow_abbrev=False)
+    parser = Parser(prog="python -m reward.audit", description="Judge a run's rewarded samples again.", allow_abbrev=False)
     parser.add_argument("run", type=Path, help="a run's folder, or a samples.jsonl")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run (default: cpu)")
     parser.add_argument("--split", help="only samples of this split, train for example (default: all)")
@@ -142,8 +168,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for each stage of a candidate (default: 10)")
     parser.add_argument("--page", type=Path, help="where the page goes (default: audit.md in the run's folder)")
     options = parser.parse_args(argv)
-    if options.page and not options.page.parent.is_dir():
-        parser.error(f"--page {options.page}: no folder {options.page.parent}")
     if options.device == "cuda" and not cuda_is_there():
         parser.error("--device cuda: this machine has no usable CUDA GPU")
     if options.limit < 1 or options.worst < 1 or options.timeout <= 0:
@@ -153,10 +177,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     options = parse(argv)
+    out = options.page or (options.run if options.run.is_dir() else options.run.parent) / "audit.md"
     try:
         samples = read_samples(options.run, options.split)
+        out.open("a").close()  # before minutes are spent on what couldn't be written
     except ValueError as error:
         print(f"audit: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"audit: {out}: cannot write the page: {error.strerror}; --page FILE puts it elsewhere", file=sys.stderr)
         return 2
     total = len(samples)
     if total > options.limit:
@@ -164,7 +193,6 @@ def main(argv: list[str]) -> int:
     with Executor(device=options.device, policy="strict", timeout=options.timeout) as executor:
         judge_again(samples, executor)
     suspect(samples)
-    out = options.page or (options.run if options.run.is_dir() else options.run.parent) / "audit.md"
     out.write_text(page(samples, options.worst, options.run.resolve().name), encoding="utf-8")
     differ = [s for s in samples if s.differs]
     for s in differ:

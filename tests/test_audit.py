@@ -43,13 +43,46 @@ def test_partial_credit_is_not_a_claim_to_be_right(tmp_path):
     assert [(s.candidate, s.reward) for s in read_samples(write(tmp_path, rows))] == [("x", 1.0), (honest.source, 1.4)]
 
 
-@pytest.mark.parametrize("text, says", [(None, "cannot read"), ("{", "no JSON"), ("3", "is an object"), ('{"verdict": "x"}', "is an object"), ('{"task": "x"}', "lacks task_source")])
+def test_what_a_run_writes_is_read(tmp_path):
+    """Equal samples are one row; the candidate is in the completion."""
+    honest = CASES["relu/honest"]
+    written = row(honest, completion=f"So:\n```python\n{honest.source}```", count=3, verdict=Verdict("correct").brief())
+    del written["candidate"]
+    (sample,) = read_samples(write(tmp_path, [written, written, written | {"completion": "no code"}]))
+    assert (sample.candidate, sample.count, sample.before) == (honest.source, 6, {"status": "correct"})
+
+
+FULL = {"task": "t", "task_source": "", "completion": "", "verdict": {"status": "correct"}, "reward": 1}
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "samples.jsonl: cannot read: No such file"), ("\xe9", "cannot read: no UTF-8 text"), ("{", "line 1: no JSON"), ("3", "line 1: a sample is an object"),
+        ('{"task": "x"}', "line 1: a sample has task, task_source, completion, verdict, reward; this one lacks task_source"),
+        (json.dumps(FULL | {"verdict": "x"}), 'line 1: its verdict can\'t be "x"'), (json.dumps(FULL | {"reward": "1"}), 'its reward can\'t be "1"'),
+        (json.dumps(FULL | {"verdict": {}}), "its verdict has no status"),
+    ],
+)  # fmt: skip
 def test_an_unusable_run_is_one_line(tmp_path, capsys, text, says):
     if text is not None:
-        (tmp_path / "samples.jsonl").write_text(text + "\n")
+        (tmp_path / "samples.jsonl").write_text(text + "\n", encoding="latin-1")
     assert main([str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv, says", [([], "required: run"), (["--limit", "x"], "invalid int value: 'x'"), (["--page", "."], "cannot write the page: Is a directory"),
+                                        (["--page", "none/a.md"], "none/a.md: cannot write the page: No such file or directory; --page FILE puts it elsewhere")])  # fmt: skip
+def test_bad_usage_is_one_line_before_anything_is_judged(tmp_path, capsys, monkeypatch, argv, says):
+    monkeypatch.chdir(write(tmp_path, [row(CASES["relu/honest"])]))
+    monkeypatch.setattr(audit, "Executor", None)
+    try:
+        code = main([*(["."] if argv else []), *argv])
+    except SystemExit as stop:
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2 and says in error and error.startswith("audit: ") and error.count("\n") == 1
 
 
 def test_a_split_that_is_not_there_is_no_clean_audit(tmp_path, capsys):

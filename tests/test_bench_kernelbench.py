@@ -132,6 +132,9 @@ def test_samples_of_a_training_run_join_by_source(tmp_path, data):
     given = bench.read_samples(str(path), tasks.load_problems(str(data), [1]))
     assert list(given) == [("1/2", 0), ("1/1", 0), ("1/1", 1)]
     assert given["1/1", 0]["candidate"] == KERNEL and given["1/1", 1]["candidate"] is None
+    path.write_text("".join(json.dumps({"task": "anything", "task_source": DOUBLE, "completion": c, "count": n}) + "\n" for c, n in ((fenced, 3), ("no", 2))))
+    given = bench.read_samples(str(path), tasks.load_problems(str(data), [1]))
+    assert [given["1/1", s]["candidate"] for s in range(5)] == [KERNEL] * 3 + [None] * 2 and len(given) == 5
 
 
 def test_a_verdict_is_taken_over_where_a_looser_policy_runs_the_same_code():

@@ -62,6 +62,13 @@ def test_smooth_is_a_mean_from_the_first_value_on():
     assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
 
 
+def test_equal_samples_are_one_row_with_their_number(tmp_path):
+    log = Log(tmp_path)
+    log.samples([{"completion": "a"}, {"completion": "é"}, {"completion": "a"}])
+    log.samples([{"completion": "a"}])
+    assert log.read("samples.jsonl") == [{"completion": "a", "count": 2}, {"completion": "é", "count": 1}, {"completion": "a", "count": 1}]
+
+
 def test_progress_in_a_log_file_is_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr("nanotriton.log.EVERY", 0.05)
     for _ in bar(range(3), desc="judging"):

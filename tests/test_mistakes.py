@@ -1,13 +1,18 @@
 """What a user may get wrong: one line that says what it is and what is accepted, no traceback, and nothing is lost."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import train_grpo
 import train_sft
+from nanotriton import config
 from nanotriton.config import ConfigError
+from nanotriton.run import Run, launch
+from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
 GOOD = '{"prompt": "a", "completion": "b"}'
@@ -57,3 +62,79 @@ def test_help_and_a_mistake_are_answered_before_torch_is_imported(script):
     assert "nanotriton.config" in done.stderr and "| torch\n" not in done.stderr
     done = run(script, "--lr", "foo")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: --lr foo: a number is expected\n")
+
+
+def test_the_small_model_is_what_train_sft_makes():
+    assert (train_grpo.Config.sft_steps, train_grpo.Config.sft_examples) == (train_sft.Config.steps, train_sft.Config.examples)
+
+
+def mistake(capsys, main, cls, *argv: str) -> str:
+    """What a script says of a mistake, in this process: one line."""
+    with pytest.raises(SystemExit) as stop:
+        launch(main, config.parse(cls, list(argv)))
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and err.count("\n") == 1 and err.startswith("error: ") and out == ""
+    return err
+
+
+sft, grpo = (train_sft.main, train_sft.Config), (train_grpo.main, train_grpo.Config, "--steps", "1", "--prompts", "1", "--eval-tasks", "1")
+
+
+def test_the_option_is_named_and_what_it_takes(tmp_path, capsys):
+    out = ("--out", str(tmp_path / "out"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x = (")
+    assert f"--tasks {tmp_path}/empty: no .py file in this folder; a task defines Model" in mistake(capsys, *grpo, *out, "--tasks", str(tmp_path / "empty"))
+    assert f"--heldout {tmp_path}/file: not Python" in mistake(capsys, *grpo, *out, "--heldout", str(tmp_path / "file"))
+    assert f"{tmp_path}/none.py: cannot read: No such file or directory\n" in mistake(capsys, *grpo, *out, "--tasks", str(tmp_path / "none.py"))
+    for script in (sft, grpo):
+        assert f"{tmp_path}/none: no such folder; a Hugging Face folder or a hub id, owner/name, is expected" in mistake(capsys, *script, *out, "--model", str(tmp_path / "none"))
+        assert f"{tmp_path}/empty: no config.json" in mistake(capsys, *script, *out, "--model", str(tmp_path / "empty"))
+    assert "--width 100: a multiple of 32 is expected" in mistake(capsys, *sft, *out, "--width", "100")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert f"--out {tmp_path}/file: cannot write in {tmp_path}/file/sft: Not a directory" in mistake(capsys, *sft, "--out", str(tmp_path / "file"))
+    assert "File name too long" in mistake(capsys, *sft, "--out", str(tmp_path), "--name", "x" * 300)
+    assert "cannot write in /proc/sft: " in mistake(capsys, *sft, "--out", "/proc")
+
+
+def test_a_full_disk_is_one_line(capsys):
+    def full(cfg, world):
+        raise OSError(errno.ENOSPC, "No space left on device", "out/metrics.jsonl")
+
+    with pytest.raises(SystemExit) as stop:
+        launch(full, None)
+    assert stop.value.code == "error: out/metrics.jsonl can't be written: No space left on device; mended, the same command continues"
+
+
+def test_fresh_deletes_nothing_before_the_model_is_looked_at(tmp_path, capsys):
+    Run(train_sft.Config(out=str(tmp_path)), World(), "sft").say("")
+    (tmp_path / "sft" / "metrics.jsonl").write_text("years of work")
+    for extra in (("--model", str(tmp_path / "none")), ("--data", str(tmp_path / "none"))):
+        capsys.readouterr()
+        mistake(capsys, *sft, "--out", str(tmp_path), "--fresh", *extra)
+    assert (tmp_path / "sft" / "metrics.jsonl").exists()
+    Run(train_sft.Config(out=str(tmp_path), fresh=True), World(), "sft")
+    assert sorted(p.name for p in (tmp_path / "sft").iterdir()) == [".lock", "config.json"]
+
+
+def test_a_run_that_is_going_on_is_left_alone(tmp_path, capsys):
+    """By a second one with the same command, and by one with --fresh."""
+    folder = Run(train_sft.Config(out=str(tmp_path)), World(), "sft").folder
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", hold, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        for extra in ((), ("--fresh",)):
+            assert f"{folder} belongs to a run that is still going" in mistake(capsys, *sft, "--out", str(tmp_path), *extra)
+        assert (folder / "config.json").exists()
+        other.communicate()
+    Run(train_sft.Config(out=str(tmp_path)), World(), "sft")
+
+
+def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
+    """A run that was stopped while it made its model, and goes on with another length of that."""
+    Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append("metrics.jsonl", [{}])
+    assert "laptop/sft holds a run with --sft-steps 540: give" in mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")

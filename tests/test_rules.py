@@ -385,7 +385,7 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     monkeypatch.setattr(train_grpo, "Run", lambda *_: Fake())
     monkeypatch.setattr(train_grpo.distributed, "load", lambda *_, **__: (make_model(), make_model().config))
     monkeypatch.setattr(train_grpo, "task_sets", lambda cfg: (["a", "b"], ["d"], ["t"]))
-    for name in ("make_sampler", "make_executor", "Tokenizer"):
+    for name in ("make_sampler", "make_executor", "Tokenizer", "check_model"):
         monkeypatch.setattr(train_grpo, name, lambda *_: Fake())
     episode = lambda: Episode(Task("t", "source"), [1], [2, 3], [-1.0, -1.0], "stop")
     monkeypatch.setattr(train_grpo, "rollout", lambda tasks, n, *_, **__: [[episode() for _ in range(n)] for _ in tasks])
@@ -398,8 +398,8 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     assert order == ["measure test", "report", "save", "measure dev", "report", "save", "export", "measure test"]
 
     row = json.loads(json.dumps(episode().row(3, "train")))
-    assert row["task_source"] == "source" and row["verdict"]["status"] == "no_code"
-    assert {"step", "completion", "candidate", "reward", "advantage", "finish_reason"} <= row.keys()
+    assert row["task_source"] == "source" and Verdict(**row["verdict"]) == episode().verdict == Verdict("no_code")
+    assert {"step", "completion", "reward", "advantage", "finish_reason"} <= row.keys()
 
 
 class Beside(World):

@@ -404,4 +404,4 @@ def test_bad_usage_is_one_line_and_exit_2(arguments, message, folder, capsys):
 def test_a_missing_folder_is_one_line_and_exit_2(capsys):
     with pytest.raises(SystemExit) as error:
         main(["no-such-folder", "--prompt", "a"])
-    assert error.value.code == 2 and capsys.readouterr().err == "error: no-such-folder: no such folder\n"
+    assert error.value.code == 2 and capsys.readouterr().err == "error: no-such-folder: no such folder; a Hugging Face folder or a hub id, owner/name, is expected\n"

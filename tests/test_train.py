@@ -73,7 +73,7 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
     assert (straight / "curves.png").read_bytes().startswith(b"\x89PNG")
     samples = [json.loads(line) for line in (straight / "samples.jsonl").read_text().splitlines()]
     assert {s["split"] for s in samples} == {"train", "dev/success", "dev/greedy", "test/success", "test/greedy"}
-    assert sum(s["split"] == "train" for s in samples) == 2 * 2 * 2 * 2  # no group has spread, so each has been replaced
+    assert sum(s["count"] for s in samples if s["split"] == "train") == 2 * 2 * 2 * 2  # no group has spread, so each has been replaced
     steps = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
     assert all(set(s["seconds"]) == {"sample", "reward", "wait", "logprobs", "backward", "optimizer", "sync"} for s in steps if s["stage"] == "grpo")
     assert all(s["verdict"]["status"] and (s["verdict"]["message"] or s["verdict"]["status"] == "correct") for s in samples)

@@ -245,7 +245,7 @@ def test_names_that_are_no_folder(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     for name, message in (("/no/such", "no such folder"), ("nothing", "no such folder"), ("file", "not a folder"),
-                          ("runs/gone", "no such folder$"), ("./a/b", "no such folder$")):  # fmt: skip
+                          ("runs/gone", "no such folder; a Hugging Face folder or a hub id, owner/name, is expected$"), ("./a/b", "no such folder; a Hugging")):  # fmt: skip
         with pytest.raises(ModelError, match=message):
             load_model(name)
 

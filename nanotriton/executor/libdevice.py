@@ -12,7 +12,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from triton._C.libtriton import ir, llvm, nvidia
+from triton._C.libtriton import ir, llvm
 from triton.backends.nvidia.compiler import CUDAOptions
 from triton.language.extra.cuda import libdevice
 

@@ -53,6 +53,11 @@ class Verdict:
         """Whether it says anything of the candidate: not if we failed, or the task did (a reference that needs too much memory)."""
         return self.status not in UNSCORED and self.stage != "task"
 
+    def brief(self) -> dict:
+        """The fields that say something: those that are at their defaults are left out."""
+        plain = vars(Verdict(self.status))
+        return {name: value for name, value in vars(self).items() if name == "status" or value != plain[name]}
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

@@ -5,6 +5,8 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nanotriton.config import reason
+
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 
 
@@ -41,7 +43,7 @@ def load_task(path: str | Path) -> Task:
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot read: {error}") from None
+        raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     return Task(name=path.stem, source=check_source(source, str(path)))
 
 
