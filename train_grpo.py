@@ -150,9 +150,9 @@ def main(cfg: Config, world: World) -> None:
         sync_weights(sampler, model, world)
         measure = partial(heldout, run, sampler=sampler, executor=executor, tokenizer=tokenizer, max_tokens=cfg.max_tokens, seed=cfg.seed)
         for step in range(start, cfg.steps + 1):
-            if step == 0 and test:
+            if step == 0 and test and not run.found("test", 0):
                 run.evaluated("test", 0, cfg.steps, **measure(test, step=0, split="test"))
-            if dev and step % cfg.eval_every == 0 and 0 < step < cfg.steps:  # the test set says how it is at the ends
+            if dev and step % cfg.eval_every == 0 and 0 < step < cfg.steps and not run.found("eval", step):  # the test set says how it is at the ends
                 run.evaluated("eval", step, cfg.steps, **measure(dev, step=step, split="dev"))
             if step == cfg.steps:
                 break
@@ -163,7 +163,7 @@ def main(cfg: Config, world: World) -> None:
                 run.save(step + 1, model, optimizer)
 
         run.export(model, tokenizer)  # before it is measured: an evaluation that dies costs no training
-        if test:
+        if test and not run.found("test", cfg.steps):
             run.evaluated("test", cfg.steps, cfg.steps, **measure(test, step=cfg.steps, split="test"))
     run.plot()
     run.summary(**summary(run, cfg))

@@ -104,7 +104,7 @@ def main(cfg: Config, world: World) -> str:
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
     for step in range(run.resume(model, optimizer), steps):
-        if step % cfg.eval_every == 0:
+        if step % cfg.eval_every == 0 and not run.found("eval", step):
             run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
         clock = Clock()
         batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
@@ -117,14 +117,16 @@ def main(cfg: Config, world: World) -> str:
             run.save(step + 1, model, optimizer)
 
     run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
-    result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
-    if dev:
-        sampler = make_sampler(model_config, world, tokenizer, model if cfg.optimizer == "adam8" else None)
-        sync_weights(sampler, model, world)
-        with make_executor(world, cfg.seed) as executor:
-            result |= heldout(run, dev, step=steps, split="dev", sampler=sampler, executor=executor, tokenizer=tokenizer,
-                              max_tokens=cfg.max_tokens, seed=cfg.seed)  # fmt: skip
-    run.evaluated("eval", steps, steps, **result)
+    result = run.found("eval", steps)
+    if not result:
+        result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
+        if dev:
+            sampler = make_sampler(model_config, world, tokenizer, model if cfg.optimizer == "adam8" else None)
+            sync_weights(sampler, model, world)
+            with make_executor(world, cfg.seed) as executor:
+                result |= heldout(run, dev, step=steps, split="dev", sampler=sampler, executor=executor, tokenizer=tokenizer,
+                                  max_tokens=cfg.max_tokens, seed=cfg.seed)  # fmt: skip
+        run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")
 

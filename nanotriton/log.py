@@ -10,6 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,29 @@ class Log:
         """Sizes of the files in bytes, to be kept in a checkpoint."""
         return {name: (self.folder / name).stat().st_size if (self.folder / name).exists() else 0 for name in FILES}
 
-    def rewind(self, position: dict[str, int]) -> None:
-        """Cut the files back to what they were at a checkpoint."""
+    def rewind(self, position: dict[str, int], step: int = 0) -> dict:
+        """Cut the files back to what they were at the checkpoint of this step, but leave a measurement that was made there and ended
+        -> its row, or {}."""
+        if not self.main:
+            return {}
+        rows, measured = {name: self.lines(name, position.get(name, 0)) for name in FILES}, {}
+        if rows["metrics.jsonl"] and (first := json.loads(rows["metrics.jsonl"][0]))["step"] == step and "/" in first["stage"]:
+            measured = first
+            kept = takewhile(lambda line: (row := json.loads(line))["step"] == step and row["split"] != "train", rows["samples.jsonl"])
+            sizes = {"metrics.jsonl": len(rows["metrics.jsonl"][0]), "samples.jsonl": sum(map(len, kept))}
+            position = {name: position.get(name, 0) + sizes[name] for name in FILES}
         for name in FILES:
-            if self.main and (self.folder / name).exists():
+            if (self.folder / name).exists():
                 os.truncate(self.folder / name, position.get(name, 0))
+        return measured
+
+    def lines(self, name: str, start: int) -> list[bytes]:
+        """The whole lines from byte `start` on."""
+        if not (self.folder / name).exists():
+            return []
+        with open(self.folder / name, "rb") as f:
+            f.seek(start)
+            return [line for line in f if line.endswith(b"\n")]
 
     def append(self, name: str, rows: Iterable[dict]) -> None:
         if self.main:

@@ -112,10 +112,16 @@ class Run(Log):
         """Load the newest checkpoint if there is one -> the number of finished steps; the files are cut back to it."""
         found = self.checkpoints.load_latest(model, optimizer)
         step, state = found if found else (0, {"position": {}, "seconds": 0.0})
-        self.rewind(state["position"])
+        self.measured = self.world.gather(self.rewind(state["position"], step))[0]
         self.spent, self.started = state["seconds"], time.perf_counter()
         self.say(f"continuing {self.folder} after step {step}" if step else f"{self.folder}: it begins; interrupted, the same command continues it")
         return step
+
+    def found(self, kind: str, step: int) -> dict[str, Any]:
+        """The numbers of a measurement (see evaluated) that a stopped run had made where it continues, or {}."""
+        if (self.measured.get("stage"), self.measured.get("step")) != (f"{self.stage}/{kind}", step):
+            return {}
+        return {k: v for k, v in self.measured.items() if k not in ("stage", "step", "seconds")}
 
     def seconds(self) -> float:
         """Wall time of this stage, over all the times it was started."""
