@@ -15,7 +15,7 @@ import json
 import os
 from pathlib import Path
 
-from nanotriton.config import ConfigError
+from nanotriton.config import ConfigError, reason
 
 
 def path_of(out: Path, rank: int) -> Path:
@@ -37,7 +37,7 @@ class Journal:
             out.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "a+b")  # noqa: SIM115 (open, and locked, as long as the run lives)
         except OSError as error:
-            raise ConfigError(f"--out {out}: cannot write there: {error.strerror}") from None
+            raise ConfigError(f"--out {out}: cannot write in {out.parent}: {reason(error)}") from None
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -47,7 +47,7 @@ class Journal:
             for old in all_paths(out) if rank == 0 else ():  # of a run with more ranks
                 if old not in [path_of(out, r) for r in range(size)]:
                     old.unlink()
-        self._cut_half_line()
+        self._cut()
         if os.fstat(self.file.fileno()).st_size == 0:
             self.append({"kind": "settings", **settings})
 
@@ -57,11 +57,12 @@ class Journal:
     def __exit__(self, *exc) -> None:
         self.file.close()
 
-    def _cut_half_line(self) -> None:
+    def _cut(self) -> None:
+        """Half a line at the end; and settings alone, of which nothing came: a mistake mended, perhaps."""
         self.file.seek(0)
         data = self.file.read()
-        if data and not data.endswith(b"\n"):
-            self.file.truncate(data.rfind(b"\n") + 1)
+        whole = data.rfind(b"\n") + 1
+        self.file.truncate(whole if data.count(b"\n") > 1 else 0)
 
     def append(self, line: dict) -> None:
         """Write one line; it survives a kill of this process from here on."""

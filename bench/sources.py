@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanotriton import log
-from nanotriton.config import ConfigError
+from nanotriton.config import ConfigError, reason
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # the server's trouble, or its way of saying "later"
 REFUSED = frozenset({400, 413, 422})  # this one request can't be answered (its prompt is too long, say)
@@ -290,7 +290,7 @@ def read_jsonl(path: str | Path) -> list[dict]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot read: {error.strerror if isinstance(error, OSError) else error}") from None
+        raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     rows = []
     if text.lstrip().startswith("["):
         try:

@@ -40,6 +40,8 @@ def reason(error: Exception) -> str:
     """Why a file couldn't be read or written, without the path that the caller names already."""
     if isinstance(error, UnicodeDecodeError):
         return f"no UTF-8 text (byte {error.start})"
+    if isinstance(error, FileExistsError):  # where a folder was to be made
+        return "a file is there"
     return getattr(error, "strerror", None) or str(error)
 
 

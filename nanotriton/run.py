@@ -87,7 +87,7 @@ class Run(Log):
         except BlockingIOError:
             raise config.ConfigError(f"{folder} belongs to a run that is still going: wait for its end, or give another --name") from None
         except OSError as error:
-            raise config.ConfigError(f"--out {cfg.out}: cannot write in {folder}: {error.strerror}") from None
+            raise config.ConfigError(f"--out {cfg.out}: cannot write in {folder}: {config.reason(error)}") from None
         world.barrier()
         if path.exists() and (folder / "metrics.jsonl").exists():  # else nothing was done yet: a mistake mended, perhaps
             was = was or {}

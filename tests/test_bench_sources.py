@@ -228,7 +228,10 @@ def test_a_journal_is_one_run_and_one_process(tmp_path):
     with pytest.raises(ConfigError, match="still going"):
         Journal(out, {"model": "m"})
     first.file.close()
-    with pytest.raises(ConfigError, match="--model m: give those"):
+    first = Journal(out, {"model": "mended"}).read()  # nothing had come of the other one
+    first.append(line("1/1", 0))
+    first.file.close()
+    with pytest.raises(ConfigError, match="--model mended: give those"):
         Journal(out, {"model": "other"}).read()
     path_of(out, 3).write_text('{"kind": "sample", "problem": "1/1", "sample": 0}\n')
     assert Journal(out, {"model": "other"}, fresh=True).read().entries == {}
@@ -236,7 +239,7 @@ def test_a_journal_is_one_run_and_one_process(tmp_path):
     with pytest.raises(ConfigError, match=r"journal.2.jsonl line 1: not a line"):
         Journal(out, {"model": "other"}, rank=1).read()
     out.write_text("{}")
-    with pytest.raises(ConfigError, match="cannot write there"):
+    with pytest.raises(ConfigError, match="a file is there"):
         Journal(out / "below.json", {})
 
 

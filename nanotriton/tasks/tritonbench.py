@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanotriton.config import reason
 from reward.extract import after_reasoning, defines, parse, python_blocks
 
 SEPARATOR = re.compile(r"^#{146}[ \t]*$", re.M)
@@ -87,7 +88,7 @@ def split(path: Path) -> tuple[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot read: {getattr(error, 'strerror', None) or error}") from None
+        raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     parts = SEPARATOR.split(text)
     if len(parts) != 2:
         raise ValueError(f"{path}: {len(parts) - 1} lines of 146 # in it; one is expected, between implementation and test")
