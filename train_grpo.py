@@ -317,8 +317,9 @@ def report(run: Run, step: int, cfg: Config, episodes: list[Episode], spread, st
     policy["loss"] *= policy["tokens"] / len(norms)  # it has its normaliser already: the mean of the updates' losses
     run.samples(e.row(step, "train") for e in episodes)
     taught = ("entropy", "kl", "clip_fraction", "norm") if policy["tokens"] else ()  # no group had spread: nothing was measured
+    unscored = ("scored",) if t["scored"] < t["samples"] else ()  # our failure, or the task's: samples.jsonl says which
     run.step(
-        "grpo", step, cfg.steps, clock.seconds, ("reward", "spread", "length", *taught),
+        "grpo", step, cfg.steps, clock.seconds, ("reward", *unscored, "spread", "length", *taught),
         samples=int(t["samples"]), reward=t["reward"] / max(t["scored"], 1), spread=t["spread"] / t["samples"], length=t["length"] / t["samples"],
         truncated=t["truncated"] / t["samples"], distinct=t["distinct"] / t["samples"], scored=t["scored"] / t["samples"],
         **policy, norm=sum(norms) / len(norms),

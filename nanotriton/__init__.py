@@ -2,17 +2,29 @@
 
 import os
 import platform
+import select
 import sys
 from importlib.util import find_spec
 
 
 def excepthook(kind: type, error: BaseException, trace) -> None:
-    """Ctrl-C ends in no traceback, in the seconds of the imports neither (where Python 3.11 wraps it in a RuntimeError at times)."""
+    """Ctrl-C ends in no traceback, in the seconds of the imports neither (where Python 3.11 wraps it in a RuntimeError at times), nor does
+    the end of who reads stdout (`| head`)."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+    while cause is not None and not isinstance(cause, KeyboardInterrupt | BrokenPipeError):
         cause = cause.__cause__ or cause.__context__
-    if cause is None or hasattr(sys, "ps1"):
+    if cause is None or hasattr(sys, "ps1") or (isinstance(cause, BrokenPipeError) and not unread()):
         sys.__excepthook__(kind, error, trace)
+
+
+def unread() -> bool:
+    """Whether stdout is a pipe that nobody reads any more; what is left in its buffer then goes nowhere."""
+    poll = select.poll()
+    poll.register(1, 0)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return gone
 
 
 sys.excepthook = excepthook

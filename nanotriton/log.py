@@ -73,8 +73,8 @@ class Log:
             kept = takewhile(lambda line: (row := json.loads(line))["step"] == step and row["split"] != "train", rows["samples.jsonl"])
             sizes = {"metrics.jsonl": len(rows["metrics.jsonl"][0]), "samples.jsonl": sum(map(len, kept))}
             position = {name: position.get(name, 0) + sizes[name] for name in FILES}
-        for name in FILES:
-            if (self.folder / name).exists():
+        for name, size in self.position().items():
+            if size > position.get(name, 0):
                 os.truncate(self.folder / name, position.get(name, 0))
         return measured
 

@@ -90,8 +90,11 @@ class Run(Log):
             raise config.ConfigError(f"--out {cfg.out}: cannot write in {folder}: {config.reason(error)}") from None
         world.barrier()
         if path.exists() and (folder / "metrics.jsonl").exists():  # else nothing was done yet: a mistake mended, perhaps
-            was = was or {}
-            changed = [f"--{k.replace('_', '-')} {was.get(k)}" for k in settings if was.get(k) != settings[k]]
+            if not was:
+                raise config.ConfigError(f"{path} holds no settings of a run: give another --name, or delete {folder}")
+            if set(was) != set(settings):
+                raise config.ConfigError(f"{folder} holds a run of another script, or of another version of this one: give another --name, or --fresh")
+            changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
             if changed:
                 raise config.ConfigError(f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh")
         world.barrier()

@@ -24,6 +24,8 @@ def test_rewind_cuts_both_files_to_the_byte(tmp_path):
     assert [r["step"] for r in log.read()] == [1, 2, 3, 4]
     log.rewind({})
     assert log.read() == []
+    log.rewind(position)  # a file that somebody cut is not filled up
+    assert log.position() == {"metrics.jsonl": 0, "samples.jsonl": 0}
 
 
 def test_a_rewind_leaves_the_measurement_that_was_made_there(tmp_path):

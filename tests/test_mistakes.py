@@ -1,6 +1,8 @@
 """What a user may get wrong: one line that says what it is and what is accepted, no traceback, and nothing is lost."""
 
 import errno
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +140,30 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     """A run that was stopped while it made its model, and goes on with another length of that."""
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append("metrics.jsonl", [{}])
     assert "laptop/sft holds a run with --sft-steps 540: give" in mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")
+
+
+def test_a_folder_of_something_else_is_named(tmp_path, capsys):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "metrics.jsonl").write_text("")
+    for text, says in (("{", "x/config.json holds no settings of a run: give another --name, or delete"), ('{"save_every": 1}', "/x holds a run of another script, or of another version of this one")):
+        (tmp_path / "x" / "config.json").write_text(text)
+        assert says in mistake(capsys, *sft, "--out", str(tmp_path), "--name", "x")
+
+
+def test_ctrl_c_and_a_closed_pipe_leave_no_traceback():
+    """At any time: while torch is imported, where no code of ours could catch it, too."""
+    start = [sys.executable, "-c", "import nanotriton, time; print('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt as e: raise RuntimeError from e"]
+    with subprocess.Popen(start, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == b""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_to(writer, "import nanotriton\nfor _ in range(9999): print('line', flush=True)")
+    assert done.returncode == 1 and done.stderr == ""
+    done = run_to(subprocess.PIPE, "import nanotriton; raise BrokenPipeError('of a child')")
+    assert "of a child" in done.stderr
+
+
+def run_to(stdout, code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)

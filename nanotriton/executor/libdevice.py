@@ -1,7 +1,7 @@
 """CUDA's math library, libdevice, linked into a kernel without reading all of it each time.
 
 For each kernel that calls one of its functions (tanh, erf, sin, ...) Triton parses the whole library: 60 ms of CPU time, a third of a
-compilation. Here its text is taken apart once (0.2 s, in the base), and what a kernel reaches is put together again: 1 ms. Definitions, their
+compilation. Here its text is taken apart once (0.2 s, in the base), and what a kernel reaches is put together again: 2 ms. Definitions, their
 order and the kernel's flags (`nvvm-reflect-ftz`) are the same as with the whole library, and so is the cubin.
 """
 
