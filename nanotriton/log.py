@@ -101,8 +101,10 @@ class Log:
     def samples(self, rows: Iterable[dict]) -> None:
         """Rows of {step, split, task, task_source, completion, verdict, reward, advantage, finish_reason, tokens}. Equal ones (of a small
         model two in three are) are one, with their number as `count`."""
-        counts = Counter(json.dumps(row) for row in rows)
-        self.append("samples.jsonl", ({**json.loads(row), "count": n} for row, n in counts.items()))
+        found: dict[str, dict] = {}
+        for row in rows:
+            found.setdefault(json.dumps(row), row | {"count": 0})["count"] += 1
+        self.append("samples.jsonl", found.values())
 
     def read(self, name: str = "metrics.jsonl") -> list[dict]:
         path = self.folder / name

@@ -142,10 +142,9 @@ def _counts(plan: Plan, step: Aten) -> bool:
         return False
     counter = plan.tensors[reads[0]]
     named = plan.output_tensors()
-    alternatives = [a for s in plan.steps for a in (s.alternatives if isinstance(s, Choice) else [[s]])]
-    for other in (call for alternative in alternatives for call in alternative):
+    for other in plan.every_call():
         if isinstance(other, Launch):
-            named += [value[0] if ty.startswith("tensordesc") else value for ty, value in other.args if ty.startswith(("*", "tensordesc"))]
+            named += other.tensors
         elif (other.op, other.args) != (step.op, step.args):
             named += _reads(other) + _writes(other)
     alone = counter.storage not in {plan.tensors[t].storage for t in named}

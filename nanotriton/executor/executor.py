@@ -346,17 +346,17 @@ class Executor:
             for _ in range(workers - len(own) if base.ready else 0):
                 self._next_id += 1
                 try:
-                    self._processes.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
+                    own.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
+                    self._processes.append(own[-1])
                 except OSError:  # the base just died: its socket will say so
                     break
             while queue:
                 suspect = queue[0].deaths  # waits for an idle one
-                free = [p for p in self._processes if p.flavour == flavour and p.has_room(depth) and not (suspect and p.entries)]
+                free = [p for p in own if p.has_room(depth) and not (suspect and p.entries)]
                 if not free:
                     break
                 process = min(free, key=lambda p: len(p.entries))
-                known = set().union(*(p.tasks for p in self._processes if p.flavour == flavour))
-                if not self._give(process, take(queue, set(process.tasks), known)):
+                if not self._give(process, take(queue, set(process.tasks), set().union(*(p.tasks for p in own)))):
                     break
 
     def _give(self, process: Process, entry: Entry) -> bool:

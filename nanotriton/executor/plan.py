@@ -116,6 +116,11 @@ class Launch:
     args: list[tuple[str, Any]]  # (Triton's type, value): a number, a tensor id for a pointer, a list for a descriptor
     line: int = 0
 
+    @property
+    def tensors(self) -> list[int]:
+        """Those that it points at, in order."""
+        return [value[0] if ty.startswith("tensordesc") else value for ty, value in self.args if ty.startswith(("*", "tensordesc"))]
+
 
 @dataclass
 class Choice:
@@ -157,6 +162,10 @@ class Plan:
     def flat_steps(self, chosen: Mapping[int, int] = MappingProxyType({})) -> list[Aten | Launch]:
         """Every call in order, a choice standing for the alternative that `chosen` has for its key, or its first."""
         return [s for step in self.steps for s in (step.alternatives[chosen.get(step.key, 0)] if isinstance(step, Choice) else [step])]
+
+    def every_call(self) -> list[Aten | Launch]:
+        """Those of all alternatives of every choice."""
+        return [s for step in self.steps for calls in (step.alternatives if isinstance(step, Choice) else [[step]]) for s in calls]
 
     def launches(self, chosen: Mapping[int, int] = MappingProxyType({})) -> list[Launch]:
         return [step for step in self.flat_steps(chosen) if isinstance(step, Launch)]

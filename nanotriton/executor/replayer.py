@@ -133,8 +133,7 @@ class Replay:
         if backend is None and torch.device(device).type != "cpu":
             raise ValueError("a CUDA replay needs a cuda.CudaBackend, which owns the arena")
         self.backend = backend or CpuBackend()
-        calls = [c for step in plan.steps for calls in (step.alternatives if isinstance(step, Choice) else [[step]]) for c in calls]
-        self._pointed_at = {plan.tensors[i].storage for c in calls if isinstance(c, Launch) for i in _tensors_of(c)}
+        self._pointed_at = {plan.tensors[i].storage for c in plan.every_call() if isinstance(c, Launch) for i in c.tensors}
         self._adopted: dict[int, tuple[torch.UntypedStorage, int]] = {}  # storages that are torch's own results
         self._uploaded: dict[str, torch.Tensor] = {}  # initial bytes by hash, on the device: a load then waits for nothing
         self.chosen: dict[int, int] = {}  # key of a choice -> alternative
@@ -359,7 +358,7 @@ class Replay:
 def _tensors_of(call: Aten | Launch) -> list[int]:
     if isinstance(call, Aten):
         return tensor_ids([call.args, call.kwargs]) + [i for i in call.outs if i is not None]
-    return [v[0] if isinstance(v, list) else v for ty, v in call.args if ty[0] == "*" or ty.startswith("tensordesc")]
+    return call.tensors
 
 
 def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> None:

@@ -195,9 +195,9 @@ class Tape:
         if key not in self._kernels:
             self._kernels[key] = len(self.plan.kernels)
             self.plan.kernels.append(kernel)
-        pointers = [value[0] if ty.startswith("tensordesc") else value for ty, value in args if ty.startswith(("*", "tensordesc"))]
-        self._written |= {self.plan.tensors[i].storage for i in pointers}
-        self.steps.append(Launch(self._kernels[key], grid, args, self.line()))
+        call = Launch(self._kernels[key], grid, args, self.line())
+        self._written |= {self.plan.tensors[i].storage for i in call.tensors}
+        self.steps.append(call)
 
     @contextmanager
     def alternative(self):
