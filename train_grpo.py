@@ -89,7 +89,7 @@ from nanotriton.data import pack, score
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.model import Transformer
-from nanotriton.rollout import Episode, rollout, seed_of
+from nanotriton.rollout import Episode, prompts_of, rollout, seed_of
 from nanotriton.run import (
     Clock,
     Run,
@@ -140,6 +140,7 @@ def main(cfg: Config, world: World) -> None:
     tokenizer = Tokenizer(model_folder)
     share = cfg.optimizer == "adam8"
     model, model_config = distributed.load(model_folder, world, cfg.optimizer, cfg.micro_tokens, copies=(not share) + (cfg.kl > 0) / world.world_size)
+    prompts_of([*(tasks if cfg.tasks else []), *(test if cfg.heldout else [])], tokenizer, model_config.max_position_embeddings)  # one too long comes out now
     reference = distributed.load_reference(model_folder, world) if cfg.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
     sampler = make_sampler(model_config, world, tokenizer, model if share else None, distributed.moments_to_come(optimizer))

@@ -15,11 +15,13 @@ import dataclasses
 import difflib
 import math
 import operator
+import os
 import re
 import sys
 import types
 import typing
 from inspect import getsource
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 TRUE, FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
@@ -43,6 +45,19 @@ def reason(error: Exception) -> str:
     if isinstance(error, FileExistsError):  # where a folder was to be made
         return "a file is there"
     return getattr(error, "strerror", None) or str(error)
+
+
+def writable(path: str) -> None:
+    """Make the folder of a file of results, or ConfigError: before minutes are spent on what couldn't be kept."""
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot write in {file.parent}: {reason(error)}") from None
+    if file.is_dir():
+        raise ConfigError(f"--out {path}: a file is expected, this is a folder")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"--out {path}: cannot write there: Permission denied")
 
 
 def comments(cls: type) -> dict[str, str]:
@@ -141,6 +156,8 @@ def parse(cls: type, argv: list[str] | None = None, presets: dict[str, dict[str,
         config = cls(**(defaults | given))
         if hasattr(config, "validate"):
             config.validate()
+        if getattr(config, "out", "").endswith((".json", ".md")):
+            writable(config.out)
         return config
     except ConfigError as error:
         die(error)

@@ -53,6 +53,15 @@ def seed_of(seed: int, stream: int, step: int, task: int, sample: int) -> int:
     return value & 0x7FFFFFFFFFFFFFFF
 
 
+def prompts_of(tasks: Sequence[Task], tokenizer: Tokenizer, longest: int) -> list[list[int]]:
+    """ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model."""
+    prompts = [build_prompt(task, tokenizer) for task in tasks]
+    for task, prompt in zip(tasks, prompts):
+        if len(prompt) >= longest:
+            raise ConfigError(f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}")
+    return prompts
+
+
 def rollout(
     tasks: Sequence[Task], n: int, sampler: Sampler, executor: Executor, tokenizer: Tokenizer, *,
     seeds: Sequence[Sequence[int]], temperature: float = 1.0, max_tokens: int = 256, desc: str = "sampling",
@@ -63,11 +72,8 @@ def rollout(
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates are timed it
     waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
     """
-    prompts = [build_prompt(task, tokenizer) for task in tasks]
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
-    for task, prompt in zip(tasks, prompts):
-        if len(prompt) >= longest:
-            raise ConfigError(f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}")
+    prompts = prompts_of(tasks, tokenizer, longest)
     requests = [
         Request(p, n=n, max_tokens=min(max_tokens, longest - len(p)), temperature=temperature, stop_ids=stop, seeds=list(s))
         for p, s in zip(prompts, seeds)

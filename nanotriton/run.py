@@ -78,17 +78,9 @@ class Run(Log):
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
             raise config.ConfigError(f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out")
         world.barrier()  # every rank has looked
-        try:
-            super().__init__(folder, world.is_main)
-            if world.is_main:
-                self.lock = lock(folder / ".lock")
-                if cfg.fresh:
-                    clear(folder)
-        except BlockingIOError:
-            raise config.ConfigError(f"{folder} belongs to a run that is still going: wait for its end, or give another --name") from None
-        except OSError as error:
-            raise config.ConfigError(f"--out {cfg.out}: cannot write in {folder}: {config.reason(error)}") from None
-        world.barrier()
+        if trouble := world.gather(self.take(folder, cfg) if world.is_main else "")[0]:
+            raise config.ConfigError(trouble)
+        super().__init__(folder, world.is_main)
         if path.exists() and (folder / "metrics.jsonl").exists():  # else nothing was done yet: a mistake mended, perhaps
             if not was:
                 raise config.ConfigError(f"{path} holds no settings of a run: give another --name, or delete {folder}")
@@ -103,6 +95,19 @@ class Run(Log):
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
+
+    def take(self, folder: Path, cfg: Any) -> str:
+        """Make the folder, be the only process that writes there, and with --fresh delete what is in it -> what stood in the way."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lock = lock(folder / ".lock")
+            if cfg.fresh:
+                clear(folder)
+        except BlockingIOError:
+            return f"{folder} belongs to a run that is still going: wait for its end, or give another --name"
+        except OSError as error:
+            return f"--out {cfg.out}: cannot write in {folder}: {config.reason(error)}"
+        return ""
 
     def finished(self) -> bool:
         """Whether this run ended before: its summary is there."""

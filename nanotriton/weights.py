@@ -50,6 +50,8 @@ def find_folder(name: str | Path) -> Path:
     from its cache. ModelError if there is neither."""
     path = Path(name).expanduser()
     if path.is_dir():
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise ModelError(f"{path}: cannot read: Permission denied")
         return path
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:

@@ -90,3 +90,19 @@ def test_help_shows_each_option_with_default_and_comment(capsys):
     assert stop.value.code == 0
     for words in ("--lr", "peak learning rate", "default: 0.003", "dapo, grpo, dr_grpo", "--plot / --no-plot", "default: 1 8", "> 0 and <= 1"):
         assert words in text
+
+
+def test_a_file_of_results_can_be_written_before_anything_is_done(tmp_path, capsys):
+    @dataclass
+    class Bench:
+        out: str = ""  # where results go
+
+    config.parse(Bench, ["--out", str(tmp_path / "new" / "r.json")])
+    assert (tmp_path / "new").is_dir() and config.parse(Bench, []).out == ""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.json").mkdir()
+    for name, says in (("file/r.json", "file: a file is there"), ("folder.json", "a file is expected, this is a folder")):
+        with pytest.raises(SystemExit):
+            config.parse(Bench, ["--out", str(tmp_path / name)])
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
