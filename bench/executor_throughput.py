@@ -7,7 +7,7 @@ Synthetic tasks with their own Triton solutions (all must come out `correct`), 1
 recorded, compiled and judged: element-wise and reductions, tl.dot, and groups of eight equal kernels, as GRPO submits them; on a GPU then the first two with timing, in an executor that has compiled nothing yet; and beside
 them, in the same run, a fresh process for each candidate (with its own CUDA context on a GPU). `suite`: the honest kernels of
 tests/honest, written as real ones are. Per stage: wall time as the verdicts report it (stages overlap: the sum exceeds the time that passed),
-and CPU time of each kind of process. The floor is what the cores allow if nothing but the children's CPU time (import, record, compile) counted.
+CPU time of each kind of process, and how many of the machine's cores were busy. The floor is what the cores allow if nothing but the children's CPU time (import, record, compile) counted.
 """
 
 import json
@@ -75,13 +75,19 @@ def cpu_seconds(executor: Executor) -> Counter:
     return total
 
 
+def cores_seconds() -> Counter:
+    """What the machine's cores did so far, in core seconds: busy with anybody's work, idle, or taken by another machine of the same host."""
+    user, nice, system, idle, iowait, irq, softirq, steal = (int(n) / TICK for n in Path("/proc/stat").read_text().split(None, 9)[1:9])
+    return Counter(busy=user + nice + system + irq + softirq, idle=idle + iowait, stolen=steal)
+
+
 def measure(executor: Executor, pairs: Pairs) -> dict:
     """Judge (task, source) pairs, all submitted at once."""
-    cpu, started = cpu_seconds(executor), time.perf_counter()
+    cpu, cores, started = cpu_seconds(executor), cores_seconds(), time.perf_counter()
     futures = [executor.submit(task, source) for task, source in pairs]
     verdicts = [future.result() for future in futures]
     seconds = time.perf_counter() - started
-    cpu = cpu_seconds(executor) - cpu
+    cpu, cores = cpu_seconds(executor) - cpu, cores_seconds() - cores
     stages = Counter()
     for verdict in verdicts:
         stages.update({name: s for name, s in verdict.cost.items() if name != "children_cpu"})
@@ -92,7 +98,8 @@ def measure(executor: Executor, pairs: Pairs) -> dict:
         result["not_correct"] = wrong
     if floor := cpu[LEVELS[3]] / len(pairs) / len(os.sched_getaffinity(0)):
         result |= {"floor_per_second": round(1 / floor, 1), "of_floor": round(rate * floor, 3)}
-    return result | {"stage_wall_ms": each(stages), "cpu_ms": each(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2)}
+    shares = {name: round(s / seconds, 2) for name, s in cores.items()}
+    return result | {"stage_wall_ms": each(stages), "cpu_ms": each(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2), "cores": shares}
 
 
 def candidates(tasks: list[Task], n: int) -> Pairs:
