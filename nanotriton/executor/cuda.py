@@ -5,6 +5,7 @@ reference output and nobody else's data on the GPU, and the arena is poisoned be
 `out_of_bounds`; a read there gives NaN. An access that the hardware refuses costs the process its context: `ReplayError.fatal`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,22 +99,24 @@ class CudaBackend:
         packed = driver.pack(function, typed, *(t.data_ptr() if t is not None else 0 for t in scratch))
         return driver.Prepared(function, call.grid, packed, keep=scratch)
 
-    def finish(self) -> None:
-        """Wait, then look at the guards. Raises ReplayError."""
+    def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
+        """Look at the guards too, and wait only once: other processes' work goes on meanwhile. Raises ReplayError."""
         try:
-            broken = self._broken_guard()
+            found, flags = read()
+            broken, *values = torch.stack([self._broken(self.guards), *flags]).tolist()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise ReplayError("illegal_memory", f"the GPU reports: {str(error).splitlines()[0][:200]}", fatal=True) from None
-        if broken is not None:
-            where = "before the first buffer" if broken == 0 else f"behind buffer {broken - 1} ({self.storages[broken - 1].nbytes} bytes)"
+        if broken:
+            zone = next(i for i, guard in enumerate(self.guards) if self._broken([guard]).item())
+            where = "before the first buffer" if zone == 0 else f"behind buffer {zone - 1} ({self.storages[zone - 1].nbytes} bytes)"
             raise ReplayError("out_of_bounds", f"a kernel wrote outside of its tensors, {where}")
+        return found, values
 
-    def _broken_guard(self) -> int | None:
+    def _broken(self, guards: list[tuple[int, int]]) -> torch.Tensor:
         words = self.arena[: self.arena.numel() // 2 * 2].view(torch.int16)
-        zones = [words[(start + 1) // 2 : end // 2] for start, end in self.guards]
-        if not (torch.cat(zones) != PATTERN).any().item():
-            return None
-        return next(i for i, zone in enumerate(zones) if (zone != PATTERN).any().item())
+        return (torch.cat([words[(start + 1) // 2 : end // 2] for start, end in guards]) != PATTERN).any()
 
     def close(self) -> None:
         """Give back the arena and the kernels."""

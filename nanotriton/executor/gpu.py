@@ -74,7 +74,7 @@ class Gpu:
         if self.owner is not runner and self.owner is not None:
             self.owner.replay.close()
         self.owner = runner
-        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > WIPED:
+        if memory_in_use("reserved") - memory_in_use("allocated") > WIPED:
             torch.cuda.empty_cache()
         wipe_free_memory()
 
@@ -109,7 +109,7 @@ class Gpu:
         hold_shared(self._turn, self._room)
         try:
             yield
-            if not self.lost and torch.cuda.memory_reserved() > WIPED:
+            if not self.lost and memory_in_use("reserved") > WIPED:
                 self.clear()  # for the others, until this worker's next turn
         finally:
             fcntl.flock(self._room, fcntl.LOCK_UN)
@@ -124,7 +124,7 @@ class Gpu:
     def clear(self) -> None:
         """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
         self.own(None)
-        if torch.cuda.memory_allocated() > WIPED:
+        if memory_in_use("allocated") > WIPED:
             gc.collect()  # what still holds so much is a cycle, of an exception and its frames
         torch.cuda.empty_cache()
 
@@ -178,6 +178,11 @@ def most(path: str, free: int) -> int:
         free = max([free, *map(int, file.read().split())])
         file.write(f"{free}\n")
     return free
+
+
+def memory_in_use(kind: str) -> int:
+    """Bytes that torch's allocator has "reserved" or "allocated". torch.cuda.memory_reserved() and ..._allocated() sort all statistics first."""
+    return torch.cuda.memory_stats_as_nested_dict().get(f"{kind}_bytes", {}).get("all", {}).get("current", 0)
 
 
 def wipe_free_memory() -> None:

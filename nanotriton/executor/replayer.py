@@ -51,8 +51,8 @@ class Backend(Protocol):
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         """args: (Triton's type, a number, an address, or for a descriptor [address, shape, strides, padding])."""
 
-    def finish(self) -> None:
-        """All work done; raises ReplayError if memory outside a buffer was written."""
+    def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
+        """What read() finds when all work is done: anything, and flags. Raises ReplayError if memory outside a buffer was written."""
 
 
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: an element as an integer
@@ -104,8 +104,9 @@ class CpuBackend:
                 flat.append(value)
         _evaluator(kernel.ttir, kernel.name).run(call.grid, flat, self.memory, backwards=self.runs % 2 == 0)
 
-    def finish(self) -> None:
-        pass
+    def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
+        found, flags = read()
+        return found, [bool(flag) for flag in flags]
 
 
 # What the evaluator's errors mean for a candidate. TTIR that it cannot read says nothing about the kernel.
@@ -174,12 +175,14 @@ class Replay:
             launches += 1
 
     def outputs(self) -> Any:
-        """Last third: wait, check, and copy the answer out."""
-        self.backend.finish()
-        outputs = decode(self.plan.outputs, lambda i: _copy(self.tensor(i)), self.backend.device)
-        changed = [_differ(self.tensor(i), given.to(self.backend.device)) for i, given in self._given]
-        flags = torch.stack(changed).tolist() if changed else []  # one wait for the GPU
-        self.modified_inputs = [k for k, flag in enumerate(flags) if flag]
+        """Last third: copy the answer out, and check."""
+
+        def read() -> tuple[Any, list[torch.Tensor]]:
+            outputs = decode(self.plan.outputs, lambda i: _copy(self.tensor(i)), self.backend.device)
+            return outputs, [_differ(self.tensor(i), given.to(self.backend.device)) for i, given in self._given]
+
+        outputs, changed = self.backend.finish(read)
+        self.modified_inputs = [k for k, flag in enumerate(changed) if flag]
         return outputs
 
     def close(self) -> None:
@@ -206,7 +209,7 @@ class Replay:
                 self._try_alternatives(step, time)
             for call in step.alternatives[self.chosen[step.key]] if isinstance(step, Choice) else [step]:
                 self._aten(call) if isinstance(call, Aten) else self._launch(call)
-        self.backend.finish()
+        self.backend.finish(lambda: (None, []))
 
     def _try_alternatives(self, step: Choice, time: Callable[[Callable[[], None]], float]) -> None:
         touched = {self.plan.tensors[i].storage for calls in step.alternatives for c in calls for i in _tensors_of(c)}
