@@ -12,23 +12,23 @@ import collections
 import json
 import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch
-import triton
 
+from bench import environment
 from nanotriton.executor.plan import Plan, PlanError
 
 SEED = 0
 MEMORY = 40 << 30  # bytes that a plan may want
 REPLAY_SECONDS = 90.0  # for a replay, on a GPU or in the evaluator
-REFUSED = ("compile_error", "out_of_resources")  # by Triton's compiler, which says why
 PLAIN_SECONDS = 240.0  # for a plain run, with its own compilations and autotuning
 PLAIN = """
 import sys, torch
@@ -58,31 +58,41 @@ torch.save([t.detach().cpu() for t in torch.utils._pytree.tree_leaves(found) if 
 """
 
 
-def record_all(files: list[Path], limit: float) -> dict[str, tuple[dict, bytes]]:
-    """Name -> (what happened, the plan's bytes). Forks a child per file from one that has warmed up; it may die."""
+def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None:
+    """Writes into `folder`, for each file, what happened (NAME.json) and the plan's bytes (NAME). A child per file, which may die, forked by
+    `jobs` processes from one that has warmed up."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from nanotriton.executor import recorder
 
     recorder.install()
+    recorder.warm_up(folder)
+    workers = []
+    for i in range(jobs):
+        workers.append(os.fork())
+        if not workers[-1]:
+            for path in files[i::jobs]:
+                record_one(path, limit, folder)
+            os._exit(0)
+    for pid in workers:
+        os.waitpid(pid, 0)
+
+
+def record_one(path: Path, limit: float, results: Path) -> None:
+    start, (read, write) = time.monotonic(), os.pipe()
     with tempfile.TemporaryDirectory() as folder:
-        recorder.warm_up(folder)
-    found = {}
-    for path in files:
-        start, (read, write) = time.monotonic(), os.pipe()
-        with tempfile.TemporaryDirectory() as folder:
-            pid = os.fork()
-            if not pid:
-                os.close(read)
-                _child(path, folder, write, limit)
-            os.close(write)
-            with os.fdopen(read, "rb") as file:
-                data = file.read()
-            _, status = os.waitpid(pid, 0)
-        head, _, plan = data.partition(b"\n")
-        fact = json.loads(head) if head else {"status": "crashed", "message": f"died of signal {os.WTERMSIG(status)}"}
-        found[path.stem] = (fact | {"seconds": round(time.monotonic() - start, 3)}, plan)
-        print(f"{path.stem:40} {fact['status']:15} {fact.get('message', '')[:150]}", flush=True)
-    return found
+        pid = os.fork()
+        if not pid:
+            os.close(read)
+            _child(path, folder, write, limit)
+        os.close(write)
+        with os.fdopen(read, "rb") as file:
+            data = file.read()
+        _, status = os.waitpid(pid, 0)
+    head, _, plan = data.partition(b"\n")
+    fact = json.loads(head) if head else {"status": "crashed", "message": f"died of signal {os.WTERMSIG(status)}"}
+    Path(results, path.stem).write_bytes(plan)
+    Path(results, f"{path.stem}.json").write_text(json.dumps(fact | {"seconds": round(time.monotonic() - start, 3)}))
+    print(f"{path.stem:40} {fact['status']:15} {fact.get('message', '')[:150]}", flush=True)
 
 
 def _child(path: Path, folder: str, fd: int, limit: float) -> None:
@@ -138,15 +148,15 @@ def replay(data: bytes, device: str, binaries: dict) -> dict | list[torch.Tensor
 class Replayer:
     """Replays in a process of its own, which is another one after whatever lost its GPU or its life, or took too long."""
 
-    def __init__(self, device: str, seconds: float):
-        self.device, self.seconds, self.pool = device, seconds, None
+    def __init__(self, device: str):
+        self.device, self.pool = device, None
 
     def __call__(self, data: bytes, binaries: dict) -> dict | list[torch.Tensor]:
         self.pool = self.pool or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         try:
-            result = self.pool.submit(replay, data, self.device, binaries).result(self.seconds)
+            result = self.pool.submit(replay, data, self.device, binaries).result(REPLAY_SECONDS)
         except TimeoutError:
-            result = {"replay": "timeout", "message": f"not done after {self.seconds:g} s", "fatal": True}
+            result = {"replay": "timeout", "message": f"not done after {REPLAY_SECONDS:g} s", "fatal": True}
         except BrokenProcessPool:
             result = {"replay": "crashed", "message": "the process died", "fatal": True}
         if isinstance(result, dict) and result.get("fatal"):
@@ -161,17 +171,39 @@ class Replayer:
             self.pool = None
 
 
-def judge(replays: Replayer, data: bytes, binaries: Future | None, plain: Future | None) -> dict:
-    """Replay one plan, and compare with a plain run where there can be one."""
+class Replayers:
+    """Some, each for one thread at a time."""
+
+    def __init__(self, device: str, count: int):
+        self.all = [Replayer(device) for _ in range(count)]
+        self.free: queue.SimpleQueue[Replayer] = queue.SimpleQueue()
+        for one in self.all:
+            self.free.put(one)
+
+    def __call__(self, data: bytes, binaries: dict) -> dict | list[torch.Tensor]:
+        one = self.free.get()
+        try:
+            return one(data, binaries)
+        finally:
+            self.free.put(one)
+
+    def close(self) -> None:
+        for one in self.all:
+            one.close()
+
+
+def judge(data: bytes, replays: Replayers, evaluates: Replayers, binaries: Future | None, plain: Future | None) -> dict:
+    """Replay one plan, compare with a plain run where there can be one, and ask the evaluator why, where a GPU finds a difference."""
     from nanotriton.executor.compiler import CompileError
 
     try:
         outputs = replays(data, binaries.result() if binaries else {})
     except CompileError as error:
         return {"replay": error.status, "message": error.message}
-    if isinstance(outputs, dict):
-        return outputs
-    return compare(outputs, plain.result()) if plain else {"replay": "ran"}
+    result = outputs if isinstance(outputs, dict) else compare(outputs, plain.result()) if plain else {"replay": "ran"}
+    if binaries and result["replay"] not in ("same", "ran"):
+        result["why"] = diagnosis(evaluates(data, {}))
+    return result
 
 
 def diagnosis(seen: dict | list[torch.Tensor]) -> str:
@@ -228,40 +260,52 @@ def main() -> None:
     files = sorted(args.data.rglob("*.py"))
     if not files:
         parser.error(f"{args.data}: no .py file")
+    jobs, facts = len(os.sched_getaffinity(0)), {}
     with tempfile.TemporaryDirectory() as folder:
         # Recording needs a process that sees no GPU, replaying on CUDA one that does.
         pid = os.fork()
         if not pid:
-            found = record_all(files, args.limit)
-            Path(folder, "facts.json").write_text(json.dumps({name: fact for name, (fact, _) in found.items()}))
-            for name, (_, plan) in found.items():
-                Path(folder, name).write_bytes(plan)
+            record_all(files, args.limit, Path(folder), jobs)
             os._exit(0)
         os.waitpid(pid, 0)
-        facts = json.loads(Path(folder, "facts.json").read_text())
+        measured_on = environment()
+        for path in files:
+            facts[path.stem] = json.loads(Path(folder, f"{path.stem}.json").read_text())
         if args.replay:
-            jobs, recorded = len(os.sched_getaffinity(0)), [p for p in files if facts[p.stem]["status"] == "recorded"]
-            plans = {p: Path(folder, p.stem).read_bytes() for p in recorded}
-            with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as compilers, ThreadPoolExecutor(max(1, jobs // 2)) as runs:
-                binaries = {p: compilers.submit(compile_plan, plans[p]) for p in recorded} if args.replay == "cuda" else {}
-                plain = {p: runs.submit(plain_run, p, args.replay) for p in recorded if runs_plain(p, args.replay)}
-                replays, evaluates = Replayer(args.replay, REPLAY_SECONDS), Replayer("cpu", REPLAY_SECONDS)
-                for p in recorded:
-                    result = judge(replays, plans[p], binaries.get(p), plain.get(p))
-                    if args.replay == "cuda" and result["replay"] not in ("same", "ran", *REFUSED):
-                        result["why"] = diagnosis(evaluates(plans[p], {}))
-                    facts[p.stem] |= result
-                    print(f"{p.stem:40} {result}", flush=True)
-                replays.close()
-                evaluates.close()
-    for key in ("status", "replay"):
-        print(key, dict(collections.Counter(f[key] for f in facts.values() if key in f)))
+            plans = {p: Path(folder, p.stem).read_bytes() for p in files if facts[p.stem]["status"] == "recorded"}
+            replays, evaluates = Replayers(args.replay, 1 if args.replay == "cuda" else jobs), Replayers("cpu", max(1, jobs // 4))
+            with (
+                ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as compilers,
+                ThreadPoolExecutor(max(1, jobs // 2)) as runs,
+                ThreadPoolExecutor(len(plans) or 1) as judges,
+            ):
+                binaries = {p: compilers.submit(compile_plan, data) for p, data in plans.items()} if args.replay == "cuda" else {}
+                plain = {p: runs.submit(plain_run, p, args.replay) for p in plans if runs_plain(p, args.replay)}
+                judged = {judges.submit(judge, data, replays, evaluates, binaries.get(p), plain.get(p)): p for p, data in plans.items()}
+                for done in as_completed(judged):
+                    name = judged[done].stem
+                    facts[name] |= done.result()
+                    print(f"{name:40} {done.result()}", flush=True)
+                    write(args, facts, measured_on)
+            replays.close()
+            evaluates.close()
+    for key, counts in counted(facts).items():
+        print(key, counts)
+    write(args, facts, measured_on)
+
+
+def counted(facts: dict[str, dict]) -> dict[str, dict]:
+    return {key: dict(collections.Counter(f[key] for f in facts.values() if key in f)) for key in ("status", "replay")}
+
+
+def write(args: argparse.Namespace, facts: dict[str, dict], measured_on: dict) -> None:
+    """What is known so far, to --out: what is recorded and not replayed yet is listed."""
     if args.out:
-        counts = {key: dict(collections.Counter(f[key] for f in facts.values() if key in f)) for key in ("status", "replay")}
         command = f"python -m bench.recordability --data {args.data.name}" + (f" --replay {args.replay}" if args.replay else "")
-        versions = {"torch": torch.__version__, "triton": triton.__version__, "device": torch.cuda.get_device_name() if args.replay == "cuda" else "cpu"}
+        waiting = [name for name, f in facts.items() if args.replay and f["status"] == "recorded" and "replay" not in f]
         rest = {name: f for name, f in facts.items() if f["status"] != "recorded" or f.get("replay", "ran") not in ("ran", "same")}
-        args.out.write_text(json.dumps({"command": command, **versions, "counts": counts, "exceptions": rest}, indent=1) + "\n")
+        found = {"command": command, "environment": measured_on, "counts": counted(facts), "not_replayed": waiting, "exceptions": rest}
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

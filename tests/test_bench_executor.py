@@ -1,4 +1,9 @@
-"""bench.executor_throughput: what it asks for is what it says, and its figures fit together."""
+"""bench.executor_throughput: what it asks for is what it says, and its figures fit together; bench.recordability: every file has its fate."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +32,19 @@ def test_usage(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--n", "3"])
     assert stop.value.code == 2 and "--n 3" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_recordability_says_of_each_file_what_became_of_it(tmp_path):
+    (tmp_path / "data").mkdir()
+    files = {
+        "right": "import torch\nresult_gold = torch.randn(4, device='cuda') + 1\n",
+        "asks": "import torch\nx = torch.randn(4, device='cuda')\nresult_gold = x + 1 if x.sum().item() > 0 else x\n",
+    }
+    for name, source in files.items():
+        (tmp_path / "data" / f"{name}.py").write_text(source)
+    command = [sys.executable, "-m", "bench.recordability", "--data", tmp_path / "data", "--replay", "cpu", "--out", tmp_path / "out.json"]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["counts"] == {"status": {"unrecordable": 1, "recorded": 1}, "replay": {"same": 1}} and found["not_replayed"] == []
+    assert found["exceptions"]["asks"]["line"] == 3

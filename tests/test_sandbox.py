@@ -7,6 +7,8 @@ import os
 import select
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -240,3 +242,19 @@ def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
     task = Task("task", "")
     limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), "cuda", 1 << 20)
     assert confined(tmp_path, build, limits, **options) == ["stub", True]
+
+
+def test_references_to_what_a_fork_finds_are_not_counted():
+    """Where Python has immortal objects (3.12); a new object's are counted as ever."""
+    code = """
+import sys
+from nanotriton.executor import sandbox
+old = [object()]
+sandbox.stop_counting_references()
+new = [object()]
+counts = [sys.getrefcount(x[0]) for x in (old, new)]
+more = [[x[0]] * 100 for x in (old, new)]
+print([sys.getrefcount(x[0]) - n for x, n in zip((old, new), counts)])
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == ("[0, 100]" if sys.version_info >= (3, 12) else "[100, 100]")

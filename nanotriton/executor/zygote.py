@@ -330,6 +330,7 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str) -> None:
     try:
         worker.prepare(flavour)
         gc.collect()
+        sandbox.stop_counting_references()
         gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
         sandbox.make_forks_cheap()
         send(control, {"ready": True})
