@@ -72,9 +72,10 @@ def table(candidates: list[Candidate], verdicts: list[Verdict | None]) -> tuple[
     wrong = []
     for candidate, verdict in zip(candidates, verdicts, strict=True):
         status = verdict.status if verdict else "no verdict"
-        row = kinds.setdefault(candidate.kind, {"candidates": 0, "accepted": sorted(candidate.accepted), "statuses": Counter()})
+        row = kinds.setdefault(candidate.kind, {"candidates": 0, "accepted": sorted(candidate.accepted), "statuses": Counter(), "messages": {}})
         row["candidates"] += 1
         row["statuses"][status] += 1
+        row["messages"].setdefault(status, verdict.message[:200] if verdict else "")  # the first of each
         if status not in candidate.accepted:
             about = {"stage": verdict.stage, "message": verdict.message[:300]} if verdict else {}
             wrong.append({"kind": candidate.kind, "candidate": candidate.name, "status": status, **about})

@@ -44,7 +44,7 @@ def base_of(pid: int, alive: dict[int, tuple[int, float]]) -> int:
 
 
 def folder_of(pid: int) -> str:
-    """A child's folder: its candidate's, or a compile server's."""
+    """A child's folder: its candidate's, or a compile server's; empty for one that is ending, which has none any more."""
     try:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
@@ -76,7 +76,7 @@ class Watcher(threading.Thread):
             for pid, (_, started) in alive.items():
                 if level(pid, alive) >= 3 and base_of(pid, alive) in cuda:
                     self.cuda_child = max(self.cuda_child, now - started)
-                elif level(pid, alive) >= 3 and not Path(folder_of(pid)).name.startswith("compile-"):  # those serve many, each with a limit of its own
+                elif level(pid, alive) >= 3 and (folder := folder_of(pid)) and not Path(folder).name.startswith("compile-"):  # those serve many, each with a limit of its own
                     self.child = max(self.child, now - started)
         del self.executor
 

@@ -1,5 +1,6 @@
 """Compile servers: every kernel gets its own end, whoever compiled before it, and a server that dies or is late costs only its kernel."""
 
+import errno
 import os
 import select
 import signal
@@ -7,10 +8,12 @@ import time
 
 import pytest
 
-from nanotriton.executor import children, sandbox, servers
+from nanotriton.executor import children, compiler, sandbox, servers
+from nanotriton.executor.candidate import check_ended
+from nanotriton.executor.compare import Fault
 from nanotriton.executor.compiler import Binary
 from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.zygote import Zygote
+from nanotriton.executor.zygote import Ended, Report, Zygote
 
 TTIR = """module {
   tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {
@@ -118,3 +121,18 @@ def test_an_answer_that_waits_for_a_busy_worker_is_not_late(zygote, tmp_path):
     server.order.started -= 2 * LIMITS.seconds
     pool.kill_overdue({server.sock.fileno()})
     assert server.killed is None and pool.answered(server.sock)[1].payload
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_kernel_that_takes_too_much_memory_to_compile(monkeypatch, tmp_path, error):
+    def compile_kernel(kernel):
+        raise error
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    with open(tmp_path / "result", "wb+", buffering=0) as file:
+        with pytest.raises(type(error)):  # which ends the server
+            children.compile_one(Report(os.dup(file.fileno())), GOOD)
+        ended = Ended(1, 0.0, 0.0, code=1).read(file.fileno(), 1 << 20)
+    with pytest.raises(Fault, match="kernel kernel: to compile it takes more memory") as fault:
+        check_ended(ended, LIMITS)
+    assert fault.value.status == "memory_limit"

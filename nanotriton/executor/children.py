@@ -4,6 +4,7 @@ A target is called as target(report, fds, folder, args): `report` takes the answ
 candidate's file, `args` came from the worker. It may raise anything: a child without an answer has crashed.
 """
 
+import errno
 import importlib.util
 import json
 import mmap
@@ -100,6 +101,10 @@ def compile_one(report: Report, job: dict) -> None:
         report.finish({}, binary.to_bytes())
     except CompileError as error:
         report.finish({"status": error.status, "message": error.message})
+    except (MemoryError, OSError) as error:  # this ends the server: what kernels before left may be to blame, so a fresh one is asked again
+        if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+            report.finish({"status": "memory_limit", "message": f"kernel {job['name']}: to compile it takes more memory than the limit"})
+        raise
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
