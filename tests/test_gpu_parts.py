@@ -35,16 +35,23 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
+def locks(tmp_path) -> gpu.Gpu:
+    one = gpu.Gpu.__new__(gpu.Gpu)
+    one.lost = True  # it has no memory to look after
+    one._open_locks(str(tmp_path / "gpu"))
+    return one
+
+
+def close(*gpus: gpu.Gpu) -> None:
+    for one in gpus:
+        for fd in (one._room_wanted, one._room, one._memory_wanted, one._memory):
+            os.close(fd)
+
+
 def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch):
     """One worker's judgement is long, another's stopwatch waits: it has the GPU alone at the next pause, and not before."""
 
-    def locks() -> gpu.Gpu:
-        one = gpu.Gpu.__new__(gpu.Gpu)
-        one.lost = True  # it has no memory to look after
-        one._open_locks(str(tmp_path / "gpu"))
-        return one
-
-    judging, timing_, order = locks(), locks(), []
+    judging, timing_, order = locks(tmp_path), locks(tmp_path), []
 
     def time_it():
         with timing_.busy():
@@ -57,7 +64,7 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
     with judging.busy():
         thread.start()
         busy.wait()
-        while not _is_locked(judging._turn):  # until it asks for quiet
+        while not _is_locked(judging._room_wanted):  # until it asks for quiet
             pass
         order.append("first trial")
         judging.pause()
@@ -80,16 +87,48 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
     with judging.busy():
         thread.start()
         busy.wait()
-        while not _is_locked(judging._memory_turn):
+        while not _is_locked(judging._memory_wanted):
             pass
         judging.pause()  # what it has in memory stays there meanwhile
         with judging.quiet():
             order.append("done")
     thread.join()
     assert order == ["done", "alone"]
-    for one in (judging, timing_):
-        for fd in (one._turn, one._room, one._memory_turn, one._memory):
-            os.close(fd)
+    close(judging, timing_)
+
+
+def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
+    judging, *stopwatches = [locks(tmp_path) for _ in range(4)]
+    order, asked, busy = [], threading.Event(), threading.Semaphore(0)
+
+    def time_it(one: gpu.Gpu, number: int):
+        with one.busy():
+            busy.release()
+            asked.wait()
+            with one.quiet():
+                order.append(number)
+            order.append("judged")
+
+    threads = [threading.Thread(target=time_it, args=(one, i)) for i, one in enumerate(stopwatches)]
+    with judging.busy():
+        for thread in threads:
+            thread.start()
+            busy.acquire()
+        asked.set()
+        while _holders(judging._room_wanted) < 3:
+            pass
+        judging.pause()
+        order.append("judged")
+    for thread in threads:
+        thread.join()
+    assert sorted(order[:3]) == [0, 1, 2] and order[3:] == ["judged"] * 4
+    close(judging, *stopwatches)
+
+
+def _holders(fd: int) -> int:
+    """How many hold this file's lock; those who wait are marked."""
+    with open("/proc/locks") as file:
+        return sum(f":{os.fstat(fd).st_ino} " in line and "->" not in line for line in file)
 
 
 def _is_locked(fd: int) -> bool:

@@ -57,13 +57,15 @@ class Gpu:
         self._open_locks(name)
 
     def _open_locks(self, name: str) -> None:
-        """Two locks, each with another that decides whose turn it is, so that who wants one alone is not passed over for ever.
+        """Two locks, each with another that says that somebody wants it alone, so that those are not passed over for ever.
+
+        Several stopwatches that want quiet have it one after the other: the rest has to be waited for only once.
 
         room: held shared while the GPU may be used, alone by a stopwatch. memory: held shared while tensors may lie there, through all pauses,
         and alone by who needs the memory of all.
         """
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._turn, self._room, self._memory_turn, self._memory = (os.open(f"{name}.{lock}", flags, 0o600) for lock in ("turn", "room", "memory-turn", "memory"))
+        self._room_wanted, self._room, self._memory_wanted, self._memory = (os.open(f"{name}.{lock}", flags, 0o600) for lock in ("room-wanted", "room", "memory-wanted", "memory"))
         self._is_quiet = False
 
     def own(self, runner: "GpuRunner | None") -> None:
@@ -105,8 +107,8 @@ class Gpu:
     @contextmanager
     def busy(self):
         """Work that may share the GPU with other workers', but not with a stopwatch, nor with what needs all memory."""
-        hold_shared(self._memory_turn, self._memory)
-        hold_shared(self._turn, self._room)
+        hold_shared(self._memory_wanted, self._memory)
+        hold_shared(self._room_wanted, self._room)
         try:
             yield
             if not self.lost and memory_in_use("reserved") > WIPED:
@@ -119,7 +121,7 @@ class Gpu:
         """Within `busy`: let those go first who wait for quiet. A stopwatch of 10 ms should not wait for a candidate's whole judgement."""
         if not self._is_quiet:
             fcntl.flock(self._room, fcntl.LOCK_UN)
-            hold_shared(self._turn, self._room)
+            hold_shared(self._room_wanted, self._room)
 
     def clear(self) -> None:
         """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
@@ -133,7 +135,7 @@ class Gpu:
         """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
         self.clear()
         fcntl.flock(self._room, fcntl.LOCK_UN)
-        with hold_alone(self._memory_turn, self._memory), self.quiet():
+        with hold_alone(self._memory_wanted, self._memory), self.quiet():
             yield
 
     @contextmanager
@@ -142,7 +144,7 @@ class Gpu:
         if self._is_quiet:  # as who is alone is
             yield
             return
-        with hold_alone(self._turn, self._room):
+        with hold_alone(self._room_wanted, self._room):
             self._is_quiet = True
             try:
                 yield
@@ -150,24 +152,25 @@ class Gpu:
                 self._is_quiet = False
 
 
-def hold_shared(turn: int, lock: int) -> None:
-    """Hold a lock beside others. Who waits for it alone goes first."""
-    fcntl.flock(turn, fcntl.LOCK_EX)
+def hold_shared(wanted: int, lock: int) -> None:
+    """Hold a lock beside others. Who wants it alone goes first, and so do all who want that too before the last of them is done."""
+    fcntl.flock(wanted, fcntl.LOCK_EX)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    fcntl.flock(turn, fcntl.LOCK_UN)
+    fcntl.flock(wanted, fcntl.LOCK_UN)
 
 
 @contextmanager
-def hold_alone(turn: int, lock: int):
+def hold_alone(wanted: int, lock: int):
     """Hold a lock alone that is shared now, and is again afterwards."""
     fcntl.flock(lock, fcntl.LOCK_UN)  # first, or two that want it alone wait for each other
-    fcntl.flock(turn, fcntl.LOCK_EX)
+    fcntl.flock(wanted, fcntl.LOCK_SH)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        fcntl.flock(turn, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(wanted, fcntl.LOCK_UN)
+        hold_shared(wanted, lock)
 
 
 def most(path: str, free: int) -> int:
@@ -343,7 +346,9 @@ def clock(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tria
         with worker.stage("time", job.timeout):
             ready = [gpu.watch.prepare(work) for work in works]
         with gpu.quiet(), worker.stage("time", job.timeout):
-            return gpu.watch.time(ready), runner.replay.outputs()
+            timings = gpu.watch.time(ready)
+        with worker.stage("time", job.timeout):
+            return timings, runner.replay.outputs()
     except ReplayError as error:
         gpu.lost |= error.fatal
         raise Fault(error.status, f"while it was timed: {error.message}") from None
