@@ -260,7 +260,7 @@ def main() -> None:
     files = sorted(args.data.rglob("*.py"))
     if not files:
         parser.error(f"{args.data}: no .py file")
-    jobs, facts = len(os.sched_getaffinity(0)), {}
+    jobs, facts, begun = len(os.sched_getaffinity(0)), {}, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         # Recording needs a process that sees no GPU, replaying on CUDA one that does.
         pid = os.fork()
@@ -285,7 +285,7 @@ def main() -> None:
                 for done in as_completed(judged):
                     name = judged[done].stem
                     facts[name] |= done.result()
-                    print(f"{name:40} {done.result()}", flush=True)
+                    print(f"{time.monotonic() - begun:4.0f} s  {name:40} {done.result()}", flush=True)
                     write(args, facts, measured_on)
             replays.close()
             evaluates.close()
