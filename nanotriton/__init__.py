@@ -5,6 +5,7 @@ import platform
 import select
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 
 def excepthook(kind: type, error: BaseException, trace) -> None:
@@ -27,7 +28,14 @@ def unread() -> bool:
     return gone
 
 
-sys.excepthook = excepthook
+def is_ours() -> bool:
+    """Whether the program is one of this project's, and not somebody's that uses it as a library."""
+    program = getattr(sys.modules["__main__"], "__file__", None)  # with `python -m` there is none yet
+    return sys.argv[:1] == ["-m"] or (program is not None and Path(program).resolve().is_relative_to(Path(__file__).resolve().parents[1]))
+
+
+if is_ours():
+    sys.excepthook = excepthook
 
 # The first import of the package is the first line a user sees: say what is supported instead of failing later in a wheel.
 SUPPORTED = "nanotriton runs on Linux x86-64 with Python 3.11 to 3.14"

@@ -150,19 +150,28 @@ def test_a_folder_of_something_else_is_named(tmp_path, capsys):
         assert says in mistake(capsys, *sft, "--out", str(tmp_path), "--name", "x")
 
 
+AS_SCRIPT = f"import sys; sys.modules['__main__'].__file__ = '{ROOT}/train_sft.py'; import nanotriton\n"
+
+
 def test_ctrl_c_and_a_closed_pipe_leave_no_traceback():
     """At any time: while torch is imported, where no code of ours could catch it, too."""
-    start = [sys.executable, "-c", "import nanotriton, time; print('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt as e: raise RuntimeError from e"]
+    start = [sys.executable, "-c", f"{AS_SCRIPT}import time; print('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt as e: raise RuntimeError from e"]
     with subprocess.Popen(start, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.communicate()[1] == b""
     reader, writer = os.pipe()
     os.close(reader)
-    done = run_to(writer, "import nanotriton\nfor _ in range(9999): print('line', flush=True)")
+    done = run_to(writer, f"{AS_SCRIPT}for _ in range(9999): print('line', flush=True)")
     assert done.returncode == 1 and done.stderr == ""
-    done = run_to(subprocess.PIPE, "import nanotriton; raise BrokenPipeError('of a child')")
+    done = run_to(subprocess.PIPE, f"{AS_SCRIPT}raise BrokenPipeError('of a child')")
     assert "of a child" in done.stderr
+
+
+def test_as_a_library_it_leaves_the_programs_own_tracebacks_alone():
+    tell = "import nanotriton; print(sys.excepthook is nanotriton.excepthook)"
+    for before, ours in (("import sys\n", False), ("import sys; sys.argv[0] = '-m'\n", True), (AS_SCRIPT, True)):
+        assert run_to(subprocess.PIPE, before + tell).stdout == f"{ours}\n"
 
 
 def run_to(stdout, code: str) -> subprocess.CompletedProcess:
