@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton.executor import driver, gpu, process, timing
+from nanotriton.executor import cuda, driver, gpu, process, timing
 from nanotriton.executor.candidate import Job
 from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.compiler import Binary
 from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
-from nanotriton.executor.plan import Choice, Launch, Plan
+from nanotriton.executor.plan import Choice, Launch, Plan, Storage
 from nanotriton.executor.reference import Reference
+from nanotriton.executor.replayer import ReplayError, poison
 from nanotriton.executor.zygote import Ended
 from nanotriton.tasks.task import Task
 
@@ -141,6 +142,31 @@ def _is_locked(fd: int) -> bool:
         return True
     finally:
         os.close(other)
+
+
+def test_what_a_run_left_is_read_with_its_guards():
+    backend = cuda.CudaBackend.__new__(cuda.CudaBackend)
+    backend.storages, backend.guards = [Storage("empty", 64, "float32")], [(0, 32), (96, 128)]
+    backend.arena = torch.zeros(128, dtype=torch.uint8)
+    poison(backend.arena, "float32")
+    backend.arena[32:96] = 0
+    flags = [torch.tensor(True), torch.tensor(False)]
+    assert backend.finish(lambda: ("answer", flags)) == ("answer", [True, False])
+    for address, where in ((31, "before the first buffer"), (96, "behind buffer 0 \\(64 bytes\\)")):
+        before, backend.arena[address] = int(backend.arena[address]), 3
+        with pytest.raises(ReplayError, match=where) as error:
+            backend.finish(lambda: ("answer", flags))
+        assert error.value.status == "out_of_bounds" and not error.value.fatal
+        backend.arena[address] = before
+
+    def fails(message: str):
+        raise RuntimeError(message)
+
+    with pytest.raises(ReplayError, match="the GPU reports: CUDA error: an illegal") as error:
+        backend.finish(lambda: fails("CUDA error: an illegal memory access was encountered"))
+    assert error.value.status == "illegal_memory" and error.value.fatal
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        backend.finish(lambda: fails("CUDA out of memory. Tried to allocate 2 GiB"))
 
 
 def test_too_few_or_other_arguments_never_reach_the_driver():

@@ -104,9 +104,9 @@ class CudaBackend:
         try:
             found, flags = read()
             broken, *values = torch.stack([self._broken(self.guards), *flags]).tolist()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if "CUDA error" not in str(error):  # want of memory, or a mistake of ours
+                raise
             raise ReplayError("illegal_memory", f"the GPU reports: {str(error).splitlines()[0][:200]}", fatal=True) from None
         if broken:
             zone = next(i for i, guard in enumerate(self.guards) if self._broken([guard]).item())
