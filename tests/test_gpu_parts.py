@@ -126,6 +126,29 @@ def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
     close(judging, *stopwatches)
 
 
+def test_several_who_want_all_memory_have_it_in_turns(tmp_path, monkeypatch):
+    """Beside stopwatches: nobody waits for the memory with the room in hand, or the other way round."""
+    monkeypatch.setattr(gpu.Gpu, "clear", lambda self: None)
+    gpus, inside, met = [locks(tmp_path) for _ in range(4)], [], []
+
+    def work(one: gpu.Gpu, needs_all: bool):
+        for _ in range(100):
+            with one.busy():
+                with one.alone() if needs_all else one.quiet():
+                    inside.append(one)
+                    met.append(len(inside))
+                    inside.remove(one)
+                one.pause()
+
+    threads = [threading.Thread(target=work, args=(one, i < 3), daemon=True) for i, one in enumerate(gpus)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads) and met == [1] * 400
+    close(*gpus)
+
+
 def _holders(fd: int) -> int:
     """How many hold this file's lock; those who wait are marked."""
     with open("/proc/locks") as file:
@@ -167,6 +190,8 @@ def test_what_a_run_left_is_read_with_its_guards():
     assert error.value.status == "illegal_memory" and error.value.fatal
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         backend.finish(lambda: fails("CUDA out of memory. Tried to allocate 2 GiB"))
+    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):  # the driver's words, which cost no context
+        backend.finish(lambda: fails("CUDA error: out of memory"))
 
 
 def test_too_few_or_other_arguments_never_reach_the_driver():

@@ -13,6 +13,7 @@ import torch
 from nanotriton.executor import driver
 from nanotriton.executor.compiler import Binary
 from nanotriton.executor.plan import DTYPES, Kernel, Launch, Storage
+from nanotriton.executor.reference import out_of_memory
 from nanotriton.executor.replayer import ReplayError, poison
 
 ALIGN, GUARD = 256, 16 << 10  # bytes; the guard in front of the first buffer and behind each one
@@ -105,7 +106,7 @@ class CudaBackend:
             found, flags = read()
             broken, *values = torch.stack([self._broken(self.guards), *flags]).tolist()
         except RuntimeError as error:
-            if "CUDA error" not in str(error):  # want of memory, or a mistake of ours
+            if "CUDA error" not in str(error) or out_of_memory(error):  # which others may have taken
                 raise
             raise ReplayError("illegal_memory", f"the GPU reports: {str(error).splitlines()[0][:200]}", fatal=True) from None
         if broken:

@@ -134,9 +134,16 @@ class Gpu:
     def alone(self):
         """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
         self.clear()
-        fcntl.flock(self._room, fcntl.LOCK_UN)
-        with hold_alone(self._memory_wanted, self._memory), self.quiet():
-            yield
+        fcntl.flock(self._room, fcntl.LOCK_UN)  # nobody holds it without the memory, so who has that alone needs no more
+        try:
+            with hold_alone(self._memory_wanted, self._memory):
+                self._is_quiet = True
+                try:
+                    yield
+                finally:
+                    self._is_quiet = False
+        finally:
+            hold_shared(self._room_wanted, self._room)  # after the memory, as in `busy`: who waited for that with the room in hand would never have it
 
     @contextmanager
     def quiet(self):

@@ -51,7 +51,7 @@ class Trial:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory"))
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from nanotriton.executor import ttir
 from nanotriton.executor.aten import decode, tensor_ids
 from nanotriton.executor.operators import SOURCE, as_torch_runs, copies, operator, writes_into
 from nanotriton.executor.plan import DTYPES, Aten, Choice, Kernel, Launch, Plan, Storage
+from nanotriton.executor.reference import out_of_memory
 
 
 class ReplayError(Exception):
@@ -330,6 +331,8 @@ class Replay:
                 if index is not None and value.numel() and not (adopts and self._adopt(index, value)):
                     self._fill(index, value, f"aten.{call.op}")
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if out_of_memory(error):
+                raise
             fatal = "CUDA error" in str(error)
             text = f"aten.{call.op}: {' '.join(str(error).split())[:300]}"
             raise ReplayError("illegal_memory" if fatal else "runtime_error", text, call.line, fatal) from None
