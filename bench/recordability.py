@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -70,9 +71,13 @@ def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None
     for i in range(jobs):
         workers.append(os.fork())
         if not workers[-1]:
-            for path in files[i::jobs]:
-                record_one(path, limit, folder)
-            os._exit(0)
+            try:
+                for path in files[i::jobs]:
+                    record_one(path, limit, folder)
+            except BaseException:
+                traceback.print_exc()
+            finally:  # never back into what this was forked from, whose folder it would remove
+                os._exit(0)
     for pid in workers:
         os.waitpid(pid, 0)
 
@@ -82,14 +87,18 @@ def record_one(path: Path, limit: float, results: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pid = os.fork()
         if not pid:
-            os.close(read)
-            _child(path, folder, write, limit)
+            try:
+                os.close(read)
+                _child(path, folder, write, limit)
+            finally:
+                os._exit(1)
         os.close(write)
         with os.fdopen(read, "rb") as file:
             data = file.read()
         _, status = os.waitpid(pid, 0)
     head, _, plan = data.partition(b"\n")
-    fact = json.loads(head) if head else {"status": "crashed", "message": f"died of signal {os.WTERMSIG(status)}"}
+    end = f"died of signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with code {os.WEXITSTATUS(status)}"
+    fact = json.loads(head) if head else {"status": "crashed", "message": end}
     Path(results, path.stem).write_bytes(plan)
     Path(results, f"{path.stem}.json").write_text(json.dumps(fact | {"seconds": round(time.monotonic() - start, 3)}))
     print(f"{path.stem:40} {fact['status']:15} {fact.get('message', '')[:150]}", flush=True)
@@ -109,6 +118,8 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
         head, body = {"status": "recorded", "launches": len(plan.launches())}, plan.to_bytes()
     except recorder.RecordError as error:
         head, body = {"status": error.status if error.recordable else "unrecordable", "message": error.message, "line": error.line}, b""
+    except Exception as error:
+        head, body = {"status": "crashed", "message": f"{type(error).__name__}: {error}"}, b""
     with os.fdopen(fd, "wb") as file:
         file.write(json.dumps(head).encode() + b"\n" + body)
     os._exit(0)
@@ -200,6 +211,8 @@ def judge(data: bytes, replays: Replayers, evaluates: Replayers, binaries: Futur
         outputs = replays(data, binaries.result() if binaries else {})
     except CompileError as error:
         return {"replay": error.status, "message": error.message}
+    if isinstance(outputs, list):
+        outputs = [t.clone() for t in outputs]  # out of shared memory, of which there may be little
     result = outputs if isinstance(outputs, dict) else compare(outputs, plain.result()) if plain else {"replay": "ran"}
     if binaries and result["replay"] not in ("same", "ran"):
         result["why"] = diagnosis(evaluates(data, {}))
@@ -265,12 +278,17 @@ def main() -> None:
         # Recording needs a process that sees no GPU, replaying on CUDA one that does.
         pid = os.fork()
         if not pid:
-            record_all(files, args.limit, Path(folder), jobs)
-            os._exit(0)
+            try:
+                record_all(files, args.limit, Path(folder), jobs)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
         os.waitpid(pid, 0)
         measured_on = environment()
         for path in files:
-            facts[path.stem] = json.loads(Path(folder, f"{path.stem}.json").read_text())
+            found = Path(folder, f"{path.stem}.json")
+            facts[path.stem] = json.loads(found.read_text()) if found.exists() else {"status": "crashed", "message": "the process that recorded it died"}
         if args.replay:
             plans = {p: Path(folder, p.stem).read_bytes() for p in files if facts[p.stem]["status"] == "recorded"}
             replays, evaluates = Replayers(args.replay, 1 if args.replay == "cuda" else jobs), Replayers("cpu", max(1, jobs // 4))

@@ -43,8 +43,9 @@ def test_recordability_says_of_each_file_what_became_of_it(tmp_path):
     }
     for name, source in files.items():
         (tmp_path / "data" / f"{name}.py").write_text(source)
+    (tmp_path / "data" / "latin.py").write_bytes(b"# \xe9\n")
     command = [sys.executable, "-m", "bench.recordability", "--data", tmp_path / "data", "--replay", "cpu", "--out", tmp_path / "out.json"]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["counts"] == {"status": {"unrecordable": 1, "recorded": 1}, "replay": {"same": 1}} and found["not_replayed"] == []
-    assert found["exceptions"]["asks"]["line"] == 3
+    assert found["counts"] == {"status": {"unrecordable": 1, "recorded": 1, "crashed": 1}, "replay": {"same": 1}} and found["not_replayed"] == []
+    assert found["exceptions"]["asks"]["line"] == 3 and found["exceptions"]["latin"]["message"].startswith("UnicodeDecodeError")
