@@ -22,6 +22,7 @@ from nanotriton.executor.compare import Fault, compare, leaves, tensors
 from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
 from nanotriton.executor.halves import half, may_meet
+from nanotriton.executor.locks import hold_alone, hold_shared
 from nanotriton.executor.plan import Aten, Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
 from nanotriton.executor.reference import Reference, Trial
@@ -157,27 +158,6 @@ class Gpu:
                 yield
             finally:
                 self._is_quiet = False
-
-
-def hold_shared(wanted: int, lock: int) -> None:
-    """Hold a lock beside others. Who wants it alone goes first, and so do all who want that too before the last of them is done."""
-    fcntl.flock(wanted, fcntl.LOCK_EX)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    fcntl.flock(wanted, fcntl.LOCK_UN)
-
-
-@contextmanager
-def hold_alone(wanted: int, lock: int):
-    """Hold a lock alone that is shared now, and is again afterwards."""
-    fcntl.flock(lock, fcntl.LOCK_UN)  # first, or two that want it alone wait for each other
-    fcntl.flock(wanted, fcntl.LOCK_SH)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        fcntl.flock(wanted, fcntl.LOCK_UN)
-        hold_shared(wanted, lock)
 
 
 def most(path: str, free: int) -> int:
