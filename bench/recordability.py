@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import environment
+from bench.journal import write_json
 from nanotriton.executor.plan import Plan, PlanError
 
 SEED = 0
@@ -323,7 +324,7 @@ def write(args: argparse.Namespace, facts: dict[str, dict], measured_on: dict) -
         waiting = [name for name, f in facts.items() if args.replay and f["status"] == "recorded" and "replay" not in f]
         rest = {name: f for name, f in facts.items() if f["status"] != "recorded" or f.get("replay", "ran") not in ("ran", "same")}
         found = {"command": command, "environment": measured_on, "counts": counted(facts), "not_replayed": waiting, "exceptions": rest}
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.out, found)
 
 
 if __name__ == "__main__":

@@ -149,6 +149,22 @@ def test_several_who_want_all_memory_have_it_in_turns(tmp_path, monkeypatch):
     close(*gpus)
 
 
+def test_a_tuner_without_memory_ends_its_candidate_and_not_the_worker():
+    def fails(*_):
+        raise RuntimeError(message)
+
+    worker = SimpleNamespace(gpu=SimpleNamespace(own=lambda runner: None, watch=SimpleNamespace(quick=None)), stage=lambda *_: contextlib.nullcontext())
+    runner = SimpleNamespace(replay=SimpleNamespace(tune=fails), by_name=lambda seed: {}, recorded=0)
+    reference = SimpleNamespace(inputs=lambda kind, seed: [])
+    message = "CUDA out of memory. Tried to allocate 2 GiB"
+    with pytest.raises(Fault) as fault:
+        gpu.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
+    assert fault.value.status == "memory_limit"
+    message = "a mistake of ours"
+    with pytest.raises(RuntimeError, match=message):
+        gpu.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
+
+
 def _holders(fd: int) -> int:
     """How many hold this file's lock; those who wait are marked."""
     with open("/proc/locks") as file:

@@ -25,7 +25,7 @@ from nanotriton.executor.halves import half, may_meet
 from nanotriton.executor.locks import hold_alone, hold_shared
 from nanotriton.executor.plan import Aten, Choice, Kernel, Launch, Plan, PlanError
 from nanotriton.executor.processes import REPLAYERS
-from nanotriton.executor.reference import Reference, Trial
+from nanotriton.executor.reference import Reference, Trial, out_of_memory
 from nanotriton.executor.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox import Limits
 from nanotriton.executor.timing import Stopwatch, Timing, Work, floor_us
@@ -137,12 +137,8 @@ class Gpu:
         self.clear()
         fcntl.flock(self._room, fcntl.LOCK_UN)  # nobody holds it without the memory, so who has that alone needs no more
         try:
-            with hold_alone(self._memory_wanted, self._memory):
-                self._is_quiet = True
-                try:
-                    yield
-                finally:
-                    self._is_quiet = False
+            with hold_alone(self._memory_wanted, self._memory), self._told():
+                yield
         finally:
             hold_shared(self._room_wanted, self._room)  # after the memory, as in `busy`: who waited for that with the room in hand would never have it
 
@@ -152,12 +148,17 @@ class Gpu:
         if self._is_quiet:  # as who is alone is
             yield
             return
-        with hold_alone(self._room_wanted, self._room):
-            self._is_quiet = True
-            try:
-                yield
-            finally:
-                self._is_quiet = False
+        with hold_alone(self._room_wanted, self._room), self._told():
+            yield
+
+    @contextmanager
+    def _told(self):
+        """It is quiet: what asks for quiet, or would pause for others, need not."""
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
 
 
 def most(path: str, free: int) -> int:
@@ -286,6 +287,10 @@ def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
         except ReplayError as error:
             worker.gpu.lost |= error.fatal
             raise Fault(error.status, error.message) from None
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise Fault("memory_limit", "its configurations need more memory than the GPU has left") from None
 
 
 def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial) -> None:
