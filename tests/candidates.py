@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import Task, load_task
-from reward.policy import POLICIES
 
 ROOT = Path(__file__).parent
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from nanotriton.executor import interpreter
+from nanotriton.executor.child import interpreter
 from nanotriton.executor.ttir import OutOfBounds, Race, Unsupported
 
 interpreter.install()

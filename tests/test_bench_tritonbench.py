@@ -11,8 +11,8 @@ import torch
 from bench import answers
 from bench import tritonbench as bench
 from nanotriton.config import ConfigError
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.script import ScriptExecutor, run_file
+from nanotriton.executor.judge.compare import Fault
+from nanotriton.executor.judge.script import ScriptExecutor, run_file
 from nanotriton.tasks import tritonbench as tasks
 from nanotriton.world import World
 

@@ -8,12 +8,14 @@ import time
 
 import pytest
 
-from nanotriton.executor import children, compiler, sandbox, servers
-from nanotriton.executor.candidate import check_ended
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.compiler import Binary
-from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.zygote import Ended, Report, Zygote
+from nanotriton.executor.child import children
+from nanotriton.executor.gpu import compiler
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.judge.candidate import check_ended
+from nanotriton.executor.judge.compare import Fault
+from nanotriton.executor.sandbox import sandbox, servers
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Ended, Report, Zygote
 
 TTIR = """module {
   tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from nanotriton.executor import Executor, Verdict, probe
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 TASK = Task(**probe.TASK)

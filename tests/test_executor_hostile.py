@@ -1,6 +1,6 @@
 """What a candidate could do to the executor, or to the question who is to blame: each gets a verdict of its own, and no one else's changes."""
 
-from nanotriton.executor import probe
+from nanotriton.executor.common import probe
 from nanotriton.executor.executor import Executor
 from nanotriton.tasks.task import Task
 from tests.test_executor import RIGHT, TASK, before_launch, edit

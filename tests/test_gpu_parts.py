@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton.executor import cuda, driver, gpu, process, timing
-from nanotriton.executor.candidate import Job
-from nanotriton.executor.compare import Fault, TaskFault
-from nanotriton.executor.compiler import Binary
-from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
-from nanotriton.executor.plan import Choice, Launch, Plan, Storage
-from nanotriton.executor.reference import Reference
-from nanotriton.executor.replayer import ReplayError, poison
-from nanotriton.executor.zygote import Ended
+from nanotriton.executor.gpu import arena, driver, gpu, timing
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.gpu.gpu import drop_refused, needed_bytes, reference_work
+from nanotriton.executor.judge import process
+from nanotriton.executor.judge.candidate import Job
+from nanotriton.executor.judge.compare import Fault, TaskFault
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.replay.replayer import ReplayError, poison
+from nanotriton.executor.sandbox.zygote import Ended
+from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task
 
 
@@ -184,7 +185,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def test_what_a_run_left_is_read_with_its_guards():
-    backend = cuda.CudaBackend.__new__(cuda.CudaBackend)
+    backend = arena.CudaBackend.__new__(arena.CudaBackend)
     backend.storages, backend.guards = [Storage("empty", 64, "float32")], [(0, 32), (96, 128)]
     backend.arena = torch.zeros(128, dtype=torch.uint8)
     poison(backend.arena, "float32")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor.interpreter import install
+from nanotriton.executor.child.interpreter import install
 
 HERE = Path(__file__).parent
 CASES = re.findall(r"^def (case_\w+)", (HERE / "interpreter_cases.py").read_text(), re.M)

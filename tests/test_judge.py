@@ -5,10 +5,10 @@ import gc
 import pytest
 import torch
 
-from nanotriton.executor import draws
-from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, identical, kernelbench_allclose
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference, Trial
+from nanotriton.executor.judge import draws
+from nanotriton.executor.judge.compare import Answer, Fault, ValueFault, compare, identical, kernelbench_allclose
+from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.tasks.task import Task
 
 
@@ -137,7 +137,7 @@ def test_pieces_haste_and_holes_change_no_verdict(seed, monkeypatch):
     with_hole = [torch.cat([t, torch.tensor([float("-inf")], dtype=t.dtype)]) for t in (got, own, exact)]
     masked = judged(*with_hole)
     assert masked == whole.replace("of 100", "of 101") if isinstance(whole, str) else masked == pytest.approx(whole)
-    monkeypatch.setattr("nanotriton.executor.compare.CHUNK", 17)
+    monkeypatch.setattr("nanotriton.executor.judge.compare.CHUNK", 17)
     assert judged(got, own, exact) == (whole if isinstance(whole, str) else pytest.approx(whole))
     assert (judged(got, own, exact, hurry=True) == "wrong") == isinstance(whole, str)
 

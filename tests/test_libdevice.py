@@ -6,12 +6,14 @@ import pytest
 import triton
 from triton._C.libtriton import llvm
 
-from nanotriton.executor import children, libdevice, sandbox
-from nanotriton.executor.compiler import Binary, compile_kernel
-from nanotriton.executor.plan import Kernel
-from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.signature import signature
-from nanotriton.executor.zygote import Zygote
+from nanotriton.executor.child import children
+from nanotriton.executor.gpu import libdevice
+from nanotriton.executor.gpu.compiler import Binary, compile_kernel
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Zygote
+from nanotriton.plan.plan import Kernel
+from nanotriton.plan.signature import signature
 from tests.test_compile_servers import GOOD, LIMITS, TTIR, collect
 
 CASES = {

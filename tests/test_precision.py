@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.executor.compare import Fault, ValueFault
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference
+from nanotriton.executor.judge.compare import Fault, ValueFault
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.tasks.task import Task
 
 SIZES = [64, 256, 1024, 4096, 16384]

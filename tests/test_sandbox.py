@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import sandbox
-from nanotriton.executor.candidate import Job
-from nanotriton.executor.compiler import compile_kernel
-from nanotriton.executor.plan import Kernel
-from nanotriton.executor.process import confinement
-from nanotriton.executor.signature import signature
+from nanotriton.executor.gpu.compiler import compile_kernel
+from nanotriton.executor.judge.candidate import Job
+from nanotriton.executor.judge.process import confinement
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.plan.plan import Kernel
+from nanotriton.plan.signature import signature
 from nanotriton.tasks.task import Task
 from tests.test_compile_servers import GOOD
 
@@ -248,7 +248,7 @@ def test_references_to_what_a_fork_finds_are_not_counted():
     """Where Python has immortal objects (3.12); a new object's are counted as ever."""
     code = """
 import sys
-from nanotriton.executor import sandbox
+from nanotriton.executor.sandbox import sandbox
 old = [object()]
 sandbox.stop_counting_references()
 new = [object()]

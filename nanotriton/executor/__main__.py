@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nanotriton.executor.executor import MODES, Executor
-from nanotriton.executor.verdict import Verdict
+from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import load_task
-from reward.policy import POLICIES
+from nanotriton.verdict import Verdict
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nanotriton.executor import probe, sandbox
+from nanotriton.executor.common import probe
 from nanotriton.executor.processes import (
     REPLAYERS,
     Base,
@@ -39,10 +39,11 @@ from nanotriton.executor.processes import (
     start_base,
     visible_devices,
 )
-from nanotriton.executor.verdict import Verdict
-from nanotriton.executor.zygote import memory_file, receive, send
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.zygote import memory_file, receive, send
+from nanotriton.rules.policy import check_policy
 from nanotriton.tasks.task import Task
-from reward.policy import check_policy
+from nanotriton.verdict import Verdict
 
 MODES = ("replay", "process")
 GRACE = 1.5  # seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a stage's limit

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
+from nanotriton.executor.sandbox.zygote import BEACON, SLOW, pair, remove_folder, send
 
 REPLAYERS = 8  # workers on one GPU, at most: a candidate takes one 50 ms of CPU there, so four end at 70 a second
 REFERENCES = 64  # tasks that a worker keeps loaded
@@ -89,7 +89,7 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     if flavour == "interpret":
         env["TRITON_INTERPRET"] = "1"
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
-    command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
+    command = [sys.executable, "-c", f"from nanotriton.executor.sandbox.zygote import base_main; {call}"]
     popen = subprocess.Popen(
         command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
     )
