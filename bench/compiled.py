@@ -14,9 +14,9 @@ import torch
 
 from bench.helper import Helper, serve
 from nanotriton import log
+from nanotriton.executor.common.construct import seed_everything
 from nanotriton.executor.gpu.timing import Work
-from nanotriton.executor.judge.compare import leaves
-from nanotriton.executor.judge.draws import seed_everything
+from nanotriton.plan.trees import leaves
 from nanotriton.tasks.task import Task
 
 SECONDS = 600.0  # for one task, compilation included

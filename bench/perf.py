@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bench.helper import serve
-from nanotriton.executor.judge.compare import mapped, tensors
+from nanotriton.plan.trees import mapped, tensors
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 

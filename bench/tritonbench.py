@@ -34,14 +34,14 @@ from bench.run import FREE, Run, check
 from bench.scores import Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor
-from nanotriton.executor.judge.compare import Fault
-from nanotriton.executor.judge.script import ScriptExecutor, answer_path
+from nanotriton.executor.judge.script import answer_path
+from nanotriton.executor.script import ScriptExecutor
 from nanotriton.rollout import seed_of
 from nanotriton.rules import rules
 from nanotriton.run import launch
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.tritonbench import Problem
-from nanotriton.verdict import Verdict
+from nanotriton.verdict import Fault, Verdict
 from nanotriton.world import World
 
 SECONDS = 120.0  # for a look at one performance script

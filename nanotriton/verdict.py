@@ -68,3 +68,31 @@ class Verdict:
         if unknown := set(data) - names:
             raise ValueError(f"unknown verdict fields {sorted(unknown)}; known: {', '.join(sorted(names))}")
         return cls(**data)
+
+
+class Fault(Exception):
+    """Why an answer is wrong: a verdict's status, and one line."""
+
+    def __init__(self, status: str, message: str):
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class TaskFault(Fault):
+    """The task's fault, or ours: it says nothing of the candidate, and is never scored."""
+
+
+class ValueFault(Fault):
+    """Wrong values. `max_error` is over the RMS; `reduced`: fp32, and as far off as TF32 or half precision would be."""
+
+    def __init__(self, message: str, max_error: float, reduced: bool = False):
+        super().__init__("wrong_value", message)
+        self.max_error, self.reduced = max_error, reduced
+
+
+class Unrecordable(Fault):
+    """Nothing is wrong with the candidate, except that a plan cannot express it."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory"))

@@ -13,11 +13,12 @@ import pytest
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
-from nanotriton.executor.judge.candidate import check_ended, not_its_own
-from nanotriton.executor.judge.compare import Fault
+from nanotriton.executor.judge.job import check_ended, not_its_own
 from nanotriton.executor.sandbox import sandbox
-from nanotriton.executor.sandbox.zygote import BEACON, Zygote
+from nanotriton.executor.sandbox.protocol import BEACON
+from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault
 
 TASK = Task(**probe.TASK)
 RIGHT = probe.CANDIDATE

@@ -8,7 +8,7 @@ import pytest
 
 from nanotriton.executor import Executor, executor
 from nanotriton.executor.common import probe
-from nanotriton.executor.sandbox.zygote import BEACON
+from nanotriton.executor.sandbox.protocol import BEACON
 from nanotriton.tasks.task import Task
 from tests.test_executor_deaths import PATIENCE, grandchildren, wait_for
 

@@ -6,8 +6,7 @@ import pytest
 import triton
 from triton._C.libtriton import llvm
 
-from nanotriton.executor.child import children
-from nanotriton.executor.gpu import libdevice
+from nanotriton.executor.gpu import compile_server, libdevice
 from nanotriton.executor.gpu.compiler import Binary, compile_kernel
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.servers import CompileServers
@@ -71,7 +70,7 @@ def test_what_goes_wrong_is_linked_with_all_of_libdevice(broken, linked, monkeyp
 
 def test_compile_servers_link_a_part_and_make_no_line_info(linked, tmp_path):
     text = ttir("f32", ["__nv_tanhf"])
-    zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     pool.submit(0, GOOD | {"ttir": text}, LIMITS)
     theirs = Binary.from_bytes(collect(pool, 1)[0].payload)

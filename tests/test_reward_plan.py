@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from nanotriton.plan.facts import Facts, facts, keeps_value
 from nanotriton.plan.plan import Aten, Choice, Launch, Plan, Storage, Tensor
-from nanotriton.rules.plan_rules import Facts, facts, keeps_value
 from nanotriton.rules.rules import check_effective, check_plan
 
 X, W, OUT, TABLE, INTS, HALF, COUNT, PART, TWICE = range(9)  # tensors of every plan below

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nanotriton.executor.gpu.compiler import compile_kernel
-from nanotriton.executor.judge.candidate import Job
+from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.process import confinement
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.plan.plan import Kernel
@@ -240,7 +240,7 @@ def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
         return os.path.basename(path).split(".")[0], len(cubin) > 0
 
     task = Task("task", "")
-    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), "cuda", 1 << 20)
+    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), 1 << 20)
     assert confined(tmp_path, build, limits, **options) == ["stub", True]
 
 

@@ -13,6 +13,11 @@ from typing import Any
 
 import torch
 
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Pure functions of their arguments, on one device, with a result whose shape doesn't depend on data. No operator here
 # reads a file, touches the host, draws random numbers, changes a tensor's storage, registers anything, or trusts offsets and pivots
 # that it is given.

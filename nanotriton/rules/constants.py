@@ -7,7 +7,7 @@ source, which then name the line; an expression that is taken for a constant and
 import ast
 from collections.abc import Callable
 
-from nanotriton.rules.names import words
+from nanotriton.plan.aten import words
 
 CREATED = words("arange ones zeros eye linspace logspace ones_like zeros_like tril_indices triu_indices finfo iinfo")  # whatever they are given
 NEW = words("new_ones new_zeros")

@@ -1,9 +1,6 @@
 """The lists behind the rules: which names a candidate may use, and which of torch's compute."""
 
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from nanotriton.plan.aten import words
 
 JIT = words("triton.jit triton.runtime.jit.jit triton.runtime.jit")
 

@@ -12,8 +12,9 @@ precise; they are no wall. The plan is the truth: it lists every call and every 
 matter by replaying without them. What a candidate could do to the machine is the sandbox's matter.
 """
 
+from nanotriton.plan.facts import REARRANGE, Facts, facts
 from nanotriton.rules.extract import defines, parse
-from nanotriton.rules.plan_rules import REARRANGE, Facts, facts, forbidden_call, strided_answer
+from nanotriton.rules.plan_rules import forbidden_call, strided_answer
 from nanotriton.rules.policy import POLICIES, Violation, check_policy
 from nanotriton.rules.source_rules import Source
 

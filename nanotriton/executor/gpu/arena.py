@@ -12,9 +12,9 @@ import torch
 
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import Binary
-from nanotriton.executor.judge.reference import out_of_memory
 from nanotriton.executor.replay.replayer import ReplayError, poison
 from nanotriton.plan.plan import DTYPES, Kernel, Launch, Storage
+from nanotriton.verdict import out_of_memory
 
 ALIGN, GUARD = 256, 16 << 10  # bytes; the guard in front of the first buffer and behind each one
 OUT_OF_RESOURCES = 701  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES

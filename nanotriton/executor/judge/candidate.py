@@ -6,70 +6,25 @@ Verdict. While one candidate waits for its child the worker goes on with another
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
-import torch
-
-from nanotriton.executor.judge.compare import Answer, Fault, TaskFault, ValueFault, passes
-from nanotriton.executor.judge.reference import Reference, Trial, excused, out_of_memory
-from nanotriton.executor.judge.trial import Judged, judge_trial
-from nanotriton.executor.replay.replayer import Replay, ReplayError
+from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
+from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.executor.sandbox.zygote import LOG_BYTES, Ended
-from nanotriton.plan.aten import tensor_ids
-from nanotriton.plan.plan import DTYPES, Plan, PlanError, Weight
+from nanotriton.plan.plan import DTYPES, Plan, PlanError
 from nanotriton.rules import rules
-from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
 
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 ABLATIONS = 4, 256  # of a plan's last launches at least so many, and as many as replay no more launches than this, are left out one by one
-# What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
-CHILD_STATUSES = frozenset(
-    ["syntax_error", "rule_violation", "import_error", "runtime_error", "compile_error", "out_of_resources", "memory_limit", "out_of_bounds", "nondeterministic"]
-)
-SIGNALS = {4: "illegal instruction", 6: "abort", 7: "bus error", 8: "arithmetic error", 9: "killed", 11: "segmentation fault", 31: "forbidden system call"}
-
-
-@dataclass
-class Job:
-    """One candidate to judge, as the executor sends it."""
-
-    id: int
-    task: Task
-    source: str
-    policy: str
-    timeout: float
-    memory: int  # bytes for each of its processes
-    phase: str = "replay"  # replay; record: the same, before process mode; process; task: no candidate yet
-    time: bool = False  # measure how fast it is, if it is right
-    facts: dict = field(default_factory=dict)  # what an earlier phase found
-    large: bool = False  # its plan takes more than a worker's share of the GPU
-
-    def note(self, number: int, judged: Judged | None) -> None:
-        """Keep what trial `number` found."""
-        if judged:
-            self.facts["max_error"] = max(judged.max_error, self.facts.get("max_error", 0.0))
-        if number == 0:
-            self.facts["kernelbench_allclose"] = judged.kernelbench_allclose
-
-
-@dataclass
-class Spawn:
-    """A child that a candidate wants."""
-
-    target: str
-    args: dict
-    limits: Limits
-    extra: tuple[int, ...] = ()  # memory files to hand over
-    options: dict = field(default_factory=dict)  # of sandbox.enter
-
-
-class Unrecordable(Fault):
-    """Nothing is wrong with the candidate, except that a plan cannot express it."""
 
 
 def check_rules(job: Job) -> None:
@@ -77,39 +32,6 @@ def check_rules(job: Job) -> None:
         raise Fault("no_code", "the candidate is empty")
     if violation := rules.check_source(job.source, job.policy):
         raise Fault(violation.status, str(violation))
-
-
-def not_its_own(ended: Ended) -> bool:
-    """Whether a child ended of something else than its candidate: before that began, or by somebody else's kill -9 (the kernel's, for want of memory)."""
-    return ended.header is None and (not ended.begun or (ended.signal == 9 and not ended.killed))
-
-
-def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()) -> dict:
-    """A child's own answer, or Fault if it left none or says that the candidate failed (with one of CHILD_STATUSES and `also`)."""
-    if not ended.begun and ended.header is None:
-        raise Fault("infra_error", f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}")
-    if ended.killed == "timeout":
-        raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
-    if ended.killed == "output_limit" or ended.signal == 25:
-        raise Fault("output_limit", f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB")
-    if ended.killed:
-        raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
-    if ended.signal == 24:
-        raise Fault("timeout", f"{ended.stage}: more than {limits.seconds:g} s of CPU time")
-    if ended.signal:
-        raise Fault("crashed", f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})")
-    if ended.header is None:
-        raise Fault("crashed", f"{ended.stage or 'start'}: the process ended with code {ended.code} and no answer")
-    status = ended.header.get("status")
-    if status is None:
-        return ended.header
-    message, line = str(ended.header.get("message"))[:1000], ended.header.get("line")
-    message = " ".join(message.split())
-    if type(line) is int and line > 0 and f"line {line}" not in message:
-        message = f"line {line}: {message}"
-    if ended.header.get("recordable") is False:
-        raise Unrecordable("unsupported", message)
-    raise Fault(status if status in CHILD_STATUSES | also else "runtime_error", message)
 
 
 def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
@@ -142,9 +64,9 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             raise Fault("wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}")
     if worker.gpu is None:
         return Runner(worker, job, reference, plan, seed)
-    from nanotriton.executor.gpu import gpu  # it builds on this module
+    from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-    return (yield from gpu.make_runner(job, worker, reference, plan, seed))
+    return (yield from gpu_runner.make_runner(job, worker, reference, plan, seed))
 
 
 def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -165,15 +87,17 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         job.facts["recordable"] = False
         if job.policy == "strict":
             raise Fault("rule_violation", f"{error.message}: under strict, forward must be recordable without data") from None
+        if worker.gpu is None:
+            raise Unrecordable(error.status, f"{error.message}; to run it without a recording needs a GPU") from None
         raise
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
     if job.time and worker.gpu is not None:
-        from nanotriton.executor.gpu import gpu
+        from nanotriton.executor.judge.measure import measure
 
         try:
             with worker.room(reference):
-                gpu.measure(job, worker, reference, first, trials[0])
+                measure(job, worker, reference, first, trials[0])
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise  # it is right, and stays untimed
@@ -253,44 +177,3 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
     launches = range(runner.launches)
     few, replayed = ABLATIONS
     return sum(matters(i) for i in launches[-max(few, replayed // max(1, len(launches))) :]) or int(len(launches) > 1 and matters(launches))
-
-
-class Runner:
-    """Replays one plan on the CPU, as `judge_trial` wants it: (inputs, weight seed) -> (outputs, {input: what it was changed to})."""
-
-    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int):
-        self.worker, self.job, self.reference, self.plan, self.recorded = worker, job, reference, plan, recorded
-        self.launches = len(plan.launches())
-        self.replay = Replay(plan, "cpu", known=reference.large_weights(recorded))
-        self.weights: dict[int, dict[str, torch.Tensor]] = {}
-
-    def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
-        weights, ids = self.by_name(seed), tensor_ids(self.plan.inputs)
-        with self.worker.stage("run", self.job.timeout):
-            try:
-                outputs = self.replay.run(inputs, weights, skip_launch=skip)
-                changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
-            except ReplayError as error:
-                if error.fatal:
-                    self.worker.gpu.lost = True
-                raise Fault(error.status, str(error)) from None
-            except ValueError as error:
-                raise Fault("crashed", f"plan: {error}") from None
-            except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
-                    raise
-                raise Fault("memory_limit", f"it used more than {self.job.memory >> 20} MiB") from None
-            finally:
-                self.replay.forget()
-        return outputs, changed
-
-    def by_name(self, seed: int) -> dict[str, torch.Tensor]:
-        """The reference's weights for this seed, if every weight of the plan has a twin there; else none: draw order decides."""
-        if seed not in self.weights:
-            state = self.reference.weights(seed) if self.plan.weights else {}
-            self.weights[seed] = state if all(self.has_twin(w, state) for w in self.plan.weights) else {}
-        return self.weights[seed]
-
-    def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
-        twin, own = next((state[n] for n in weight.names if n in state), None), self.plan.tensors[weight.tensor]
-        return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]

@@ -13,10 +13,12 @@ An answer without a float64 twin (the task insists on a dtype) is judged against
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+
+from nanotriton.plan.trees import describe, leaves, tensors
+from nanotriton.verdict import Fault, ValueFault
 
 FLOOR = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float8_e4m3fn: 0.13, torch.float8_e5m2: 0.26}
 SLACK = {torch.float64: 10.0, torch.float32: 10.0}  # others: 3, their own rounding is all the error there should be
@@ -24,49 +26,7 @@ KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others
 CHUNK, GPU_CHUNK = 1 << 22, 1 << 23  # elements compared at a time, in a dozen float64 temporaries
 
 
-class Fault(Exception):
-    """Why an answer is wrong: a verdict's status, and one line."""
-
-    def __init__(self, status: str, message: str):
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
-class TaskFault(Fault):
-    """The task's fault, or ours: it says nothing of the candidate, and is never scored."""
-
-
-class ValueFault(Fault):
-    """Wrong values. `max_error` is over the RMS; `reduced`: fp32, and as far off as TF32 or half precision would be."""
-
-    def __init__(self, message: str, max_error: float, reduced: bool = False):
-        super().__init__("wrong_value", message)
-        self.max_error, self.reduced = max_error, reduced
-
-
 # ---- trees ----
-
-
-def leaves(tree, path: str = "") -> list[tuple[str, object]]:
-    """[(where, leaf)] of nested tuples, lists and dicts, in order. `where` is "" for a bare tensor, else like "[1]"."""
-    if isinstance(tree, list | tuple):
-        return [leaf for i, v in enumerate(tree) for leaf in leaves(v, f"{path}[{i}]")]
-    if isinstance(tree, dict):
-        return [leaf for k, v in tree.items() for leaf in leaves(v, f"{path}[{k!r}]")]
-    return [(path, tree)]
-
-
-def tensors(tree) -> list[torch.Tensor]:
-    return [t for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
-
-
-def describe(tree) -> str:
-    """A tree's structure in words: "a tuple of 2", "a tensor"."""
-    if isinstance(tree, torch.Tensor):
-        return "a tensor"
-    if isinstance(tree, list | tuple | dict):
-        return f"a {type(tree).__name__} of {len(tree)}"
-    return "None" if tree is None else f"a {type(tree).__name__}"
 
 
 def same_structure(got, want, path: str = "the answer") -> None:
@@ -85,34 +45,9 @@ def same_structure(got, want, path: str = "the answer") -> None:
             same_structure(got[key], want[key], f"{path}[{key!r}]")
 
 
-def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
-    """The same tree with every tensor replaced by `function` of it."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, list | tuple):
-        return type(tree)(mapped(v, function) for v in tree)
-    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree
-
-
-def widen(tree):
-    """A copy with every floating tensor in float64."""
-
-    def wide(t: torch.Tensor) -> torch.Tensor:
-        return t.detach().to(torch.float64 if t.is_floating_point() else torch.complex128 if t.is_complex() else t.dtype, copy=True)
-
-    return mapped(tree, wide)
-
-
 def all_finite(tree) -> bool:
     floats = (t for t in tensors(tree) if t.is_floating_point())
     return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)  # of float8 torch can't tell
-
-def identical(a, b) -> bool:
-    """The same bits, for trees of the same structure."""
-    return all(
-        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) if isinstance(x, torch.Tensor) else True
-        for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)
-    )
 
 
 # ---- values ----

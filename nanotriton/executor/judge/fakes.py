@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from nanotriton.executor.judge.compare import Answer, mapped, passes, tensors
+from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.plan.trees import mapped, tensors
 
 OTHERS = "the answer to other inputs"
 

@@ -1,7 +1,7 @@
 """Process mode, the trusted side: one single-use child runs the candidate for real, on every trial, and hands its answers over.
 
-On the CPU the child has Triton's interpreter, mended and guarded; on CUDA a context of its own. Inputs and answers pass through memory files
-that the worker owns, the answer's size capped by the reference's own. There is no trusted clock here: `speedup` stays None.
+The child has a CUDA context of its own. Inputs and answers pass through memory files that the worker owns, the answer's size
+capped by the reference's own. There is no trusted clock here: `speedup` stays None.
 """
 
 import glob
@@ -11,14 +11,16 @@ from dataclasses import replace
 
 import torch
 
-from nanotriton.executor.child.children import NO_ROOM
-from nanotriton.executor.judge.candidate import SLACK, Job, Spawn, check_ended, check_rules, not_its_own
-from nanotriton.executor.judge.compare import Fault, TaskFault, identical, mapped, tensors
+from nanotriton.executor.child.process import NO_ROOM
+from nanotriton.executor.judge.candidate import SLACK, check_rules
+from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.reference import Reference, Trial
 from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.executor.sandbox.zygote import Ended
 from nanotriton.plan import wire
+from nanotriton.plan.trees import identical, mapped, tensors
+from nanotriton.verdict import Fault, TaskFault
 
 STARTUP = 20.0  # seconds for a CUDA context and first compilations, beside the candidate's own limit
 WAITS = 0.0, 1.0, 4.0  # seconds before each try, where a GPU has no room for another context
@@ -35,10 +37,10 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     try:
         with worker.stage("task", worker.patience):
             args = write_trials(fd, reference, trials)
-        limits, options = confinement(job, worker.device, len(trials) * (4 * reference.bytes + SLACK))
+        limits, options = confinement(job, len(trials) * (4 * reference.bytes + SLACK))
         for wait in WAITS:
             ended = yield Spawn("process", args | {"wait": wait}, limits, (fd,), options)
-            crowded = worker.device != "cpu" and ended.header is not None and ended.header.get("status") == NO_ROOM
+            crowded = ended.header is not None and ended.header.get("status") == NO_ROOM
             if not crowded and not not_its_own(ended):
                 break
     finally:
@@ -47,7 +49,7 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     if crowded:  # whether that is so is for us to say
         kind = TaskFault if torch.cuda.mem_get_info()[0] < ROOM else Fault
         raise kind("memory_limit", "no memory left on the GPU for a process of its own")
-    header = check_ended(ended, limits, frozenset(["unsupported" if worker.device == "cpu" else "illegal_memory"]))
+    header = check_ended(ended, limits, frozenset(["illegal_memory"]))
     with worker.stage("validate", job.timeout):
         answers = read_answers(header, ended.payload, len(trials))
     for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):
@@ -72,10 +74,8 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     return {"trials": described, "init": reference.described_init, "device": device, "bytes": os.fstat(fd).st_size, "buffers": moved}
 
 
-def confinement(job: Job, device: str, output: int) -> tuple[Limits, dict]:
+def confinement(job: Job, output: int) -> tuple[Limits, dict]:
     """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a folder and exec."""
-    if device == "cpu":
-        return Limits(job.timeout, job.memory, output=output), {}
     limits = Limits(job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096)
     devices = [*glob.glob("/dev/nvidia*"), os.devnull]  # the last is where Triton sends what its C compiler prints
     return limits, {"write": True, "also": ["/proc", "/sys"], "devices": devices, "exec_ok": True, "cuda": True}
@@ -103,4 +103,3 @@ def on_device(reference: Reference, inputs: list, outputs, after: list) -> tuple
     if len(before) != len(now) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)):
         raise Fault("input_modified", "the inputs are not what they were: forward must not change their shapes")
     return mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
-

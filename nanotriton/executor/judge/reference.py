@@ -15,24 +15,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nanotriton.executor.common import construct
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.compare import (
-    Answer,
-    Fault,
-    TaskFault,
-    all_finite,
-    describe,
-    identical,
-    passes,
-    tensors,
-    widen,
-)
-from nanotriton.executor.judge.draws import seed_from
+from nanotriton.executor.judge.compare import Answer, all_finite, passes
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.plan import wire
+from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts
 from nanotriton.plan.plan import digest
-from nanotriton.rules.plan_rules import CREATE, MATMULS, MOVE, Facts
+from nanotriton.plan.trees import describe, identical, tensors, widen
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
@@ -49,10 +42,6 @@ class Trial:
     kind: str  # one of draws.KINDS
     inputs: int  # seed
     weights: int  # seed; if it is negative, the weights of its opposite go by name, after some training (draws.train_)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory"))
 
 
 @contextlib.contextmanager
@@ -83,7 +72,7 @@ class Reference:
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
-        self.moved_buffers: set[str] = set()  # buffers that draws.moved_constants moved; a candidate's of the same name are moved too
+        self.moved_buffers: set[str] = set()  # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.kinds: frozenset[str] = frozenset(["plain"])
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
@@ -120,9 +109,9 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            with torch.no_grad(), draws.moved_constants(abs(seed), found=self.moved_buffers) as settled:  # no graph: it can't be copied
+            with torch.no_grad(), construct.moved_constants(abs(seed), found=self.moved_buffers) as settled:  # no graph: it can't be copied
                 arguments = self.init_arguments(abs(seed))
-                draws.seed_everything(abs(seed))
+                construct.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
             if seed < 0:
                 draws.train_(self.built[seed], seed)
@@ -135,12 +124,12 @@ class Reference:
         self.digests.clear()
 
     def init_arguments(self, seed: int) -> list:
-        draws.seed_everything(seed)
+        construct.seed_everything(seed)
         return self.arguments("get_init_inputs")
 
     def inputs(self, kind: str, seed: int) -> list:
         with self.default_device(), draws.stressed(kind, seed):
-            draws.seed_everything(seed)
+            construct.seed_everything(seed)
             return self.arguments("get_inputs")
 
     def arguments(self, name: str) -> list:
@@ -154,7 +143,7 @@ class Reference:
         """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
         model = self.build(weights)
         with torch.no_grad(), self.default_device(), watched:
-            draws.seed_everything(weights if noise is None else noise)
+            construct.seed_everything(weights if noise is None else noise)
             return model(*inputs)
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
@@ -288,7 +277,7 @@ def in_float64(model: torch.nn.Module, inputs: list, seed: int) -> tuple[object,
     default, inputs = torch.get_default_dtype(), widen(inputs)
     torch.set_default_dtype(torch.float64)
     try:
-        draws.seed_everything(seed)
+        construct.seed_everything(seed)
         return model.double()(*inputs), inputs
     except (RuntimeError, TypeError, ValueError) as error:
         if out_of_memory(error):

@@ -12,20 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from nanotriton.executor.judge.compare import (
-    FLOOR,
-    Answer,
-    Fault,
-    ValueFault,
-    all_finite,
-    compare,
-    kernelbench_allclose,
-    mapped,
-    passes,
-    tensors,
-)
-from nanotriton.executor.judge.draws import seed_from
+from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge.compare import FLOOR, Answer, all_finite, compare, kernelbench_allclose, passes
 from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
+from nanotriton.plan.trees import mapped, tensors
+from nanotriton.verdict import Fault, ValueFault
 
 NUDGES = 3
 QUICK = 5.0  # seconds of a reference that may be computed so often again: if that took too long, who is wrong would be excused

@@ -20,18 +20,23 @@ from select import POLLIN, poll
 
 import torch
 
-from nanotriton.executor.child import children
+from nanotriton.executor.child.process import process_child
+from nanotriton.executor.child.record import record_child
+from nanotriton.executor.child.script import script_child
 from nanotriton.executor.common import probe
+from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
+from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script
-from nanotriton.executor.judge.candidate import Job, Spawn, Unrecordable, examine, replay_mode
-from nanotriton.executor.judge.compare import Fault, TaskFault
+from nanotriton.executor.judge.candidate import examine, replay_mode
+from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.processes import REFERENCES, REPLAYERS
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
 from nanotriton.executor.sandbox.servers import CompileServers
-from nanotriton.executor.sandbox.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
+from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, TaskFault, Unrecordable
 
 PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
 DAY = 86400.0  # seconds
@@ -40,7 +45,7 @@ MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}  # or a task of gigabytes finds no room between parts of old blocks
 KEPT = 4  # of the tasks loaded, those that keep their modules
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
-TARGETS = {"record": children.record_child, "compile": children.compile_server, "process": children.process_child, "script": script.script_child}
+TARGETS = {"record": record_child, "compile": compile_server, "process": process_child, "script": script_child}
 MODES = {"task": examine, "replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
 
 
@@ -64,10 +69,6 @@ def prepare(flavour: str) -> None:
             plan.validate()
             compile_kernel(plan.kernels[0])
             libdevice.take_apart()
-    elif flavour == "interpret":
-        from nanotriton.executor.child import interpreter
-
-        interpreter.install()
     Reference(Task(**probe.TASK))  # the judge's own imports
 
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 
 from nanotriton.executor import ttir
-from nanotriton.executor.judge.reference import out_of_memory
 from nanotriton.executor.replay.operators import SOURCE, as_torch_runs, copies, operator, writes_into
 from nanotriton.plan.aten import decode, tensor_ids
 from nanotriton.plan.plan import DTYPES, Aten, Choice, Kernel, Launch, Plan, Storage
+from nanotriton.verdict import out_of_memory
 
 
 class ReplayError(Exception):

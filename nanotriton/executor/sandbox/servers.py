@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanotriton.executor.sandbox import sandbox
-from nanotriton.executor.sandbox.zygote import Ended, Zygote, memory_file, pair, receive, send
+from nanotriton.executor.sandbox.protocol import Ended, memory_file, pair, receive, send
+from nanotriton.executor.sandbox.zygote import Zygote
 
 LIFE = 64  # kernels a server compiles before another takes its place
 
@@ -24,7 +25,7 @@ class Order:
     """One kernel to compile. `owner` is handed back with the result."""
 
     owner: Any
-    args: dict  # name, ttir, options, as children.compile_one reads them
+    args: dict  # name, ttir, options, as gpu/compile_server.py's compile_one reads them
     limits: sandbox.Limits
     started: float = 0.0
     result: int = -1  # memory file

@@ -1,0 +1,60 @@
+"""Whole files that run their own tests, as TritonBench's do: what do they answer? In the executor's sandbox, one child a file.
+
+    with ScriptExecutor(device="cpu") as executor:
+        verdict, answer = executor.run(source).result(), executor.answer(source)
+
+The answer is what the file leaves in its last variable named result... or test_results, and what it prints. `correct` means here that
+the file ran to its end; comparing answers is the caller's business. With a GPU the file simply runs. Without one it is recorded, on
+fake CUDA tensors whose random values are drawn on the host, and the plan is replayed (replay/replayer.py); a file that reads tensor values on the
+way can't be recorded and comes out `unsupported`.
+"""
+
+import json
+import os
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanotriton.executor.executor import Entry, Executor
+from nanotriton.executor.judge.script import answer_path
+from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
+
+
+@dataclass
+class Answer:
+    """tree: tensors (on the CPU) in containers, None if the file leaves no answer. stdout: what it printed."""
+
+    tree: Any
+    stdout: str
+
+
+class ScriptExecutor(Executor):
+    """An Executor for whole files. Options as for Executor; there are no rules and nothing is timed."""
+
+    def __init__(self, device: str = "cpu", workers: int | None = None, timeout: float = 60.0, *, memory_gib: float = 4.0):
+        super().__init__(device, None, workers, "none", timeout, memory_gib=memory_gib, seed=0)
+        os.makedirs(os.path.join(self.root, "answers"), mode=0o700)
+
+    def run(self, source: str) -> "Future[Verdict]":
+        """Run one file. Identical files run once."""
+        return self.submit(Task("script", ""), source)
+
+    def answer(self, source: str) -> Answer:
+        """What a file answered that `run` found correct. Raises FileNotFoundError for any other."""
+        from nanotriton.plan import wire
+
+        data = memoryview(Path(answer_path(self.root, source)).read_bytes())
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(bytes(data[8:end]))
+        return Answer(wire.rebuild(header["tree"], data[end:])[0], header["stdout"])
+
+    def _first_phase(self) -> str:
+        return "script"
+
+    def _next_phase(self, entry: Entry, result: dict) -> str | None:
+        return None
+
+    def _flavour(self, phase: str) -> str:
+        return "record" if self.device == "cpu" else "cuda"
