@@ -29,11 +29,11 @@ from bench.run import FREE, REFRESH, Run, check
 from bench.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
-from nanotriton.rollout import seed_of
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
 from nanotriton.rules.policy import POLICIES
 from nanotriton.run import launch
+from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
@@ -235,7 +235,7 @@ class KernelBench(Run):
             s,
             kernelbench.messages(p.task.source, self.cfg.prompt),
             p.task.source,
-            seed_of(self.cfg.seed, 20, p.level, p.id, s),
+            seed_of(self.cfg.seed, Stream.KERNELBENCH, p.level, p.id, s),
         )
 
     # ---- verdicts ----

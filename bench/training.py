@@ -286,7 +286,7 @@ def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: 
 
 def grpo_parts(
     cfg: Config, world: World, model: Transformer, optimizer, executor: Executor, shared: bool, **options
-) -> train_grpo.Parts:
+) -> train_grpo.Trainer:
     """What train_grpo.main would hand to its steps: cfg.warmup + cfg.steps of them."""
     steps, prompts = cfg.warmup + cfg.steps, cfg.samples // GROUP
     tasks, pairs = given(steps, prompts, "gpu" if world.device.type == "cuda" else "cpu")
@@ -306,8 +306,8 @@ def grpo_parts(
     )
     sync_weights(sampler, model, world)
     paid = lambda verdict, completion, task: reward(verdict)
-    return train_grpo.Parts(
-        train_grpo.Config(**settings | options),
+    return train_grpo.Trainer(
+        config.make(train_grpo.Config, **settings | options),
         world,
         tasks,
         paid,
@@ -320,7 +320,7 @@ def grpo_parts(
     )
 
 
-def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
+def grpo_steps(cfg: Config, parts: train_grpo.Trainer) -> dict[str, Any]:
     """Seconds by part of train_grpo.grpo_step, means over steps and ranks. Warm-up steps are shorter: they compile, capture, and make
     the moments. All samples end at the same token, so nothing of the reward hides behind sampling: the worst case."""
     world, seconds, statuses, whole = parts.world, {}, {}, parts.cfg
@@ -329,16 +329,16 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
         parts.cfg = whole if timed else dataclasses.replace(whole, max_tokens=min(whole.max_tokens, 128))
         if step == cfg.warmup:
             reset(world)
-        episodes, _, stats, norms, clock = train_grpo.grpo_step(step, parts)
-        for name, s in clock.seconds.items() if timed else ():
+        done = train_grpo.grpo_step(step, parts)
+        for name, s in done.clock.seconds.items() if timed else ():
             seconds[name] = seconds.get(name, 0.0) + s / cfg.steps
-        for e in episodes if timed else ():
+        for e in done.episodes if timed else ():
             statuses[e.verdict.status] = statuses.get(e.verdict.status, 0) + 1
     seconds = dict(
         zip(seconds, (world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size).tolist())
     )
     total = sum(seconds.values())
-    policy = grpo.summarize(stats, world.all_sum, world.all_max)
+    policy = grpo.summarize(done.stats, world.all_sum, world.all_max)
     return {
         "samples": cfg.samples,
         "tokens": cfg.tokens,
@@ -351,7 +351,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
         "step_s": total,
         "reward_share": seconds["reward"] / total,
         "sampled_tokens_s": cfg.samples * cfg.tokens / seconds["sample"],
-        "norm": norms[-1],
+        "norm": done.norms[-1],
         "ratio": policy["ratio"],
         "ratio_max": policy["ratio_max"],
         "statuses_of_rank_0": statuses,
@@ -370,19 +370,19 @@ def compare(cfg: Config, world: World) -> dict[str, Any]:
         )
         if cfg.replay:
             parts.sampler = Recorded(parts.sampler, Path(cfg.replay), world)
-        episodes, _, stats, norms, _ = train_grpo.grpo_step(0, parts)
+        done = train_grpo.grpo_step(0, parts)
     sums = [
-        sum(e.reward or 0.0 for e in episodes),
-        sum(e.verdict.scored for e in episodes),
-        sum(s["loss"].item() for s in stats),
+        sum(e.reward or 0.0 for e in done.episodes),
+        sum(e.verdict.scored for e in done.episodes),
+        sum(s["loss"].item() for s in done.stats),
     ]
     total, scored, loss = world.all_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
     row = {
         "replayed": bool(cfg.replay) and parts.sampler.known is not None,
-        "loss": loss / len(norms),
+        "loss": loss / len(done.norms),
         "reward": total / max(scored, 1.0),
     }
-    row |= {f"norm_{k + 1}": norm for k, norm in enumerate(norms)}
+    row |= {f"norm_{k + 1}": norm for k, norm in enumerate(done.norms)}
     if cfg.against:
         other = json.loads(Path(cfg.against).read_text())
         row |= {f"other_{k}": other[k] for k in ("ranks", "loss", "reward", "norm_1", "norm_2")}

@@ -1,6 +1,5 @@
-"""What both training scripts share: how they start, a run's folder that continues where it stopped, and how held-out success is measured."""
+"""The code that both training scripts share: their start, a run's folder, the sampler, held-out success."""
 
-import dataclasses
 import errno
 import fcntl
 import json
@@ -18,8 +17,9 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import rollout, seed_of, statuses
+from nanotriton.rollout import rollout, statuses
 from nanotriton.sampler import Sampler
+from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import Checkpoint, find_folder, load_config, save_model
@@ -33,7 +33,9 @@ T = TypeVar("T")
 
 
 def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
-    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in a traceback."""
+    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in
+    a traceback.
+    """
     try:
         return main(cfg, setup())
     except (config.ConfigError, ModelError) as error:
@@ -44,7 +46,8 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
         if error.errno not in DISK:
             raise
         raise SystemExit(
-            f"error: {error.filename or 'a file'} can't be written: {error.strerror}; mended, the same command continues"
+            f"error: {error.filename or 'a file'} can't be written: {error.strerror}; "
+            "mended, the same command continues"
         ) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -54,7 +57,9 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
 
 
 class Clock:
-    """Seconds by part: clock("sample") names the time since the last call. On a GPU it waits for what was launched before."""
+    """Seconds by part: clock("sample") names the time since the last call. On a GPU it waits for the kernels
+    first.
+    """
 
     def __init__(self, device: torch.device | None = None):
         self.seconds: dict[str, float] = {}
@@ -70,38 +75,27 @@ class Clock:
 
 
 class Run(Log):
-    """A run's folder: its config, its files, its checkpoints. The same command on the same folder continues it."""
+    """A run's folder: its config, files and checkpoints. The same command on the same folder continues it."""
 
     def __init__(self, cfg: Any, world: World, stage: str):
         folder = Path(cfg.out) / cfg.name
         path = folder / "config.json"
         if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
             raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
-        settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+        settings = {k: v for k, v in config.flat(cfg).items() if k not in FREE}
         was = read_settings(path)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
             raise config.ConfigError(
-                f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out"
+                f"--fresh: {folder} holds no run of this script, so it isn't deleted; "
+                "give another --name or --out"
             )
         world.barrier()  # every rank has looked
         if trouble := world.gather(self.take(folder, cfg) if world.is_main else "")[0]:
             raise config.ConfigError(trouble)
         super().__init__(folder, world.is_main)
-        # else nothing was done yet: a mistake mended, perhaps
+        # without metrics nothing was done yet, and the user may have mended a mistake
         if path.exists() and (folder / "metrics.jsonl").exists():
-            if not was:
-                raise config.ConfigError(
-                    f"{path} holds no settings of a run: give another --name, or delete {folder}"
-                )
-            if set(was) != set(settings):
-                raise config.ConfigError(
-                    f"{folder} holds a run of another script, or of another version of this one: give another --name, or --fresh"
-                )
-            changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
-            if changed:
-                raise config.ConfigError(
-                    f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh"
-                )
+            check_settings(folder, was, settings)
         world.barrier()
         if world.is_main:
             path.write_text(json.dumps(settings, indent=2) + "\n")
@@ -110,7 +104,10 @@ class Run(Log):
         self.spent, self.started = 0.0, time.perf_counter()
 
     def take(self, folder: Path, cfg: Any) -> str:
-        """Make the folder, be the only process that writes there, and with --fresh delete what is in it -> what stood in the way."""
+        """Make the folder, be the only process that writes there, and with --fresh empty it.
+
+        Returns a line about the obstacle, or "".
+        """
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock(folder / ".lock")
@@ -130,7 +127,7 @@ class Run(Log):
         return path.exists()
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Load the newest checkpoint if there is one -> the number of finished steps; the files are cut back to it."""
+        """Load the newest checkpoint, if there is one, and cut the files back to it -> the finished steps."""
         found = self.checkpoints.load_latest(model, optimizer)
         step, state = found if found else (0, {"position": {}, "seconds": 0.0})
         self.measured = self.world.gather(self.rewind(state["position"], step))[0]
@@ -143,7 +140,7 @@ class Run(Log):
         return step
 
     def found(self, kind: str, step: int) -> dict[str, Any]:
-        """The numbers of a measurement (see evaluated) that a stopped run had made where it continues, or {}."""
+        """The numbers of a measurement (see evaluated) that a stopped run made where it continues, or {}."""
         if (self.measured.get("stage"), self.measured.get("step")) != (f"{self.stage}/{kind}", step):
             return {}
         return {k: v for k, v in self.measured.items() if k not in ("stage", "step", "seconds")}
@@ -153,7 +150,9 @@ class Run(Log):
         return self.spent + time.perf_counter() - self.started
 
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """On a GPU a thread writes the checkpoint while the run goes on; step() makes it the newest once it is on the disk."""
+        """Write a checkpoint. On a GPU a thread does so while the run goes on; step() then makes it the
+        newest.
+        """
         state = {"position": self.position(), "seconds": self.seconds()}
         self.checkpoints.save(step, model, optimizer, state, background=self.world.device.type == "cuda")
 
@@ -180,7 +179,10 @@ class Run(Log):
 
 
 def lock(path: Path) -> IO:
-    """Hold this file until the process ends, however it does; BlockingIOError if another holds it. Where a disk knows no locks nobody is kept out."""
+    """Hold this file until the process ends, in whatever way; BlockingIOError if another process holds it.
+
+    A disk that knows no locks keeps nobody out.
+    """
     file = open(path, "a")  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -189,6 +191,25 @@ def lock(path: Path) -> IO:
     except OSError:
         pass
     return file
+
+
+def check_settings(folder: Path, was: dict | None, settings: dict) -> None:
+    """ConfigError unless the run in this folder, whose settings `was` has, can continue with `settings`."""
+    if not was:
+        path = folder / "config.json"
+        raise config.ConfigError(
+            f"{path} holds no settings of a run: give another --name, or delete {folder}"
+        )
+    if set(was) != set(settings):
+        raise config.ConfigError(
+            f"{folder} holds a run of another script, or of another version of this one: "
+            "give another --name, or --fresh"
+        )
+    changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
+    if changed:
+        raise config.ConfigError(
+            f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh"
+        )
 
 
 def clear(folder: Path) -> None:
@@ -201,7 +222,7 @@ def clear(folder: Path) -> None:
 
 
 def check_model(name: str) -> None:
-    """ModelError where --model can't be used: call it before --fresh deletes anything."""
+    """ModelError where --model can't be used. Call it before --fresh deletes anything."""
     load_config(name)
     Tokenizer(name)
     Checkpoint(find_folder(name))
@@ -217,7 +238,7 @@ def read_settings(path: Path) -> dict | None:
 
 
 def check_timed(world: World, mode: str) -> None:
-    """ConfigError where candidates can't be timed: call it before anything else is done."""
+    """ConfigError where candidates can't be timed. Call it before anything else is done."""
     if world.device.type != "cuda" or mode != "replay":
         raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
 
@@ -230,10 +251,10 @@ def make_executor(
     timeout: float = 10.0,
     timed: bool = False,
 ) -> Executor:
-    """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed. Its draws follow the
-    seed, so that runs repeat.
+    """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed.
 
-    timed: correct candidates and their references are timed too (see check_timed).
+    Its draws follow the seed, so that runs repeat. timed: correct candidates and their references are timed
+    too (see check_timed).
     """
     return Executor(
         device=str(world.device),
@@ -253,11 +274,12 @@ def make_sampler(
     shared: Transformer | None = None,
     later: int = 0,
 ) -> Sampler:
-    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call.
+    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters.
 
-    `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are trained. Otherwise
-    its weights come with sync_weights(). `later`: bytes of the GPU that training will take and keep (distributed.moments_to_come);
-    the KV memory is 70% of what is free without them, the rest is for the executor's processes and the graphs.
+    `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are
+    trained. Otherwise its weights come with sync_weights(). `later`: bytes of the GPU that training will take
+    and keep (distributed.moments_to_come). The KV memory is 70% of the free bytes without those; the rest is
+    for the executor's processes and the graphs.
     """
     if shared is None:
         with torch.device("meta"):
@@ -272,8 +294,10 @@ def make_sampler(
 
 
 def sync_weights(sampler: Sampler, model: Transformer, world: World) -> None:
-    """The trained weights, gathered and cast, into the sampler's buffers; nothing to do where it shares them. Keys and values of
-    the old ones are gone already: no page of the cache outlives a rollout."""
+    """Copy the trained weights, gathered and cast, to the sampler, unless it shares them.
+
+    Keys and values of the old weights are gone already: no page of the cache outlives a rollout.
+    """
     if sampler.model is not model:
         sampler.update_weights(distributed.full_params(model, world.dtype))
 
@@ -290,14 +314,16 @@ def heldout(
     max_tokens: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in
+    samples.jsonl.
 
-    The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
+    The same seeds at every step (common random numbers): a difference between two steps is the model's, not
+    the draw's.
     """
     result: dict[str, Any] = {}
     mine = run.world.share(list(enumerate(tasks)))
     for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
-        seeds = [[seed_of(seed, 10, 0, i, j) for j in range(count)] for i, _ in mine]
+        seeds = [[seed_of(seed, Stream.HELDOUT, 0, i, j) for j in range(count)] for i, _ in mine]
         groups = rollout(
             [t for _, t in mine],
             count,

@@ -254,21 +254,10 @@ def test_overlong_and_truncation_policies():
         grpo.soft_overlong(3, 16, 0)
 
 
-def test_dynamic_sampling_replaces_dull_groups_up_to_the_budget():
-    source = iter(
-        [("a", [0, 0]), ("b", [0, 1]), ("c", [1, None]), ("d", [1, 1]), ("e", [0, 0.5]), ("f", [1, 0])]
-    )
-    asked = []
-
-    def draw(k):
-        asked.append(k)
-        return [g for _, g in zip(range(k), source)]
-
-    assert grpo.dynamic_sampling(draw, want=2, rounds=3) == (["b"], 4)  # never padded
-    assert asked == [2, 1, 1]
-    assert grpo.dynamic_sampling(draw, want=3, rounds=9) == (["e", "f"], 2)  # the prompts ran out
-    # and no more than are wanted
-    assert grpo.dynamic_sampling(lambda k: [("g", [0, 1])] * k, want=2, rounds=9) == (["g", "g"], 2)
+def test_only_rewards_that_differ_are_spread():
+    assert grpo.has_spread([0, 1]) and grpo.has_spread([0, 0.5, None]) and grpo.has_spread([0.0, 1e-9])
+    for dull in ([], [1], [0, 0], [1, None], [0.1, 0.1, 0.1], [1.0, float("nan")]):
+        assert not grpo.has_spread(dull)
 
 
 @pytest.mark.parametrize(

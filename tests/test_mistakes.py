@@ -76,7 +76,8 @@ def test_help_and_a_mistake_are_answered_before_torch_is_imported(script):
 
 
 def test_the_small_model_is_what_train_sft_makes():
-    assert (train_grpo.Config.sft_steps, train_grpo.Config.sft_examples) == (
+    small = train_grpo.Config().small
+    assert (small.sft_steps, small.sft_examples) == (
         train_sft.Config.steps,
         train_sft.Config.examples,
     )
