@@ -51,8 +51,8 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, least: floa
     rise = max(round(warmup * steps), 1)
     if step < rise:
         return peak * (step + 1) / rise
-    progress = (step - rise) / max(steps - rise, 1)  # 0 at the peak, 1 at the end
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    angle = math.pi * (step - rise) / max(steps - rise, 1)  # 0 at the peak, pi at the end
+    cosine = 0.5 * (1 + math.cos(angle))
     return peak * max(least, cosine)
 
 
