@@ -34,6 +34,7 @@ class Config:
     # autotriton: the paper's numbers; flags given win over it
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
+    template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
 
     steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
@@ -67,13 +68,17 @@ class Config:
     trace: TraceOptions = field(default_factory=TraceOptions)
     small: SmallModelOptions = field(default_factory=SmallModelOptions)
 
+    def validate(self) -> None:
+        config.json_object("--template", self.template)
+        self.losses.validate(self.loss)
+
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
 # save.
 PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(
-    prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, max_tokens=16384
+    prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, kl_estimator="k3", max_tokens=16384
 )
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
@@ -82,7 +87,7 @@ if __name__ == "__main__":
     options = config.parse(Config, presets=PRESETS)
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -91,11 +96,12 @@ from torch import Tensor
 
 import train_sft
 from nanotriton import distributed, grpo, schedule
-from nanotriton.data import pack, score
+from nanotriton.data import score
 from nanotriton.executor.executor import Executor
+from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
 from nanotriton.model import Transformer
-from nanotriton.report import Step, report, summary
-from nanotriton.rollout import EMPTY, Episode, Row, merge, prompts_of, rollout
+from nanotriton.report import Step, Update, report, summary
+from nanotriton.rollout import Episode, prompts_of, rollout
 from nanotriton.run import (
     Clock,
     Run,
@@ -109,12 +115,12 @@ from nanotriton.run import (
 )
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
-from nanotriton.tasks import synthetic
-from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tasks.sets import task_sets, tasks_of
+from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores
-from reward.reward import RewardConfig, load_reward, reward
+from reward.reward import reward_config, reward_function
 
 
 @dataclass
@@ -138,7 +144,8 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     """One iteration of GRPO: sample, judge, compare, learn, and hand the new weights to the sampler."""
     cfg, world = trainer.cfg, trainer.world
     clock = Clock(world.device)
-    queue = tasks_of(step, trainer.tasks, cfg)  # (group, task) pairs, the same on every rank
+    # (group, task) pairs, the same on every rank; those of a rank are dealt out below
+    queue = tasks_of(step, trainer.tasks, cfg.prompts, cfg.resample, cfg.seed)
     episodes: list[Episode] = []  # this rank's
     sampled = 0  # groups, over all ranks
     missing = cfg.prompts  # groups that still lack spread
@@ -152,16 +159,15 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
 
         # 2. Rewards: is it Triton, is it right? A sample without a reward leaves the batch.
         fresh = list(chain(*groups))
-        set_rewards(
-            fresh, trainer, seed_of(cfg.seed, Stream.SHUFFLED_REWARDS, step, world.rank, len(episodes))
-        )
+        seed = seed_of(cfg.seed, Stream.SHUFFLED_REWARDS, step, world.rank, len(episodes))
+        set_rewards(fresh, trainer, seed)
         episodes += fresh
         sampled += len(batch)
         clock("reward")
 
-        # A group of equal rewards teaches nothing: --resample puts a fresh task in its place (DAPO, section
-        # 3.2).
-        missing -= sum(world.gather(sum(grpo.has_spread([e.reward for e in group]) for group in groups)))
+        # A group of equal rewards teaches nothing: --resample puts a fresh task in its place (DAPO, 3.2).
+        found = sum(grpo.has_spread([e.reward for e in group]) for group in groups)
+        missing -= sum(world.gather(found))
         clock("wait")  # for the rank that sampled longest
         if not missing:
             break
@@ -169,95 +175,115 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
 
     # 3. Advantages: how much better a sample is than the others of its task.
     set_advantages(episodes, cfg)
+    scored = [e for e in episodes if e.reward is not None]
 
     # 4. Policy gradient: a few optimizer steps, each on its own groups.
-    stats, norms = [], []
+    updates = []
     with idle_cores(world):
-        if cfg.losses.mismatch != "bypass":
-            set_old_logprobs([e for e in episodes if e.spread], trainer)
+        if grpo.needs_old(cfg.loss, cfg.losses.mismatch):
+            set_old_logprobs(scored, trainer)
             clock("logprobs")
-        updates = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
-        for number, chosen in enumerate(updates, start=step * len(updates)):
-            rate = schedule.learning_rate(number, cfg.steps * len(updates), cfg.lr, cfg.warmup)
+        plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
+        for number, chosen in enumerate(plan):
+            before, all_updates = step * len(plan) + number, cfg.steps * len(plan)
+            rate = schedule.learning_rate(before, all_updates, cfg.lr, cfg.warmup)
             distributed.set_lr(trainer.optimizer, rate)
-            batch_stats, norm = update_policy(of_groups(episodes, chosen), trainer, clock)
-            stats += batch_stats
-            norms.append(norm)
+            updates.append(update_policy(of_groups(scored, chosen), trainer, clock, first=number == 0))
 
     # 5. The sampler gets the new weights. Its cached keys and values are gone already.
     sync_weights(trainer.sampler, trainer.model, world)
     clock("sync")
-    return Step(episodes, stats, norms, clock)
+    return Step(episodes, updates, clock)
 
 
-def update_policy(
-    episodes: list[Episode], trainer: Trainer, clock: Clock
-) -> tuple[list[dict[str, Tensor]], float]:
-    """One optimizer step on this rank's episodes -> (statistics of its microbatches, norm of the gradient).
+def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first: bool) -> Update:
+    """One optimizer step on this rank's episodes, which all have a reward.
 
-    The normaliser counts the tokens of every rank and microbatch before the first backward, so the loss and
-    its gradient don't depend on how the batch is cut.
+    The denominators count the samples of every rank and microbatch before the first backward, so the loss and
+    its gradient don't depend on how the batch is cut. first: no update of this rollout went before, so the
+    difference between the policy and the sampler is that of their arithmetic alone, and is measured.
     """
     cfg, world, model = trainer.cfg, trainer.world, trainer.model
-    lengths = torch.tensor([len(e.ids) for e in episodes], dtype=torch.long)  # [B]
-    sequence = torch.arange(len(episodes)).repeat_interleave(lengths)  # [N], the episode of each token
-    tokens = grpo.count(torch.ones_like(sequence), sequence, cfg.loss, cfg.max_tokens)
-    normalizer = world.all_sum(tokens.to(world.device))
-
+    totals = denominators(episodes, cfg.loss, cfg.max_tokens, world)
+    regularized = cfg.losses.kl > 0 or cfg.losses.entropy_bonus > 0
     rows = merge(episodes)
     stats = []
+    if not regularized:
+        # A group without spread has no gradient. It is scored for statistics that are means over all samples.
+        dull = [row for row in rows if not row.episode.spread]
+        rows = [row for row in rows if row.episode.spread]
+        if totals.tokens > totals.taught:  # on some rank
+            for micro, logp, entropy in score_rows(dull, trainer):
+                stats.append(sample_stats(micro, logp, entropy, first))
+        clock("logprobs")
+
+    loss = torch.zeros((), device=world.device)
     micro_batches = distributed.balance([row.tokens for row in rows], cfg.micro_tokens, world)
     for chosen in distributed.accumulate(model, micro_batches):
-        loss, micro_stats = loss_of([rows[k] for k in chosen], normalizer, trainer)
+        micro = microbatch([rows[k] for k in chosen], world.device)
+        micro_loss, micro_stats = loss_of(micro, totals, trainer, first)
         clock("logprobs")  # the forward passes of the policy and of the reference
-        loss.backward()
+        micro_loss.backward()
         clock("backward")
+        loss += micro_loss.detach()
         stats.append(micro_stats)
 
     norm = distributed.clip_grad_norm(model, cfg.clip)
-    # with no group that has spread there is nothing to learn, and momentum must not drift on
-    if float(normalizer) > 0:
-        trainer.optimizer.step()
+    if totals.taught > 0 or (regularized and totals.tokens > 0):
+        trainer.optimizer.step()  # else there is nothing to learn, and momentum must not drift on
     trainer.optimizer.zero_grad(set_to_none=True)
     clock("optimizer")
-    return stats, float(norm)
+    return Update(world.all_sum(loss).item(), float(norm), stats)
 
 
-def loss_of(rows: list[Row], normalizer: Tensor, trainer: Trainer) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_of(
+    micro: MicroBatch, totals: Totals, trainer: Trainer, first: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one microbatch of N completion tokens -> (scalar, statistics for grpo.summarize())."""
-    cfg, options, device = trainer.cfg, trainer.cfg.losses, trainer.world.device
+    cfg, options = trainer.cfg, trainer.cfg.losses
     vocab = trainer.tokenizer.vocab_size
-    rows = rows or [EMPTY]  # a rank with nothing left still takes part: FSDP's collectives need every rank
-    batch = pack([(row.prompt_ids, row.ids) for row in rows]).to(device)
-    seq_ids = batch.rows  # [N], the row of each token
-    advantage = torch.tensor([row.advantage for row in rows], device=device)[seq_ids]  # [N]
-    copies = torch.tensor([row.copies for row in rows], device=device)[seq_ids]  # [N], 0 in the empty row
-    mask = copies > 0  # [N]
-    sampled = torch.tensor(list(chain(*(row.logprobs for row in rows))), device=device)  # [N], the sampler's
-    old = torch.tensor(list(chain(*(row.old for row in rows))), device=device)  # [N]
-    old, importance = grpo.mismatch(old, sampled, mask, seq_ids, options.mismatch)  # [N], [N] or None
-    weight = copies if importance is None else copies * importance  # [N]
-
-    logp, entropy = score(trainer.model, batch, cfg.temperature, vocab)  # [N], [N]
+    logp, entropy = score(trainer.model, micro.packed, cfg.temperature, vocab)  # [N], [N]
+    # [N], and [N] or None
+    old, importance = grpo.mismatch(
+        micro.old,
+        micro.sampled,
+        micro.taught,
+        micro.seq_ids,
+        options.mismatch,
+        options.mismatch_high,
+        options.mismatch_low,
+        cfg.loss,
+    )
     loss, stats = grpo.policy_loss(
         logp,
         old,
-        advantage,
-        mask,
-        seq_ids,
-        normalizer,
+        micro.advantage,
+        micro.taught,
+        micro.seq_ids,
+        totals.policy,
         cfg.loss,
         options.clip_low,
         options.clip_high,
-        weight=weight,
+        options.dual_clip,
+        weight=importance,
+        copies=micro.copies,
     )
+    stats |= sample_stats(micro, logp, entropy, first)
+
+    # The other terms are means over all samples, those of groups without spread included, and have no importance
+    # weight. The entropy is a mean over tokens whatever the loss.
     if trainer.reference is not None:
         with torch.no_grad():
-            reference, _ = score(trainer.reference, batch, cfg.temperature, vocab)  # [N]
-        distance = grpo.kl(logp, reference, mask, old=old)  # [N]
-        loss = loss + options.kl * grpo.aggregate(weight * distance, mask, seq_ids, normalizer, cfg.loss)
-    stats["loss"] = loss.detach().double()
-    stats["entropy"] = torch.where(mask, entropy.detach(), 0.0).sum().double()
+            reference, _ = score(trainer.reference, micro.packed, cfg.temperature, vocab)  # [N]
+        estimator, _, ratio = options.kl_estimator.partition("_")
+        distance = grpo.kl(logp, reference, micro.mask, estimator, old if ratio else None)  # [N]
+        term = grpo.aggregate(distance * micro.copies, micro.mask, micro.seq_ids, totals.samples, cfg.loss)
+        loss = loss + options.kl * term
+        estimate = grpo.kl(logp.detach(), reference, micro.mask, "k3")  # [N]
+        stats["kl_ref"] = grpo.statistic(estimate, micro.mask, micro.copies)
+    if options.entropy_bonus:
+        bonus = grpo.aggregate(entropy * micro.copies, micro.mask, micro.seq_ids, totals.tokens)
+        loss = loss - options.entropy_bonus * bonus
     return loss, stats
 
 
@@ -310,7 +336,7 @@ def set_advantages(episodes: list[Episode], cfg: Config) -> None:
         [e.reward for e in episodes],
         [e.group for e in episodes],
         cfg.advantage,
-        std_floor=reward_config(cfg).noise,  # noise of the clock is not blown up to unit variance
+        std_floor=reward_config(cfg.paid).noise,  # noise of the clock is not blown up to unit variance
     )
     for episode, advantage, differs in zip(episodes, advantages.tolist(), spread.tolist()):
         episode.advantage = advantage
@@ -318,39 +344,39 @@ def set_advantages(episodes: list[Episode], cfg: Config) -> None:
 
 
 @torch.no_grad()
-def set_old_logprobs(episodes: list[Episode], trainer: Trainer) -> None:
-    """The trainer's own logprobs of each sample before any update, where the sampler's don't stand in for
-    them.
-    """
+def score_rows(rows: list[Row], trainer: Trainer) -> Iterator[tuple[MicroBatch, Tensor, Tensor]]:
+    """(microbatch, logprobs [N], entropies [N]) of these rows under the policy, without a gradient."""
     cfg, world = trainer.cfg, trainer.world
-    lengths = [len(e.prompt_ids) + len(e.ids) for e in episodes]
-    for chosen in distributed.balance(lengths, cfg.micro_tokens, world):
-        pairs = [(episodes[k].prompt_ids, episodes[k].ids) for k in chosen]
-        batch = pack(pairs or [([0], [0])]).to(world.device)  # see loss_of(): every rank takes part
-        logp, _ = score(trainer.model, batch, cfg.temperature, trainer.tokenizer.vocab_size)  # [N]
+    for chosen in distributed.balance([row.tokens for row in rows], cfg.micro_tokens, world):
+        micro = microbatch([rows[k] for k in chosen], world.device)
+        yield micro, *score(trainer.model, micro.packed, cfg.temperature, trainer.tokenizer.vocab_size)
+
+
+def set_old_logprobs(episodes: list[Episode], trainer: Trainer) -> None:
+    """The trainer's own logprobs of each sample before any update."""
+    for micro, logp, _ in score_rows(merge(episodes), trainer):
         values = iter(logp.tolist())
-        for k in chosen:
-            episodes[k].old = [next(values) for _ in episodes[k].ids]
+        for row in micro.rows:
+            old = [next(values) for _ in row.episode.ids]
+            for episode in row.equals:
+                episode.old = old
+
+
+def sample_stats(micro: MicroBatch, logp: Tensor, entropy: Tensor, first: bool) -> dict[str, Tensor]:
+    """Statistics of all samples, whether or not their group has spread."""
+    stats = {"entropy": grpo.statistic(entropy, micro.mask, micro.copies)}
+    if first:
+        stats |= grpo.ratio_stats(logp, micro.sampled, micro.mask, micro.copies, "mismatch_")
+    return stats
 
 
 def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
-    """The episodes of these groups that have something to teach, group by group."""
+    """The episodes of these groups, group by group."""
     by_group: dict[int, list[Episode]] = {number: [] for number in groups}
     for episode in episodes:
-        if episode.spread and episode.group in by_group:
+        if episode.group in by_group:
             by_group[episode.group].append(episode)
     return list(chain(*by_group.values()))
-
-
-def tasks_of(step: int, tasks: Sequence[Task], cfg: Config) -> list[tuple[int, Task]]:
-    """The (group, task) pairs of one step, the same on every rank: --prompts of them, then those that may
-    replace groups without spread, which are none of the step's own."""
-    chosen = schedule.indices(step, cfg.prompts, len(tasks), cfg.seed)
-    if cfg.resample:
-        others = sorted(set(range(len(tasks))) - set(chosen))
-        spare = min(cfg.prompts * cfg.resample, len(others))
-        chosen += random.Random(seed_of(cfg.seed, Stream.SPARE_TASKS, step)).sample(others, spare)
-    return [(number, tasks[index]) for number, index in enumerate(chosen)]
 
 
 # ---- the run
@@ -360,14 +386,14 @@ def main(cfg: Config, world: World) -> None:
         check_timed(world, cfg.judge.mode)
     # mistakes in what was named come out before anything is trained, or deleted by --fresh
     tasks, dev, test = task_sets(cfg)
-    reward_of = reward_function(cfg)
+    reward_of = reward_function(cfg.paid)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
 
-    trainer = make_trainer(cfg, world, tasks, test, reward_of)
+    trainer = make_trainer(cfg, run, tasks, test, reward_of)
     judge = cfg.judge
     with make_executor(
         world, cfg.seed, judge.mode, judge.policy, judge.timeout, cfg.paid.speed > 0
@@ -381,10 +407,11 @@ def main(cfg: Config, world: World) -> None:
     )
 
 
-def make_trainer(cfg: Config, world: World, tasks, test, reward_of) -> Trainer:
+def make_trainer(cfg: Config, run: Run, tasks, test, reward_of) -> Trainer:
     """Load the model, or make it, and put beside it everything that a step needs but the executor."""
+    world = run.world
     folder = cfg.model or small_model(cfg, world)
-    tokenizer = Tokenizer(folder)
+    tokenizer = run.tokenizer(folder, cfg.template)
     shared = cfg.optimizer == "adam8"  # the sampler reads the parameters that are trained
     copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard
     model, model_config = distributed.load(folder, world, cfg.optimizer, cfg.micro_tokens, copies=copies)
@@ -437,43 +464,6 @@ def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int)
         seed=trainer.cfg.seed,
     )
     run.evaluated(kind, step, trainer.cfg.steps, **result)
-
-
-def reward_function(cfg: Config) -> Callable[[Verdict, str, Task], float | None]:
-    """(verdict, completion, task) -> the reward, or None for a sample that leaves the batch."""
-    if not cfg.paid.reward:
-        return lambda verdict, completion, task: reward(verdict, reward_config(cfg))
-    try:
-        return load_reward(cfg.paid.reward)
-    except ValueError as error:
-        raise config.ConfigError(f"--reward {error}") from None
-
-
-def reward_config(cfg: Config) -> RewardConfig:
-    """The options of reward(). The length penalty is not one of them: --truncated soft."""
-    return RewardConfig(partial=cfg.paid.partial, speed=cfg.paid.speed)
-
-
-def task_sets(cfg: Config) -> tuple[list[Task], list[Task], list[Task]]:
-    """(training tasks, dev tasks, test tasks). Settings are chosen on dev; test is looked at before and after
-    only.
-    """
-    count, folder = cfg.trace.eval_tasks, cfg.trace.heldout
-    given = read_tasks("--heldout", folder)[:count] if folder else []
-    if cfg.tasks:
-        return read_tasks("--tasks", cfg.tasks), given, given
-    return (
-        synthetic.generate("rl", cfg.steps * cfg.prompts, cfg.seed),
-        given or synthetic.generate("dev", count // 2, cfg.seed),
-        given or synthetic.generate("test", count, cfg.seed),
-    )
-
-
-def read_tasks(option: str, path: str) -> list[Task]:
-    try:
-        return load_tasks(path)
-    except ValueError as error:
-        raise config.ConfigError(f"{option} {error}") from None
 
 
 def small_model(cfg: Config, world: World) -> str:

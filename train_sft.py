@@ -29,6 +29,7 @@ class Config:
     # autotriton: the paper's numbers (lr 1e-5, 3 epochs, 16,384 tokens)
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
+    template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
     data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
@@ -55,6 +56,7 @@ class Config:
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
 
     def validate(self) -> None:
+        config.json_object("--template", self.template)
         if self.width % 32:
             raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
 
@@ -104,7 +106,7 @@ def main(cfg: Config, world: World) -> str:
         return str(run.folder / "model")
     texts, held_texts, dev = data_sets(cfg)
     source = cfg.model or scratch_model(cfg, run, texts)
-    tokenizer = Tokenizer(source)
+    tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
     model, model_config = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)

@@ -11,7 +11,6 @@ seed makes the same.
 """
 
 import json
-import math
 import resource
 import subprocess
 import sys
@@ -123,20 +122,19 @@ def table(cfg: Config) -> None:
         )
     if not rows:
         config.die(f"{cfg.root}: no finished bench-* run; run the arms main, control and sft first")
-    error = lambda p, n: math.sqrt(p * (1 - p) / max(n, 1))
     print(
         "| arm | seed | before: sampled | after: sampled | gain | before: greedy | after: greedy | SFT | GRPO |\n|---|---|---|---|---|---|---|---|---|"
     )
     for r in sorted(rows, key=lambda r: (["main", "control", "sft"].index(r["arm"]), r["run"])):
         if r["arm"] == "sft":
             print(
-                f"| more SFT | {r['run']} | | {r['success']:.3f} ± {error(r['success'], r['success_n']):.3f} | | | {r['greedy']:.3f} | {r['seconds']:.0f} s | |"
+                f"| more SFT | {r['run']} | | {r['success']:.3f} ± {r['success_se']:.3f} | | | {r['greedy']:.3f} | {r['seconds']:.0f} s | |"
             )
         else:
-            n, b, a = r["heldout_samples"], r["heldout_before"], r["heldout_after"]
+            b, a = r["heldout_before"], r["heldout_after"]
             name = "SFT, then GRPO" if r["arm"] == "main" else "shuffled rewards"
             print(
-                f"| {name} | {r['run']} | {b:.3f} ± {error(b, n):.3f} | {a:.3f} ± {error(a, n):.3f} | {a - b:+.3f} | {r['greedy_before']:.3f} | "
+                f"| {name} | {r['run']} | {b:.3f} ± {r['heldout_se_before']:.3f} | {a:.3f} ± {r['heldout_se_after']:.3f} | {a - b:+.3f} | {r['greedy_before']:.3f} | "
                 f"{r['greedy_after']:.3f} | {r['seconds_sft']:.0f} s | {r['seconds_grpo']:.0f} s |"
             )
     path = Path(cfg.out)

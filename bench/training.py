@@ -137,7 +137,7 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
 class Tokens:
     """In a tokenizer's place: a prompt of so many ids for any text, and one answer for any ids. Without an end token."""
 
-    has_chat_template, eos_ids = False, frozenset()
+    has_chat_template, reads_source, eos_ids = False, True, frozenset()
 
     def __init__(self, vocab_size: int, prompt: int):
         self.vocab_size, self.prompt = vocab_size, prompt
@@ -338,7 +338,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Trainer) -> dict[str, Any]:
         zip(seconds, (world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size).tolist())
     )
     total = sum(seconds.values())
-    policy = grpo.summarize(done.stats, world.all_sum, world.all_max)
+    policy = grpo.summarize([part for u in done.updates for part in u.stats], world.all_sum, world.all_max)
     return {
         "samples": cfg.samples,
         "tokens": cfg.tokens,
@@ -351,7 +351,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Trainer) -> dict[str, Any]:
         "step_s": total,
         "reward_share": seconds["reward"] / total,
         "sampled_tokens_s": cfg.samples * cfg.tokens / seconds["sample"],
-        "norm": done.norms[-1],
+        "norm": done.updates[-1].norm,
         "ratio": policy["ratio"],
         "ratio_max": policy["ratio_max"],
         "statuses_of_rank_0": statuses,
@@ -374,15 +374,14 @@ def compare(cfg: Config, world: World) -> dict[str, Any]:
     sums = [
         sum(e.reward or 0.0 for e in done.episodes),
         sum(e.verdict.scored for e in done.episodes),
-        sum(s["loss"].item() for s in done.stats),
     ]
-    total, scored, loss = world.all_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+    total, scored = world.all_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
     row = {
         "replayed": bool(cfg.replay) and parts.sampler.known is not None,
-        "loss": loss / len(done.norms),
+        "loss": sum(u.loss for u in done.updates) / len(done.updates),
         "reward": total / max(scored, 1.0),
     }
-    row |= {f"norm_{k + 1}": norm for k, norm in enumerate(done.norms)}
+    row |= {f"norm_{k + 1}": update.norm for k, update in enumerate(done.updates)}
     if cfg.against:
         other = json.loads(Path(cfg.against).read_text())
         row |= {f"other_{k}": other[k] for k in ("ranks", "loss", "reward", "norm_1", "norm_2")}

@@ -17,6 +17,7 @@ A user's mistake ends in one line that names what is accepted, and exit code 2.
 import ast
 import dataclasses
 import difflib
+import json
 import math
 import operator
 import os
@@ -40,6 +41,19 @@ def die(message: object) -> NoReturn:
     """Print one line to stderr and exit with 2: the way every entry script answers a user's mistake."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """The JSON object that the value of a flag holds; {} for an empty value. ConfigError for anything
+    else.
+    """
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{flag} {text}: not JSON ({error.msg} at character {error.pos + 1})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{flag} {text}: a JSON object is expected, such as {{"enable_thinking": false}}')
+    return value
 
 
 def reason(error: Exception) -> str:

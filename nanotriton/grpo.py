@@ -33,6 +33,14 @@ CLIP = {
     "gspo": (3e-4, 4e-4),  # arXiv 2507.18071: of a sequence's geometric mean, hence so narrow
 }
 PER_SEQUENCE = {"grpo", "gspo"}  # mean over sequences of the mean over tokens; the others sum over tokens
+# The policy whose logprobs are `old` when no importance weight stands between sampler and trainer. A
+# sequence's ratio is clipped so close to 1 that in bf16 the difference between the two would clip half of the
+# samples.
+OLD = {"grpo": "sampler", "dapo": "sampler", "dr_grpo": "sampler", "cispo": "sampler", "gspo": "trainer"}
+# A group without spread has no policy term. In these losses, means over all samples, it is in the denominator
+# all the same. DAPO and CISPO are means over the tokens of groups with spread, which dynamic sampling leaves
+# alone.
+COUNTS_ALL = {"grpo", "dr_grpo", "gspo"}
 # exp(20) = 5e8. Past it the ratio is constant: an infinite one makes 0 * inf = NaN in the backward
 MAX_LOG_RATIO = 20.0
 
@@ -170,6 +178,7 @@ def policy_loss(
     clip_high: float | None = None,
     dual_clip: float | None = None,
     weight: Tensor | None = None,
+    copies: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy-gradient loss of a microbatch, to minimise -> (scalar, statistics for summarize()).
 
@@ -181,8 +190,9 @@ def policy_loss(
 
     logp, old, advantage, mask, seq_ids: [T]. Only logp has a gradient. normalizer: the sum of count() over
     the optimizer step. clip_low, clip_high: None takes the paper's, CLIP[kind]. dual_clip c > 1: for A < 0
-    the loss is at most -c A (arXiv 1912.09729), so that a huge ratio cannot explode. weight [T]: a factor on
-    this term, see mismatch().
+    the loss is at most -c A (arXiv 1912.09729), so that a huge ratio cannot explode. weight [T]: the
+    importance weight of the loss, see mismatch(). copies [T]: the number of equal samples that a token stands
+    for, in the loss and in the statistics.
 
     >>> logp, old = torch.tensor([0.3, 0.3]).log(), torch.tensor([0.2, 0.2]).log()
     >>> advantage, mask, seq_ids = torch.tensor([1.0, -1.0]), torch.ones(2), torch.tensor([0, 1])
@@ -190,8 +200,9 @@ def policy_loss(
     tensor(0.1100)
     """
     check(kind)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip must be over 1, not {dual_clip}")
+    if dual_clip is not None and (dual_clip <= 1 or kind == "cispo"):
+        raise ValueError(f"dual_clip must be over 1 and not with cispo, not {dual_clip} with {kind}")
+    copies = torch.ones_like(logp) if copies is None else copies
     low = CLIP[kind][0] if clip_low is None else clip_low
     high = CLIP[kind][1] if clip_high is None else clip_high
     mask = mask.bool()
@@ -205,7 +216,7 @@ def policy_loss(
 
     if kind == "cispo":
         loss = -clipped.detach() * advantage * torch.where(mask, logp, 0.0)  # [T]
-        binds = ratio != clipped  # [T]
+        binds = torch.ones_like(mask)  # [T], whatever the sign of A
     else:
         loss = -torch.minimum(ratio * advantage, clipped * advantage)  # [T]
         binds = clipped * advantage < ratio * advantage  # [T]
@@ -214,9 +225,11 @@ def policy_loss(
     if weight is not None:
         loss = loss * weight.to(loss.dtype)  # [T]
 
-    stats = ratio_stats(logp, old, mask)
-    stats["clip_fraction"] = (binds & mask).sum().double()
-    return aggregate(loss, mask, seq_ids, normalizer, kind), stats
+    stats = ratio_stats(logp, old, mask, copies)
+    stats["clip_fraction"] = statistic(binds & (ratio != clipped), mask, copies)
+    stats["clip_fraction_low"] = statistic(binds & (ratio < 1 - low), mask, copies)
+    stats["clip_fraction_high"] = statistic(binds & (ratio > 1 + high), mask, copies)
+    return aggregate(loss * copies, mask, seq_ids, normalizer, kind), stats
 
 
 def mean_over_sequence(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor) -> Tensor:
@@ -237,9 +250,9 @@ def kl(logp: Tensor, ref: Tensor, mask: Tensor, kind: str = "k3", old: Tensor | 
         k3  exp(-d) + d - 1    its value estimates KL(pi || ref), its gradient is that of KL(ref || pi)
         k3 with `old`          times exp(logp - old), the live ratio: the gradient of KL(pi || ref)
 
-    The last is DeepSeek-V3.2's. k1 = d is refused: as a loss its gradient is zero in expectation. Estimators:
-    Schulman, "Approximating KL divergence"; gradients: arXiv 2506.09477. `old` [T]: the logprobs of the
-    policy that drew the samples.
+    k3 is GRPO's (arXiv 2402.03300, equation 4); k3 with the ratio is DeepSeek-V3.2's. k1 = d is refused: as a loss
+    its gradient is zero in expectation. Estimators: Schulman, "Approximating KL divergence"; gradients: arXiv
+    2506.09477. `old` [T]: the logprobs of the policy that drew the samples.
 
     >>> kl(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -9.0]), torch.tensor([1, 0]), kind="k2")
     tensor([0.1250, 0.0000])
@@ -266,28 +279,30 @@ def mismatch(
     mode: str = "bypass",
     high: float = 2.0,
     low: float = 0.0,
+    kind: str = "dapo",
 ) -> tuple[Tensor, Tensor | None]:
     """The sampler's probabilities are not quite the trainer's -> (old [T], weight [T] or None) for
     policy_loss().
 
-        bypass              old := rollout, the clip corrects; the trainer's `old` isn't needed (pass None)
+        bypass              old := rollout, the clip corrects; if OLD[kind] is the trainer: as none
         none                old as it is: to see the effect of the mismatch
         token_truncate      w_t = clip(exp(old_t - rollout_t), low, high)   TIS: fengyao.notion.site
         token_mask          w_t where low <= w_t <= high, else 0            IcePop: arXiv 2510.18855
         sequence_truncate   the two rules with w = exp(sum of the differences over the sequence)
         sequence_mask
 
-    rollout [T]: the logprobs that the sampler recorded. w has no gradient.
+    old [T]: the trainer's logprobs before any update; None where needs_old() says so. rollout [T]: the
+    logprobs that the sampler recorded. w has no gradient.
 
     >>> old, rollout = torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0])
     >>> mismatch(old, rollout, torch.ones(2), torch.tensor([0, 0]), "token_truncate")[1]
     tensor([1., 2.])
     """
-    if mode == "bypass":
+    if not needs_old(kind, mode):
         return rollout, None
     if old is None:
-        raise ValueError(f"mismatch mode {mode!r} needs the trainer's old logprobs; only bypass does without")
-    if mode == "none":
+        raise ValueError(f"{kind} with mismatch mode {mode!r} needs the trainer's old logprobs")
+    if mode in ("bypass", "none"):
         return old, None
     level, _, rule = mode.partition("_")
     if level not in ("token", "sequence") or rule not in ("truncate", "mask"):
@@ -301,22 +316,46 @@ def mismatch(
     return old, torch.where((weight < low) | (weight > high), 0.0, weight)
 
 
-# ---- statistics
-def ratio_stats(logp: Tensor, other: Tensor, mask: Tensor, prefix: str = "") -> dict[str, Tensor]:
-    """The distance of logp [T] from other [T]: sums over the unmasked tokens, and a maximum.
+def needs_old(kind: str, mode: str) -> bool:
+    """Whether the trainer must score the samples before its updates, for mismatch().
 
-    Of r = exp(logp - other), and of kl = r - 1 - log r, which is never negative. With prefix="mismatch_" for
-    the trainer's logp against the sampler's.
+    >>> needs_old("dapo", "bypass"), needs_old("dapo", "token_mask"), needs_old("gspo", "bypass")
+    (False, True, True)
+    """
+    check(kind)
+    return mode != "bypass" or OLD[kind] == "trainer"
+
+
+# ---- statistics
+def statistic(values: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
+    """The sum of the unmasked values [T], and the number of tokens that it is a sum of -> [2] float64.
+
+    A token counts as often as its sample was drawn: `copies` [T].
+    """
+    weight = torch.where(mask.bool(), copies, 0.0).double()  # [T]
+    kept = torch.where(mask.bool(), values.detach().double(), 0.0)  # [T]
+    return torch.stack([(kept * weight).sum(), weight.sum()])
+
+
+def ratio_stats(
+    logp: Tensor, other: Tensor, mask: Tensor, copies: Tensor | None = None, prefix: str = ""
+) -> dict[str, Tensor]:
+    """The distance of logp [T] from other [T], for summarize().
+
+    The means of r = exp(logp - other) and of kl = r - 1 - log r, which is never negative, and the largest r.
+    With prefix="mismatch_" for the trainer's logp against the sampler's.
     """
     mask = mask.bool()
+    copies = torch.ones_like(logp) if copies is None else copies
     d = torch.where(mask, logp.detach().double() - other.double(), 0.0)  # [T]
     ratio = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # [T]
     kept = torch.where(mask, ratio, 0.0)  # [T]
+    largest = kept.max() if len(kept) else d.sum()
     return {
-        "tokens": mask.sum().double(),
-        f"{prefix}kl": (ratio - 1 - d).sum(),
-        f"{prefix}ratio": kept.sum(),
-        f"{prefix}ratio_max": kept.max() if len(kept) else d.sum(),
+        f"{prefix}tokens": statistic(mask, mask, copies),
+        f"{prefix}kl": statistic(ratio - 1 - d, mask, copies),
+        f"{prefix}ratio": statistic(ratio, mask, copies),
+        f"{prefix}ratio_max": torch.stack([largest, largest]),
     }
 
 
@@ -325,22 +364,26 @@ def summarize(
     all_sum: Callable[[Tensor], Tensor] = lambda x: x,
     all_max: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> dict[str, float]:
-    """The statistics of a step from those of its microbatches.
+    """The statistics of a step from those of its microbatches, each [2]: a sum and the number of its tokens.
 
-    Each is a mean over all tokens of all ranks, but for maxima (`..._max`) and `tokens`, their number. Every
-    rank calls it with at least one part; all_sum and all_max are World's.
+    Each becomes a mean over its tokens on all ranks, but for maxima (`..._max`) and numbers (`...tokens`). A
+    statistic need not be in every part, but each rank has the same ones; all_sum and all_max are World's.
     """
-    keys = list(parts[0])
-    table = torch.stack(
-        [torch.stack([part[key].double() for key in keys]) for part in parts]
-    )  # [parts, keys]
-    sums = dict(zip(keys, all_sum(table.sum(0)).tolist()))
-    peaks = dict(zip(keys, all_max(table.amax(0)).tolist()))
-    tokens = max(sums["tokens"], 1.0)
+    keys = list(dict.fromkeys(key for part in parts for key in part))
+    if not keys:
+        return {}
+    nothing = torch.zeros_like(parts[0][keys[0]])
+    rows = [torch.stack([part.get(key, nothing) for key in keys]) for part in parts]  # [keys, 2] each
+    table = torch.stack(rows)  # [parts, keys, 2]
+    sums = all_sum(table.sum(0)).tolist()  # [keys][2]
+    peaks = all_max(table[..., 0].amax(0)).tolist()  # [keys]
     summary = {}
-    for key in keys:
-        summary[key] = peaks[key] if key.endswith("_max") else sums[key] / tokens
-    summary["tokens"] = sums["tokens"]
+    for key, (total, tokens), peak in zip(keys, sums, peaks):
+        summary[key] = total / max(tokens, 1.0)
+        if key.endswith("tokens"):
+            summary[key] = total
+        if key.endswith("_max"):
+            summary[key] = peak
     return summary
 
 

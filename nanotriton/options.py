@@ -9,6 +9,8 @@ command line is answered before torch is imported, and the code imports torch.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from nanotriton.config import ConfigError
+
 
 @dataclass
 class LossOptions:
@@ -18,12 +20,29 @@ class LossOptions:
     clip_low: Annotated[float | None, "> 0"] = None
     # dapo: 0.2 and 0.28 (clip-higher), grpo and dr_grpo: 0.2, cispo: 1 and 4, gspo: 3e-4 and 4e-4
     clip_high: Annotated[float | None, "> 0"] = None
+    # at a negative advantage the loss is at most this times it (PPO's dual clip); none: no such bound
+    dual_clip: Annotated[float | None, "> 1"] = None
     # sampler against trainer: the clip corrects, or importance weights do
     mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "bypass"
     )
-    # weight of the KL term to the model at the start (k3 with the live ratio)
-    kl: Annotated[float, ">= 0"] = 0.0
+    mismatch_low: Annotated[float, ">= 0"] = (
+        0.0  # the least importance weight, or the least that isn't masked
+    )
+    mismatch_high: Annotated[float, "> 0"] = 2.0  # the largest
+    kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start
+    # estimator of that term: GRPO's k3, k3 times the live ratio (DeepSeek-V3.2), or k2
+    kl_estimator: Literal["k2", "k3", "k3_ratio"] = "k3_ratio"
+    entropy_bonus: Annotated[float, ">= 0"] = 0.0  # weight of the entropy, which is then made larger
+
+    def validate(self, loss: str) -> None:
+        """ConfigError for options that don't go together."""
+        if self.mismatch_low > self.mismatch_high:
+            raise ConfigError(
+                f"--mismatch-low {self.mismatch_low}: over --mismatch-high {self.mismatch_high}"
+            )
+        if self.dual_clip is not None and loss == "cispo":
+            raise ConfigError("--dual-clip: not with --loss cispo, whose ratio is bounded anyway")
 
 
 @dataclass

@@ -18,12 +18,20 @@ from nanotriton.world import World
 
 
 @dataclass
+class Update:
+    """The outcome of one optimizer step."""
+
+    loss: float  # over all ranks
+    norm: float  # of the gradient of all ranks, before clipping
+    stats: list[dict[str, Tensor]]  # of each microbatch of this rank, for grpo.summarize()
+
+
+@dataclass
 class Step:
     """The outcome of one step, on this rank."""
 
     episodes: list[Episode]
-    stats: list[dict[str, Tensor]]  # of every microbatch of every optimizer step, for grpo.summarize()
-    norms: list[float]  # of the gradient of every optimizer step, before clipping
+    updates: list[Update]
     clock: Clock  # seconds by part of the step
 
 
@@ -34,16 +42,15 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
     """
     total = totals(done.episodes, run.world)
     samples = total["samples"]
-    policy = grpo.summarize(done.stats, run.world.all_sum, run.world.all_max)
-    policy["loss"] *= policy["tokens"] / len(done.norms)  # it has its normaliser already: the updates' mean
+    stats = [part for update in done.updates for part in update.stats]
+    policy = grpo.summarize(stats, run.world.all_sum, run.world.all_max)
     run.samples(e.row(step, "train") for e in done.episodes)
 
     shown = ["reward"]
     if total["scored"] < samples:  # our failure, or the task's: samples.jsonl says which
         shown.append("scored")
     shown += ["spread", "length"]
-    if policy["tokens"]:  # else no group had spread, and nothing was measured
-        shown += ["entropy", "kl", "clip_fraction", "norm"]
+    shown += ["entropy", "kl", "clip_fraction", "norm"] if policy["tokens"] else ["entropy"]
     run.step(
         "grpo",
         step,
@@ -57,8 +64,10 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
         truncated=total["truncated"] / samples,
         distinct=total["distinct"] / samples,
         scored=total["scored"] / samples,
+        pass_at_k=total["solved"] / max(total["groups"], 1),
         **policy,
-        norm=sum(done.norms) / len(done.norms),
+        loss=sum(update.loss for update in done.updates) / len(done.updates),
+        norm=sum(update.norm for update in done.updates) / len(done.updates),
         statuses={s: int(total[s]) for s in sorted(STATUSES) if total[s]},
     )
 
@@ -66,6 +75,8 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
 def totals(episodes: list[Episode], world: World) -> dict[str, float]:
     """Sums over the samples of all ranks: of rewards, lengths, and of how many are what."""
     statuses = Counter(e.verdict.status for e in episodes)
+    groups = {e.group for e in episodes if e.verdict.scored}
+    solved = {e.group for e in episodes if e.verdict.correct}
     sums = {
         "samples": len(episodes),
         "scored": sum(e.reward is not None for e in episodes),
@@ -74,6 +85,8 @@ def totals(episodes: list[Episode], world: World) -> dict[str, float]:
         "truncated": sum(e.finish_reason == "length" for e in episodes),
         "spread": sum(e.spread for e in episodes),
         "distinct": len({(id(e.task), *e.ids) for e in episodes}),
+        "groups": len(groups),
+        "solved": len(solved),
     }
     sums |= {status: statuses[status] for status in sorted(STATUSES)}
     values = world.all_sum(torch.tensor(list(sums.values()), dtype=torch.float64))
@@ -88,7 +101,7 @@ def summary(run: Run, cfg: Any) -> dict:
     out = {
         f"{name}_{when}": row[key]
         for when, row in zip(("before", "after"), tests)
-        for name, key in (("heldout", "success"), ("greedy", "greedy"))
+        for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
     }
     sft = run.folder / "sft" / "summary.json"
     return out | {

@@ -53,36 +53,6 @@ class Episode:
         }
 
 
-@dataclass
-class Row:
-    """Samples that are equal to the token and have one advantage: scored once, and counted `copies` times."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float]  # the sampler's, of ids
-    old: list[float]  # the trainer's before any update; the sampler's where those weren't asked for
-    advantage: float
-    copies: float
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.ids)
-
-
-EMPTY = Row([0], [0], [0.0], [0.0], advantage=0.0, copies=0.0)
-
-
-def merge(episodes: Sequence[Episode]) -> list[Row]:
-    """Equal episodes become one row."""
-    rows: dict[tuple, Row] = {}
-    for e in episodes:
-        key = (*e.prompt_ids, -1, *e.ids, e.advantage)
-        if key not in rows:
-            rows[key] = Row(e.prompt_ids, e.ids, e.logprobs, e.old or e.logprobs, e.advantage, copies=0.0)
-        rows[key].copies += 1
-    return list(rows.values())
-
-
 def prompts_of(tasks: Sequence[Task], tokenizer: Tokenizer, longest: int) -> list[list[int]]:
     """ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model."""
     prompts = [build_prompt(task, tokenizer) for task in tasks]

@@ -3,9 +3,12 @@
 import errno
 import fcntl
 import json
+import math
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -84,6 +87,7 @@ class Run(Log):
             raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
         settings = {k: v for k, v in config.flat(cfg).items() if k not in FREE}
         was = read_settings(path)
+        began = (was or {}).pop("began", None)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
             raise config.ConfigError(
                 f"--fresh: {folder} holds no run of this script, so it isn't deleted; "
@@ -96,9 +100,13 @@ class Run(Log):
         # without metrics nothing was done yet, and the user may have mended a mistake
         if path.exists() and (folder / "metrics.jsonl").exists():
             check_settings(folder, was, settings)
+        else:
+            began = None
+        began = world.gather(began or datetime.now().isoformat(timespec="seconds"))[0]
+        self.began = datetime.fromisoformat(began)  # when the run was started first
         world.barrier()
         if world.is_main:
-            path.write_text(json.dumps(settings, indent=2) + "\n")
+            path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
@@ -118,6 +126,20 @@ class Run(Log):
         except OSError as error:
             return f"--out {cfg.out}: cannot write in {folder}: {config.reason(error)}"
         return ""
+
+    def tokenizer(self, folder: str, template: str) -> Tokenizer:
+        """The tokenizer of a model. `template`: --template, variables for its chat template in JSON.
+
+        A template that prints the date is told the one on which the run began, so that a run that is stopped
+        and continued on another day has the same prompts.
+        """
+        tokenizer = Tokenizer(folder, self.began, config.json_object("--template", template))
+        if not tokenizer.has_chat_template and not tokenizer.reads_source:
+            self.say(
+                f"warning: {folder} has no chat template: prompts are the bare instruction, without roles; "
+                "an instruct model with its template answers better"
+            )
+        return tokenizer
 
     def finished(self) -> bool:
         """Whether this run ended before: its summary is there."""
@@ -302,6 +324,21 @@ def sync_weights(sampler: Sampler, model: Transformer, world: World) -> None:
         sampler.update_weights(distributed.full_params(model, world.dtype))
 
 
+def clustered_error(ranks: list[list[list[bool]]]) -> float:
+    """The standard error of held-out success, from [rank][task][sample] successes.
+
+    The samples of one task are alike, so it is the tasks that are independent: the standard deviation of
+    their means over the root of their number (Miller, arXiv 2411.00640, section 2.2).
+
+    >>> clustered_error([[[True, True], [False, False]], [[True, False]]])
+    0.288...
+    """
+    means = [sum(task) / len(task) for tasks in ranks for task in tasks if task]
+    if len(means) < 2:
+        return 0.0
+    return statistics.stdev(means) / math.sqrt(len(means))
+
+
 def heldout(
     run: Run,
     tasks: Sequence[Task],
@@ -342,5 +379,7 @@ def heldout(
         ).tolist()
         result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
         if key == "success":
+            shares = [[e.verdict.correct for e in group if e.verdict.scored] for group in groups]
+            result["success_se"] = clustered_error(run.world.gather(shares))
             result["statuses"] = statuses(groups)
     return result

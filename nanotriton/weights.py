@@ -103,7 +103,7 @@ def load_config(name: str | Path) -> ModelConfig:
 class Checkpoint:
     """The tensors of a folder's safetensors files, opened but not read.
 
-    shapes: name -> shape. `read(name, start, stop)` gives rows start to stop (default all), memory-mapped on the CPU.
+    shapes: name -> shape; dtype: that of the last one. `read(name, start, stop)` gives rows start to stop (default all), memory-mapped on the CPU.
     Raises ModelError for no weights, a file that the index names and isn't there, a truncated file, one tensor in
     two files, a dtype that is no float.
     """
@@ -123,6 +123,7 @@ class Checkpoint:
                 if view.get_dtype() not in FLOATS:
                     raise ModelError(f"{path}: {name} is {view.get_dtype()}; supported: {', '.join(FLOATS)}")
                 self.where[name], self.shapes[name] = file, tuple(view.get_shape())
+                self.dtype = FLOATS[view.get_dtype()]
 
     @staticmethod
     def _files(folder: Path) -> list[Path]:
@@ -168,6 +169,7 @@ def fill(model: Transformer, name: str | Path) -> None:
     folder = find_folder(name)
     checkpoint = Checkpoint(folder)
     params = dict(model.named_parameters())
+    model.config.dtype = model.config.dtype or checkpoint.dtype  # save_model() writes the same
     # a constant, in old folders
     names = {key for key in checkpoint.shapes if not key.endswith("rotary_emb.inv_freq")}
     if model.config.tie_word_embeddings and "lm_head.weight" in names:
@@ -235,9 +237,11 @@ def save_model(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json, generation_config.json, the weights (in `dtype`, default as held) and copies of the tokenizer's
-    files (given one by one, or as the folder that has them). More than `shard_bytes` of weights become several files
-    and an index.
+    """Write config.json, generation_config.json, the weights and copies of the tokenizer's files (given one by one, or
+    as the folder that has them). More than `shard_bytes` of weights become several files and an index.
+
+    The weights have `dtype`. By default that is the dtype of the folder that the model was read from, whatever it was
+    trained in, or as held if it was made here.
 
     Under FSDP every rank calls it: shards are gathered a file at a time, and rank 0 writes. Files get their names
     only when all are written, so that a kill before leaves the previous ones whole.
@@ -248,7 +252,7 @@ def save_model(
     tokenizer_files = [Path(path) for path in tokenizer_files]
     writer = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
     params = dict(model.named_parameters())
-    dtype = dtype or next(iter(params.values())).dtype
+    dtype = dtype or model.config.dtype or next(iter(params.values())).dtype
     plan = _plan_shards(params, dtype, shard_bytes)
     files = {
         "config.json": model.config.to_hf(dtype),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton.config import ConfigError
+from nanotriton.options import RewardOptions
 from nanotriton.verdict import Verdict
 from reward import execution
 
@@ -74,6 +75,22 @@ def reward(
     else:
         value = config.partial * execution.progress(verdict)
     return value + (overlong_penalty(tokens, config) if tokens is not None else 0.0)
+
+
+def reward_config(options: RewardOptions) -> RewardConfig:
+    """The options of reward(). The length penalty is not one of them: train_grpo.py has --truncated soft."""
+    return RewardConfig(partial=options.partial, speed=options.speed)
+
+
+def reward_function(options: RewardOptions) -> Callable[[Verdict, str, Any], float | None]:
+    """(verdict, completion, task) -> the reward, or None for a sample that leaves the batch."""
+    if not options.reward:
+        config = reward_config(options)
+        return lambda verdict, completion, task: reward(verdict, config)
+    try:
+        return load_reward(options.reward)
+    except ValueError as error:
+        raise ConfigError(f"--reward {error}") from None
 
 
 def load_reward(path: str | Path) -> Callable:

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 import train_grpo
+from nanotriton.report import Update
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World
+from reward.reward import reward_function
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
 
@@ -58,16 +60,16 @@ def run(monkeypatch, size: int, **options):
     cfg = train_grpo.Config(prompts=8, group=2, steps=5, **options)
     ranks, samples, updates = Ranks(size), [], {}
 
-    def update(episodes, trainer, clock):
-        updates.setdefault(trainer.world.rank, []).append([e.group for e in episodes])
-        return [], 0.0
+    def update(episodes, trainer, clock, first):
+        updates.setdefault(trainer.world.rank, []).append([e.group for e in episodes if e.spread])
+        return Update(0.0, 0.0, [])
 
     monkeypatch.setattr(train_grpo, "rollout", fake_rollout)
     monkeypatch.setattr(train_grpo, "update_policy", update)
     idle = SimpleNamespace(free=lambda: None, model=None, param_groups=[])
 
     def rank(r: int) -> None:
-        reward = train_grpo.reward_function(cfg)
+        reward = reward_function(cfg.paid)
         trainer = train_grpo.Trainer(cfg, ranks.world(r), TASKS, reward, None, None, None, idle, idle, None)
         for e in train_grpo.grpo_step(2, trainer).episodes:
             samples.append((e.group, e.task.name, tuple(e.ids), e.reward))

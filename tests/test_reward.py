@@ -15,7 +15,7 @@ from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.world import World
 from reward.execution import PROGRESS, is_triton, speed
-from reward.reward import RewardConfig, load_reward, overlong_penalty, reward
+from reward.reward import RewardConfig, load_reward, overlong_penalty, reward, reward_function
 
 
 def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():
@@ -88,7 +88,7 @@ def test_the_noise_of_the_clock_is_a_floor_of_the_std():
 
 def test_the_options_of_the_training_script(monkeypatch):
     cfg = config.parse(train_grpo.Config, ["--partial", "0.25", "--speed", "0.5"])
-    value = train_grpo.reward_function(cfg)
+    value = reward_function(cfg.paid)
     assert (
         value(Verdict("wrong_value"), "", None) == 0.25
         and value(Verdict("correct", speedup=4.0), "", None) == 1.5
@@ -125,7 +125,7 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
             return done
 
     class Tokens:
-        has_chat_template, eos_ids = False, {2}
+        has_chat_template, reads_source, eos_ids = False, True, {2}
         encode, decode = lambda self, text: [1], lambda self, ids: text
 
     executor = Executor()

@@ -19,7 +19,7 @@ from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.report import Step, report
+from nanotriton.report import Step, Update, report
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock
 from nanotriton.sampler import Request, Sampler
@@ -172,14 +172,14 @@ def test_rule_06_the_mismatch_of_sampler_and_trainer_is_measured():
     flat = [s for g in sampled(model, PROMPTS) for s in g]
     rollout = torch.tensor([x for s in flat for x in s.logprobs])
     logp = score(model, pack([(PROMPTS[s.request], s.ids) for s in flat]), 0.7, VALID)[0]
-    stats = grpo.summarize([grpo.ratio_stats(logp, rollout, ones(len(logp)), "mismatch_")])
-    assert stats["tokens"] == len(rollout)
+    stats = grpo.summarize([grpo.ratio_stats(logp, rollout, ones(len(logp)), prefix="mismatch_")])
+    assert stats["mismatch_tokens"] == len(rollout)
     assert (
         abs(stats["mismatch_ratio"] - 1) < 1e-5
         and abs(stats["mismatch_ratio_max"] - 1) < 1e-5
         and stats["mismatch_kl"] < 1e-9
     )
-    stats = grpo.summarize([grpo.ratio_stats(logp + 0.1, rollout, ones(len(logp)), "mismatch_")])
+    stats = grpo.summarize([grpo.ratio_stats(logp + 0.1, rollout, ones(len(logp)), prefix="mismatch_")])
     assert stats["mismatch_ratio"] == pytest.approx(math.exp(0.1), rel=1e-4)
 
 
@@ -344,14 +344,14 @@ def test_rule_15_on_policy_the_loss_is_zero_its_gradient_is_not_and_all_is_logge
     loss, stats = grpo.policy_loss(logp, logp.detach(), adv, ones(6), seq, 6)
     loss.backward()
     assert loss.item() == 0 and torch.allclose(logp.grad, -adv.double() / 6)
-    stats |= {"entropy": torch.tensor(6 * 0.7), "loss": loss.detach()}
+    stats |= {"entropy": torch.tensor([6 * 0.7, 6.0])}
     task = Task("t", "source")
     episodes = [
         Episode(task, [1], [2, 3], [-1.0, -1.0], "stop", reward=1.0, spread=True),
         Episode(task, [1], [2], [-1.0], "length", reward=0.0, spread=True),
     ]
     run = Recorder()
-    report(run, 1, train_grpo.Config(), Step(episodes, [stats], [0.5], Clock()))
+    report(run, 1, train_grpo.Config(), Step(episodes, [Update(loss.item(), 0.5, [stats])], Clock()))
     told = run.numbers
     assert (
         told["reward"] == 0.5
@@ -488,7 +488,7 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     monkeypatch.setattr(
         train_grpo, "rollout", lambda tasks, n, *_, **__: [[episode() for _ in range(n)] for _ in tasks]
     )
-    monkeypatch.setattr(train_grpo, "update_policy", lambda *_: ([], 0.0))
+    monkeypatch.setattr(train_grpo, "update_policy", lambda *_, **__: Update(0.0, 0.0, []))
     monkeypatch.setattr(train_grpo, "report", lambda *_: said.append("report"))
     monkeypatch.setattr(train_grpo, "summary", lambda *_: {})
     monkeypatch.setattr(train_grpo, "heldout", lambda *_, split, **__: said.append(f"measure {split}") or {})

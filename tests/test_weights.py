@@ -11,11 +11,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from nanotriton import weights
+from nanotriton import distributed, weights
 from nanotriton.attention import packed
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import fill, iter_tensors, load_config, load_model, save_model, shard_rows
+from nanotriton.world import World
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,6 +40,8 @@ CONFIGS = {
     "llama": ModelConfig(**SHAPE, rope_scaling=LLAMA3, rope_theta=500000.0),
     "tied": ModelConfig(**SHAPE, tie_word_embeddings=True, attention_bias=True),
     "qwen2": ModelConfig("qwen2", **SHAPE, attention_bias=True),
+    "mistral": ModelConfig("mistral", **SHAPE),
+    "smollm3": ModelConfig("smollm3", **SHAPE, no_rope_layers=(1, 0, 1)[: SHAPE["num_hidden_layers"]]),
     "qwen3": ModelConfig("qwen3", **SHAPE, head_dim=16, qk_norm=True, generation_config={"temperature": 0.6}),
 }
 
@@ -95,6 +98,23 @@ def test_bf16_is_saved_and_read_as_asked(tmp_path):
         assert torch.equal(a, b.bfloat16().float())
     half, _ = load_model(tmp_path, torch.bfloat16)
     assert all(p.dtype == torch.bfloat16 for p in half.parameters()) and half.compute_dtype == torch.bfloat16
+
+
+def test_an_export_has_the_dtype_of_the_folder_that_came_in(tmp_path):
+    """Whatever it was trained in: fp32 masters of a bf16 model are written in bf16, bf16 parameters of an fp32 one in fp32."""
+    for name, dtype in (("half", torch.bfloat16), ("single", torch.float32), ("sixteen", torch.float16)):
+        save_model(random_model(), tmp_path / name, dtype=dtype)
+        for optimizer in ("adamw", "adam8"):
+            model, _ = distributed.load(tmp_path / name, World(), optimizer)
+            save_model(model, tmp_path / "out")
+            assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {dtype}
+            assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == str(dtype)[6:]
+        raw = json.loads((tmp_path / name / "config.json").read_text())
+        raw.pop("torch_dtype")  # a config that doesn't say: the files do
+        (tmp_path / name / "config.json").write_text(json.dumps(raw))
+        model, _ = load_model(tmp_path / name)
+        assert model.config.dtype == dtype
+    assert random_model().config.dtype is None
 
 
 def test_a_smaller_save_leaves_no_stale_shard(tmp_path):
