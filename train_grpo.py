@@ -144,7 +144,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     """One iteration of GRPO: sample, judge, compare, learn, and hand the new weights to the sampler."""
     cfg, world = trainer.cfg, trainer.world
     clock = Clock(world.device)
-    # (group, task) pairs, the same on every rank; those of a rank are dealt out below
+    # (group, task) pairs, the same list on every rank
     queue = tasks_of(step, trainer.tasks, cfg.prompts, cfg.resample, cfg.seed)
     episodes: list[Episode] = []  # this rank's
     sampled = 0  # groups, over all ranks
@@ -185,8 +185,8 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
             clock("logprobs")
         plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
         for number, chosen in enumerate(plan):
-            before, all_updates = step * len(plan) + number, cfg.steps * len(plan)
-            rate = schedule.learning_rate(before, all_updates, cfg.lr, cfg.warmup)
+            done, of = step * len(plan) + number, cfg.steps * len(plan)
+            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup)
             distributed.set_lr(trainer.optimizer, rate)
             updates.append(update_policy(of_groups(scored, chosen), trainer, clock, first=number == 0))
 
@@ -270,8 +270,8 @@ def loss_of(
     )
     stats |= sample_stats(micro, logp, entropy, first)
 
-    # The other terms are means over all samples, those of groups without spread included, and have no importance
-    # weight. The entropy is a mean over tokens whatever the loss.
+    # The other terms have no importance weight, and all samples have them, whatever their spread. The entropy
+    # is a mean over tokens whatever the loss.
     if trainer.reference is not None:
         with torch.no_grad():
             reference, _ = score(trainer.reference, micro.packed, cfg.temperature, vocab)  # [N]
@@ -416,9 +416,8 @@ def make_trainer(cfg: Config, run: Run, tasks, test, reward_of) -> Trainer:
     copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard
     model, model_config = distributed.load(folder, world, cfg.optimizer, cfg.micro_tokens, copies=copies)
     named = [*(tasks if cfg.tasks else []), *(test if cfg.trace.heldout else [])]
-    prompts_of(
-        named, tokenizer, model_config.max_position_embeddings
-    )  # a prompt that is too long comes out now
+    # a prompt that is too long comes out now
+    prompts_of(named, tokenizer, model_config.max_position_embeddings)
     reference = distributed.load_reference(folder, world) if cfg.losses.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
     sampler = make_sampler(

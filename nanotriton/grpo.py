@@ -250,9 +250,9 @@ def kl(logp: Tensor, ref: Tensor, mask: Tensor, kind: str = "k3", old: Tensor | 
         k3  exp(-d) + d - 1    its value estimates KL(pi || ref), its gradient is that of KL(ref || pi)
         k3 with `old`          times exp(logp - old), the live ratio: the gradient of KL(pi || ref)
 
-    k3 is GRPO's (arXiv 2402.03300, equation 4); k3 with the ratio is DeepSeek-V3.2's. k1 = d is refused: as a loss
-    its gradient is zero in expectation. Estimators: Schulman, "Approximating KL divergence"; gradients: arXiv
-    2506.09477. `old` [T]: the logprobs of the policy that drew the samples.
+    k3 is GRPO's (arXiv 2402.03300, equation 4); k3 with the ratio is DeepSeek-V3.2's. k1 = d is refused: as a
+    loss its gradient is zero in expectation. Estimators: Schulman, "Approximating KL divergence"; gradients:
+    arXiv 2506.09477. `old` [T]: the logprobs of the policy that drew the samples.
 
     >>> kl(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -9.0]), torch.tensor([1, 0]), kind="k2")
     tensor([0.1250, 0.0000])

@@ -26,10 +26,9 @@ class LossOptions:
     mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "bypass"
     )
-    mismatch_low: Annotated[float, ">= 0"] = (
-        0.0  # the least importance weight, or the least that isn't masked
-    )
-    mismatch_high: Annotated[float, "> 0"] = 2.0  # the largest
+    # bounds of those weights: beyond them a weight is truncated, or its token or sequence is masked
+    mismatch_low: Annotated[float, ">= 0"] = 0.0
+    mismatch_high: Annotated[float, "> 0"] = 2.0  # the upper one
     kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start
     # estimator of that term: GRPO's k3, k3 times the live ratio (DeepSeek-V3.2), or k2
     kl_estimator: Literal["k2", "k3", "k3_ratio"] = "k3_ratio"
