@@ -1,4 +1,4 @@
-"""bench.executor_throughput: what it asks for is what it says, and its figures fit together; bench.recordability: every file has its fate."""
+"""bench.executor.throughput: what it asks for is what it says, and its figures fit together; bench.executor.recordability: every file has its fate."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.executor_throughput import LEVELS, Config, candidates, main, measure, started, tasks_of
+from bench.executor.throughput import LEVELS, Config, candidates, main, measure, started, tasks_of
 
 
 def test_sets_of_tasks():
@@ -51,7 +51,7 @@ def test_recordability_says_of_each_file_what_became_of_it(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "bench.recordability",
+        "bench.executor.recordability",
         "--data",
         tmp_path / "data",
         "--replay",

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from bench.compare import compare
-from bench.contamination import Golds, tokens
-from bench.metrics import bootstrap, fast_p, geometric_mean, pass_at_k, sign_test
-from bench.scores import Outcome, kind_of, score, tables, taxonomy
+from bench.channels.compare import compare
+from bench.channels.contamination import Golds, tokens
+from bench.channels.metrics import bootstrap, fast_p, geometric_mean, pass_at_k, sign_test
+from bench.channels.scores import Outcome, kind_of, score, tables, taxonomy
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 3), (6, 1, 2), (4, 0, 2), (4, 4, 1), (5, 3, 3)])

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from bench import soak, soak_watch
-from bench.soak_candidates import Candidate, attacks, mix
-from bench.timing import Renamed
-from bench.timing_kernels import cheating, kernels, sibling
+from bench.executor import soak, soak_watch
+from bench.executor.soak_candidates import Candidate, attacks, mix
+from bench.executor.timing import Renamed
+from bench.executor.timing_kernels import cheating, kernels, sibling
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
@@ -126,7 +126,7 @@ def test_usage_errors_exit_2(capsys):
 
 
 def test_the_clocks_candidates_are_right_on_a_cpu():
-    """Everything of bench.timing but the clock: kernels and cheats record, run and are judged; renamed ones are distinct."""
+    """Everything of bench.executor.timing but the clock: kernels and cheats record, run and are judged; renamed ones are distinct."""
     renamed = Renamed()
     with Executor("cpu", "replay", policy="none", time=True, workers=1) as executor:
         wanted = {k.name: k for k in kernels("cpu")} | cheating("cpu") | {"honest": sibling("cpu")}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import answers
-from bench import tritonbench as bench
+from bench.channels import answers
+from bench.channels import tritonbench as bench
 from nanotriton.config import ConfigError
 from nanotriton.executor.child.script import run_file
 from nanotriton.executor.script import ScriptExecutor

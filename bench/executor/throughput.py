@@ -1,7 +1,7 @@
 """How many distinct candidates a second does the executor judge on this machine, and where does the time go?
 
-    python -m bench.executor_throughput --out results/executor_cpu.json
-    python -m bench.executor_throughput --device cuda --n 1024 --fresh 8 --out results/executor_h100.json
+    python -m bench.executor.throughput --out results/executor_cpu.json
+    python -m bench.executor.throughput --device cuda --n 1024 --fresh 8 --out results/executor_h100.json
 
 Synthetic tasks with their own Triton solutions (all must come out `correct`), 16 of each task with their kernels renamed, so that each is
 recorded, compiled and judged: element-wise and reductions, tl.dot, and groups of eight equal kernels, as GRPO submits them; on a GPU then the first two with timing, in an executor that has compiled nothing yet; and beside
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from bench import environment
-from bench.journal import write_json
+from bench.channels.journal import write_json
 from nanotriton import config
 from nanotriton.executor import Executor
 from nanotriton.tasks.synthetic import generate
@@ -177,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
     load = round(os.getloadavg()[0], 2)
     results = {
-        "command": " ".join(["python -m bench.executor_throughput", *sys.argv[1:]]),
+        "command": " ".join(["python -m bench.executor.throughput", *sys.argv[1:]]),
         "environment": environment() | {"device": cfg.device},
         "load": load,
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from bench.helper import serve
+from bench.channels.helper import serve
 from nanotriton.plan.trees import mapped, tensors
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -70,7 +70,7 @@ def call_of_this_task(perf, inputs, kind, changed):
     return out if any(hasattr(t, "dtype") for t in parts) else tuple(tensors[i] for i in changed)
 '''
 TASK = """
-from bench.perf import Gold
+from bench.channels.perf import Gold
 import torch
 
 gold = Gold({text!r}, {number}, {kind}, {changed})

@@ -1,7 +1,7 @@
 """Does the executor's clock repeat, and can it be cheated?
 
-    python -m bench.timing --out results/timing_h100.json
-    python -m bench.timing --device cpu --runs 2         # a rehearsal: everything but the clock, at small sizes
+    python -m bench.executor.timing --out results/timing_h100.json
+    python -m bench.executor.timing --device cpu --runs 2         # a rehearsal: everything but the clock, at small sizes
 
 Repeats: each kernel of timing_kernels.py is judged and timed --runs times, every time under another name (so it is recorded, compiled and
 loaded anew), over several executors. Wanted: a coefficient of variation under 2% wherever it takes more than 20 us. Empty: a kernel
@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 import torch
 
 from bench import environment
-from bench.timing_kernels import Kernel, cheating, empty, kernels, sibling, tiny
+from bench.executor.timing_kernels import Kernel, cheating, empty, kernels, sibling, tiny
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         checks["repeats above 20 us"] = bool(loud) and all(r["cv"] < WANTED_CV for r in loud)
         checks["empty under 20 us"] = alone < LOUD and smallest.get("mean_us", LOUD) < LOUD
     results = {
-        "command": " ".join(["python -m bench.timing", *sys.argv[1:]]),
+        "command": " ".join(["python -m bench.executor.timing", *sys.argv[1:]]),
         "environment": environment() | {"device": cfg.device},
         "executors": cfg.executors,
         "empty_us": alone,

@@ -1,6 +1,6 @@
 """How fast the decode attention kernel reads the cache, beside a copy of memory; its error; what grouping saves. Needs a GPU.
 
-    python -m bench.decode --out results/decode.json
+    python -m bench.speed.decode --out results/decode.json
 
 A context of L tokens is a prompt of L / 2 and a tail of L / 2. Ungrouped, every row has a prompt of its own. Bytes are the
 keys and values that must be read at least once, queries and outputs; the fraction is of what a device-to-device copy moves.
@@ -119,7 +119,7 @@ def sweep(cfg: Config, copy: float) -> None:
 
 def main(cfg: Config) -> None:
     if not torch.cuda.is_available():
-        config.die("bench.decode needs a GPU")
+        config.die("bench.speed.decode needs a GPU")
     torch.manual_seed(0)
     copy = copy_bandwidth()
     print(f"copy {copy / 1e12:.2f} TB/s", flush=True)
@@ -133,7 +133,7 @@ def main(cfg: Config) -> None:
     if cfg.out:
         shape = {name: getattr(cfg, name) for name in ("heads", "kv_heads", "dim", "page")}
         report = environment() | {
-            "command": "python -m bench.decode",
+            "command": "python -m bench.speed.decode",
             "shape": shape,
             "copy_gb_s": round(copy / 1e9),
             "rows": rows,

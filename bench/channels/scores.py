@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.metrics import SPEEDS, bootstrap, fast_p, geometric_mean, mean, pass_at_k
+from bench.channels.metrics import SPEEDS, bootstrap, fast_p, geometric_mean, mean, pass_at_k
 from nanotriton.verdict import UNSCORED
 
 # "Compiled" in KernelBench's sense: the file loads. What a rule refuses never gets there.

@@ -1,11 +1,11 @@
 """Training at scale, with random weights: MFU of SFT, a GRPO step's time by part, an 8B on one GPU, one GPU against two.
 
-    torchrun --nproc-per-node 4 -m -- bench.training --what sft --shape 8b --out results/sft_8b.json
-    python -m bench.training --what sft --shape 0.6b
-    torchrun --nproc-per-node 4 -m -- bench.training --what grpo --shape 8b --samples 64 --tokens 1024
-    python -m bench.training --what one-gpu --shape 8b
-    python -m bench.training --what compare --shape 0.6b --replay /tmp/samples.json --out /tmp/one.json
-    torchrun --nproc-per-node 2 -m -- bench.training --what compare --shape 0.6b --replay /tmp/samples.json --against /tmp/one.json
+    torchrun --nproc-per-node 4 -m -- bench.speed.training --what sft --shape 8b --out results/sft_8b.json
+    python -m bench.speed.training --what sft --shape 0.6b
+    torchrun --nproc-per-node 4 -m -- bench.speed.training --what grpo --shape 8b --samples 64 --tokens 1024
+    python -m bench.speed.training --what one-gpu --shape 8b
+    python -m bench.speed.training --what compare --shape 0.6b --replay /tmp/samples.json --out /tmp/one.json
+    torchrun --nproc-per-node 2 -m -- bench.speed.training --what compare --shape 0.6b --replay /tmp/samples.json --against /tmp/one.json
 
 What is timed is train_sft.sft_step and train_grpo.grpo_step as they are. A model of random weights samples noise, so the executor
 gets given candidates instead: for each sample another synthetic task with its own solution (no two alike, no cache helps), every
@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 import train_grpo
 import train_sft
 from bench import environment
-from bench.sampling import QWEN3, SHAPES
+from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
@@ -433,7 +433,7 @@ def main(cfg: Config, world: World) -> dict[str, Any]:
     row = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
     head = {
         **environment(),
-        "command": "python -m bench.training " + shlex.join(sys.argv[1:]),
+        "command": "python -m bench.speed.training " + shlex.join(sys.argv[1:]),
         "what": cfg.what,
         "shape": cfg.shape,
     }

@@ -1,6 +1,6 @@
 """How much real code can be recorded, and does it replay to what a plain run gives?
 
-    python -m bench.recordability --data FOLDER [--replay cpu|cuda] [--out FILE.json] [--limit SECONDS]
+    python -m bench.executor.recordability --data FOLDER [--replay cpu|cuda] [--out FILE.json] [--limit SECONDS]
 
 FOLDER holds Python files that run their own tests and leave the answers in a variable named result... or test_results (TritonBench's format).
 Each file is recorded with its whole script in a process of its own, and, with --replay, replayed. The answers are compared with a
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import environment
-from bench.journal import write_json
+from bench.channels.journal import write_json
 from nanotriton.plan.plan import Plan, PlanError
 
 SEED = 0
@@ -378,7 +378,7 @@ def counted(facts: dict[str, dict]) -> dict[str, dict]:
 def write(args: argparse.Namespace, facts: dict[str, dict], measured_on: dict) -> None:
     """What is known so far, to --out: what is recorded and not replayed yet is listed."""
     if args.out:
-        command = f"python -m bench.recordability --data {args.data.name}" + (
+        command = f"python -m bench.executor.recordability --data {args.data.name}" + (
             f" --replay {args.replay}" if args.replay else ""
         )
         waiting = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from bench.helper import Helper, serve
+from bench.channels.helper import Helper, serve
 from nanotriton import log
 from nanotriton.executor.common.construct import seed_everything
 from nanotriton.executor.gpu.timing import Work
@@ -31,7 +31,7 @@ def times(
     path = folder / f"compiled.{'-'.join(card.split())}.jsonl"
     known = read(path)
     missing = [t for t in {t.key: t for t in tasks}.values() if t.key not in known]
-    with helper or Helper("bench.compiled", SECONDS) as asked:
+    with helper or Helper("bench.channels.compiled", SECONDS) as asked:
         for task in log.bar(missing, desc="torch.compile") if missing else ():
             line = {"task": task.key, "name": task.name, "torch": torch.__version__} | asked.ask(
                 {"source": task.source, "device": device}

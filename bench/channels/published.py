@@ -1,7 +1,7 @@
-"""Published predictions by call, by stdout ("paper") and by tensors: one line a prediction, from runs of bench.tritonbench.
+"""Published predictions by call, by stdout ("paper") and by tensors: one line a prediction, from runs of bench.channels.tritonbench.
 
-    python -m bench.tritonbench --data TritonBench --channel G --predictions G.jsonl --device cpu --out g.json      # and again to g2.json
-    python -m bench.published --runs g.json t.json --again g2.json t2.json --out results/tritonbench_published.json
+    python -m bench.channels.tritonbench --data TritonBench --channel G --predictions G.jsonl --device cpu --out g.json      # and again to g2.json
+    python -m bench.channels.published --runs g.json t.json --again g2.json t2.json --out results/tritonbench_published.json
 
 Writes OUT and, beside it, a Markdown table. Every disagreement between paper and tensors has its reason from the verdict; the remark of someone
 who looked at the candidate and the gold file (`checked` in OUT) is kept when the file is written again, as long as the verdict is the same.
@@ -21,7 +21,7 @@ LONGEST = 200  # characters of a reason
 
 @dataclass
 class Config:
-    runs: list[str] = field(default_factory=list)  # results of bench.tritonbench
+    runs: list[str] = field(default_factory=list)  # results of bench.channels.tritonbench
     again: list[str] = field(default_factory=list)  # results of the same commands, run once more
     out: str = "tritonbench_published.json"  # where to write
 
@@ -40,7 +40,9 @@ def load(path: str) -> dict:
     except (OSError, ValueError) as error:
         raise config.ConfigError(f"{path}: {error}") from None
     if results.get("benchmark") != "tritonbench" or not results.get("complete"):
-        raise config.ConfigError(f"{path}: the results of a finished bench.tritonbench run are expected")
+        raise config.ConfigError(
+            f"{path}: the results of a finished bench.channels.tritonbench run are expected"
+        )
     return results
 
 
@@ -119,7 +121,10 @@ def collect(cfg: Config) -> dict:
             d["checked"] = remark
     return {
         "command": " ".join(
-            ["python -m bench.published", *(Path(a).name if a.endswith(".json") else a for a in sys.argv[1:])]
+            [
+                "python -m bench.channels.published",
+                *(Path(a).name if a.endswith(".json") else a for a in sys.argv[1:]),
+            ]
         ),
         "environment": environment,
         "sets": sets,

@@ -1,6 +1,6 @@
 """Does a text contain a gold solution? By n-grams of normalised Python tokens.
 
-    python -m bench.contamination --gold FOLDER_OR_FILE.py --data FILE.jsonl [--out hits.json]
+    python -m bench.channels.contamination --gold FOLDER_OR_FILE.py --data FILE.jsonl [--out hits.json]
 
 Comments, docstrings and layout are dropped, and every name that the code itself binds becomes one symbol, so that renaming hides nothing. A
 gold solution is contained to the share of its n-grams that the text has too; n-grams that several gold solutions share (boilerplate) do not
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from bench.sources import read_jsonl
+from bench.channels.sources import read_jsonl
 from nanotriton import config, log
 from nanotriton.rules.extract import parse, python_blocks
 from nanotriton.tasks.tritonbench import SEPARATOR

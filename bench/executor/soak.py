@@ -1,7 +1,7 @@
 """A soak: honest candidates among hostile ones, while the executor's own processes are killed. Does everyone get their own verdict?
 
-    python -m bench.soak --device cpu --candidates 300 --kill --out results/soak_cpu.json
-    python -m bench.soak --device cuda --candidates 2000 --kill --out results/soak_h100.json
+    python -m bench.executor.soak --device cpu --candidates 300 --kill --out results/soak_cpu.json
+    python -m bench.executor.soak --device cuda --candidates 2000 --kill --out results/soak_h100.json
 
 Half of the candidates are synthetic tasks' own solutions or the same with another value stored; the rest is what soak_candidates.py makes of
 them: 5% of each kind of attack, 1% of kernels that never end. No rules are applied by default: they would refuse most attacks before these run.
@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from bench import environment, soak_watch
-from bench.soak_candidates import Candidate, mix
+from bench import environment
+from bench.executor import soak_watch
+from bench.executor.soak_candidates import Candidate, mix
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.sandbox import sandbox
@@ -148,7 +149,7 @@ def run(cfg: Config) -> dict:
     longest, kept = too_long(cfg, watcher, verdicts)
     checks = {"right verdicts": not wrong, "limits kept": kept, "nothing left": not any(left.values())}
     return {
-        "command": " ".join(["python -m bench.soak", *sys.argv[1:]]),
+        "command": " ".join(["python -m bench.executor.soak", *sys.argv[1:]]),
         "environment": environment() | {"device": cfg.device, "load": round(os.getloadavg()[0], 1)},
         "settings": {
             "policy": cfg.policy,

@@ -1,7 +1,7 @@
-"""How many given candidates a second does bench.kernelbench evaluate, from its command line to its table, and how much of that is the executor?
+"""How many given candidates a second does bench.channels.kernelbench evaluate, from its command line to its table, and how much of that is the executor?
 
-    python -m bench.eval_throughput --device cuda --out results/eval_throughput.json                # 1,000 made up here
-    python -m bench.eval_throughput --device cuda --data CLONE --levels 1 2 --samples samples.jsonl --out results/FILE.json
+    python -m bench.channels.eval_throughput --device cuda --out results/eval_throughput.json                # 1,000 made up here
+    python -m bench.channels.eval_throughput --device cuda --data CLONE --levels 1 2 --samples samples.jsonl --out results/FILE.json
 
 Without --samples: 100 synthetic problems of full size, ten distinct candidates each, of which seven are right (variants of the problem's solution), one
 is the solution of another problem, one is torch and one is no Python. One run, strict, timed on a GPU, in a process of its own; what is
@@ -22,16 +22,16 @@ from typing import Annotated, Literal
 import torch
 
 from bench import environment
-from bench.journal import write_json
+from bench.channels.journal import write_json
 from nanotriton import config
 from nanotriton.tasks.synthetic import generate
 
 
 @dataclass
 class Config:
-    data: str = ""  # problems, as for bench.kernelbench; empty: synthetic ones
+    data: str = ""  # problems, as for bench.channels.kernelbench; empty: synthetic ones
     levels: list[int] = field(default_factory=lambda: [1])  # which levels
-    samples: str = ""  # candidates, as for bench.kernelbench
+    samples: str = ""  # candidates, as for bench.channels.kernelbench
     n: Annotated[int, ">= 10"] = 1000  # synthetic candidates
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # where candidates run
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
@@ -75,7 +75,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "bench.kernelbench",
+            "bench.channels.kernelbench",
             "--data",
             str(data),
             "--levels",
@@ -104,7 +104,7 @@ def main() -> None:
         stages.update(verdict["cost"])
     judging = results["seconds_of"]["judging"]
     found = {
-        "command": " ".join(["python -m bench.eval_throughput", *sys.argv[1:]]),
+        "command": " ".join(["python -m bench.channels.eval_throughput", *sys.argv[1:]]),
         "environment": environment() | {"load": os.getloadavg()[0]},
         "exit_status": code,
         "candidates": len(verdicts),

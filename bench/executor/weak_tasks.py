@@ -1,7 +1,7 @@
 """Do a folder of tasks tell right from wrong? What KernelBench's check lets pass, and what ours does.
 
-    python -m bench.weak_tasks --tasks KernelBench/level1 KernelBench/level2 --device cuda --out results/weak_tasks.json
-    python -m bench.weak_tasks --tasks KernelBench/level1 --shrink 32 256 2048 0 --seconds 15    # on a CPU: as large as is quick enough
+    python -m bench.executor.weak_tasks --tasks KernelBench/level1 KernelBench/level2 --device cuda --out results/weak_tasks.json
+    python -m bench.executor.weak_tasks --tasks KernelBench/level1 --shrink 32 256 2048 0 --seconds 15    # on a CPU: as large as is quick enough
 
 For each task: is it found weak, or no question, by the self-tests alone (they know no names)? Does the reference pass against itself on
 every trial? Which answers that compute nothing (zeros, ones, their mean, an input), or only half of it (the reference on the first half of
@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 import torch
 
 from bench import environment
-from bench.journal import write_json
+from bench.channels.journal import write_json
 from nanotriton import config, log
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.compare import kernelbench_allclose

@@ -1,6 +1,6 @@
 """Two runs of one benchmark, problem by problem: which is better, and could that be chance?
 
-    python -m bench.compare A.json B.json [--policy P] [--out compare.json]
+    python -m bench.channels.compare A.json B.json [--policy P] [--out compare.json]
 
 A problem's score is the share of its samples that are correct; problems that both runs have judged are compared. The sign test counts the
 problems that one run solves more often than the other; the interval of the mean difference is a bootstrap over problems.
@@ -10,11 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from bench.metrics import bootstrap, geometric_mean, mean, sign_test
-from bench.report import load, table
+from bench.channels.metrics import bootstrap, geometric_mean, mean, sign_test
+from bench.channels.report import load, table
 from nanotriton.config import die
 
-USAGE = "usage: python -m bench.compare A.json B.json [--policy P] [--out FILE.json]"
+USAGE = "usage: python -m bench.channels.compare A.json B.json [--policy P] [--out FILE.json]"
 
 
 def rates(results: dict, policy: str) -> dict[str, list[dict]]:

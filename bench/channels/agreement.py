@@ -1,7 +1,7 @@
 """Do the executor's times agree with a plain triton.testing.do_bench of the same module?
 
-    python -m bench.kernelbench --data CLONE --levels 1 2 --samples runs/NAME --policy strict --device cuda --out run.json
-    python -m bench.agreement run.json [--out agreement.json]
+    python -m bench.channels.kernelbench --data CLONE --levels 1 2 --samples runs/NAME --policy strict --device cuda --out run.json
+    python -m bench.channels.agreement run.json [--out agreement.json]
 
 For each candidate of the run that is correct and timed, one fresh process builds the candidate and the problem's own module, draws the problem's
 inputs, and times both with do_bench (median; torch's default precision, no gradients). Exit status 1 if a speed-up differs by over 5%.
@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 
 from bench import environment
-from bench.helper import Helper, serve
-from bench.journal import all_paths, write_json
-from bench.report import load, table
+from bench.channels.helper import Helper, serve
+from bench.channels.journal import all_paths, write_json
+from bench.channels.report import load, table
 from nanotriton import log
 from nanotriton.config import die
 from nanotriton.executor.common.construct import seed_everything
@@ -69,7 +69,7 @@ def pairs(results: dict, path: Path) -> list[tuple[str, int, str, dict]]:
 def main(path: str, out: str) -> int:
     results = load(path)
     if results["benchmark"] != "kernelbench":
-        die(f"{path}: a run of bench.kernelbench is expected")
+        die(f"{path}: a run of bench.channels.kernelbench is expected")
     try:
         problems = {
             p.name: p.task
@@ -81,7 +81,7 @@ def main(path: str, out: str) -> int:
     if not timed:
         die(f"{path}: no candidate in it is correct and timed, or its journal is gone")
     for name, sample, source, verdict in log.bar(timed, desc="do_bench"):
-        with Helper("bench.agreement", SECONDS, "serve") as helper:  # a fresh process for each
+        with Helper("bench.channels.agreement", SECONDS, "serve") as helper:  # a fresh process for each
             plain = helper.ask({"candidate": source, "reference": problems[name].source})
         row = {
             "problem": name,
@@ -126,7 +126,7 @@ def main(path: str, out: str) -> int:
         write_json(
             Path(out),
             {
-                "command": " ".join(["python -m bench.agreement", *sys.argv[1:]]),
+                "command": " ".join(["python -m bench.channels.agreement", *sys.argv[1:]]),
                 "environment": environment(),
                 "limit": LIMIT,
                 "agree": agree,
@@ -145,4 +145,4 @@ if __name__ == "__main__":
         case [path, "--out", out] if not path.startswith("-"):
             sys.exit(main(path, out))
         case _:
-            die("usage: python -m bench.agreement RUN.json [--out FILE.json]")
+            die("usage: python -m bench.channels.agreement RUN.json [--out FILE.json]")

@@ -1,6 +1,6 @@
 """Bandwidth of our RMSNorm, RoPE and SwiGLU at 8B shapes, forward and backward, beside torch eager and torch.compile.
 
-    python -m bench.layers --out results/layers.json
+    python -m bench.speed.layers --out results/layers.json
 
 All of these move bytes and little else, so each is reported as a share of what a plain copy reaches on the same card.
 Bytes are what the operation must move: inputs read once, outputs written once, nothing for recomputation or partial
@@ -170,7 +170,7 @@ def copy_bandwidth() -> float:
 
 def main(cfg: Config) -> None:
     if not torch.cuda.is_available():
-        config.die("bench.layers measures a GPU, and torch sees none")
+        config.die("bench.speed.layers measures a GPU, and torch sees none")
     functorch.donated_buffer = False  # a compiled backward is run many times from one forward
     copy = copy_bandwidth()
     results, shares = [], {}
@@ -200,7 +200,7 @@ def main(cfg: Config) -> None:
     slowest = min((share, key) for key, share in shares.items() if key[-1] == "ours")
     print(f"slowest of ours: {slowest[0]:.1%} of copy, {' '.join(map(str, slowest[1][:3]))}")
     report = {
-        "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench.speed.layers", *sys.argv[1:]]),
         **environment(),
         "dtype": "bfloat16",
         "copy_tb_s": round(copy / 1e12, 3),

@@ -1,6 +1,6 @@
 """The fused logprob head: time beside its matrix products, memory, and error against float64.
 
-    python -m bench.logprob --out results/logprob.json
+    python -m bench.speed.logprob --out results/logprob.json
 
 It is one matrix product forward and three backward (logits once more, the gradients of hidden states and weight). They
 are timed whole, [T, V] logits in memory, as the least that this work can take: fp32 logits, bf16 gradient of the logits,
@@ -156,7 +156,7 @@ def main(cfg: Config) -> None:
     result |= errors(hidden, weight, targets, cfg.checked)
     row = {
         **environment(),
-        "command": "python -m bench.logprob " + shlex.join(sys.argv[1:]),
+        "command": "python -m bench.speed.logprob " + shlex.join(sys.argv[1:]),
         "tokens": tokens,
         "vocab": vocab,
         "width": width,

@@ -1,12 +1,12 @@
 """The evidence for the laptop run: three seeds, each beside a control and beside the same time spent on more SFT.
 
-    python -m bench.laptop main --seed 0                # SFT, then GRPO: what `torchrun train_grpo.py` does
-    python -m bench.laptop control --seed 0             # the same, with rewards shuffled within the batch
-    python -m bench.laptop sft --seed 0                 # `factor` times the SFT steps and no GRPO, on the same test tasks
-    python -m bench.laptop table --out results/laptop.json
+    python -m bench.speed.laptop main --seed 0                # SFT, then GRPO: what `torchrun train_grpo.py` does
+    python -m bench.speed.laptop control --seed 0             # the same, with rewards shuffled within the batch
+    python -m bench.speed.laptop sft --seed 0                 # `factor` times the SFT steps and no GRPO, on the same test tasks
+    python -m bench.speed.laptop table --out results/laptop.json
 
 Runs live in out/bench-ARM-SEED and continue when started again. No arm reads another's folder, so all may run at once, each
-on cores of its own: `taskset -c 0,1 python -m bench.laptop main --seed 0`. The control trains its own SFT model, which one
+on cores of its own: `taskset -c 0,1 python -m bench.speed.laptop main --seed 0`. The control trains its own SFT model, which one
 seed makes the same.
 """
 
@@ -146,7 +146,7 @@ def table(cfg: Config) -> None:
             {
                 **environment(),
                 "machine": cfg.machine,
-                "command": "python -m bench.laptop main|control|sft --seed S",
+                "command": "python -m bench.speed.laptop main|control|sft --seed S",
                 "runs": rows,
             },
             indent=2,

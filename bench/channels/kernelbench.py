@@ -1,15 +1,15 @@
 """KernelBench, judged by our executor: pass@k, fast_p and why the rest failed, beside the published tables.
 
-    python -m bench.kernelbench --data KernelBench --levels 1 2 3 --model FOLDER --n 10 --out results.json       # our sampler
-    torchrun --nproc-per-node 8 -m -- bench.kernelbench --data hub --levels 1 2 3 --model FOLDER --n 10 --device cuda --out results.json
-    python -m bench.kernelbench --data KernelBench --levels 1 --endpoint http://localhost:8000/v1 --out results.json
-    python -m bench.kernelbench --data KernelBench --levels 1 2 --samples runs/NAME --out results.json           # files
+    python -m bench.channels.kernelbench --data KernelBench --levels 1 2 3 --model FOLDER --n 10 --out results.json       # our sampler
+    torchrun --nproc-per-node 8 -m -- bench.channels.kernelbench --data hub --levels 1 2 3 --model FOLDER --n 10 --device cuda --out results.json
+    python -m bench.channels.kernelbench --data KernelBench --levels 1 --endpoint http://localhost:8000/v1 --out results.json
+    python -m bench.channels.kernelbench --data KernelBench --levels 1 2 --samples runs/NAME --out results.json           # files
 
 `--samples` takes a KernelBench `runs/` folder, a folder laid out as the problems are, or JSONL: a samples.jsonl of train_grpo.py, a journal
 of this script, or rows of {level, problem_id, sample_id, completion or candidate}. Under policy none a candidate that defines `Model` and
 no `ModelNew` is taken as it is, so that the problems themselves can be given as candidates. Behind torchrun's `--` its options end.
 
-Speed-ups are against the problem's own module, eager; with `--compile-baseline` also against torch.compile, timed here (bench/compiled.py).
+Speed-ups are against the problem's own module, eager; with `--compile-baseline` also against torch.compile, timed here (bench/channels/compiled.py).
 
 The run writes OUT.json, OUT.md and two plots as it goes, and OUT.journal.jsonl, with which the same command continues after a kill.
 Exit status: 0 finished, 1 some candidates could not be had or not be judged (run it again), 2 a mistake of the user's.
@@ -24,9 +24,9 @@ from typing import Annotated, Literal
 
 import torch
 
-from bench import compiled, sources
-from bench.run import FREE, REFRESH, Run, check
-from bench.scores import NOT_COMPILED, Outcome, tables
+from bench.channels import compiled, sources
+from bench.channels.run import FREE, REFRESH, Run, check
+from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rollout import seed_of

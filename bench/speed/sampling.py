@@ -1,9 +1,9 @@
 """Sampling speed with random weights and no early stop, beside transformers, in one process. Needs a GPU, but for `laptop`.
 
-    python -m bench.sampling --shapes 0.6b 8b --loads grouped mixed --out results/sampling.json
-    python -m bench.sampling --shapes 0.6b --loads small --engines ours generate continuous
-    python -m bench.sampling --shapes 0.6b --loads grouped --profile      # what a decode step's time goes to
-    OMP_NUM_THREADS=1 python -m bench.sampling --shapes laptop --out results/sampling_cpu.json      # one core, fp32
+    python -m bench.speed.sampling --shapes 0.6b 8b --loads grouped mixed --out results/sampling.json
+    python -m bench.speed.sampling --shapes 0.6b --loads small --engines ours generate continuous
+    python -m bench.speed.sampling --shapes 0.6b --loads grouped --profile      # what a decode step's time goes to
+    OMP_NUM_THREADS=1 python -m bench.speed.sampling --shapes laptop --out results/sampling_cpu.json      # one core, fp32
 
 The limit is what must be read: all weights at every step, each sample's own keys and values, and each prompt's once for its
 group, at the bandwidth of a copy. `limit_ungrouped` counts the prompt for every sample, as other engines read it.
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from bench import environment
-from bench.decode import copy_bandwidth
+from bench.speed.decode import copy_bandwidth
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.sampler import Request, Sampler
@@ -272,7 +272,10 @@ def main(cfg: Config) -> None:
     if cfg.shapes == ["laptop"]:
         report = (
             environment()
-            | {"command": "python -m bench.sampling --shapes laptop", "threads": torch.get_num_threads()}
+            | {
+                "command": "python -m bench.speed.sampling --shapes laptop",
+                "threads": torch.get_num_threads(),
+            }
             | laptop(cfg.repeats)
         )
         print(report)
@@ -280,7 +283,7 @@ def main(cfg: Config) -> None:
             Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
         return
     if not torch.cuda.is_available():
-        config.die("bench.sampling needs a GPU for every shape but laptop, which goes alone")
+        config.die("bench.speed.sampling needs a GPU for every shape but laptop, which goes alone")
     bandwidth, rows = copy_bandwidth(), []
     for shape in cfg.shapes:
         model = make_model(shape)
@@ -309,7 +312,7 @@ def main(cfg: Config) -> None:
         del model
     if cfg.out:
         report = environment() | {
-            "command": "python -m bench.sampling " + shlex.join(sys.argv[1:]),
+            "command": "python -m bench.speed.sampling " + shlex.join(sys.argv[1:]),
             "copy_gb_s": round(bandwidth / 1e9),
             "rows": rows,
         }

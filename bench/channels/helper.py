@@ -1,6 +1,6 @@
 """A process of our own for what must not happen in this one (it takes the GPU, it may crash or hang): requests and answers, a line of JSON each.
 
-with Helper("bench.compiled", seconds=300) as helper:
+with Helper("bench.channels.compiled", seconds=300) as helper:
     helper.ask({"source": ...})     # the answer of the module's `answer(request)`, or {"error": "one line"}
 """
 
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Helper:

@@ -1,6 +1,6 @@
 """How far the sampler's recorded logprobs are from the trainer's on a real model, and what each correction leaves of it.
 
-    python -m bench.mismatch --model SmolLM2-135M-Instruct --dtype bf16 --out results/mismatch.json
+    python -m bench.speed.mismatch --model SmolLM2-135M-Instruct --dtype bf16 --out results/mismatch.json
 
 Tokens are drawn by the sampler (one token at a time, paged cache) and scored by the trainer (packed, fused head) with the
 same weights, so that in exact arithmetic nothing would be left. The true importance weight of a token is
@@ -68,7 +68,7 @@ def main(cfg: Config) -> None:
     trainer, rollout, owner = (torch.cat(x) for x in (trainer, rollout, owner))
     gap = trainer - rollout
     report = environment() | {
-        "command": f"python -m bench.mismatch --model {Path(cfg.model).name} --dtype {cfg.dtype} --prompts {cfg.prompts} --n {cfg.n} "
+        "command": f"python -m bench.speed.mismatch --model {Path(cfg.model).name} --dtype {cfg.dtype} --prompts {cfg.prompts} --n {cfg.n} "
         f"--max-tokens {cfg.max_tokens} --high {cfg.high} --low {cfg.low}",
         "tokens": len(gap),
         "mean_gap": gap.abs().mean().item(),

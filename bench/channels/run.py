@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from bench import environment, report, sources
-from bench.journal import Journal, write_json
+from bench import environment
+from bench.channels import report, sources
+from bench.channels.journal import Journal, write_json
 from nanotriton.config import ConfigError
 from nanotriton.verdict import Verdict
 from nanotriton.world import World

@@ -1,9 +1,9 @@
 """TritonBench, channels G and T, two ways side by side: as the paper scores it, and by the tensors that its tests return.
 
-    python -m bench.tritonbench --data TritonBench --channel G --model FOLDER --n 10 --out results.json
-    python -m bench.tritonbench --data TritonBench --channel T --endpoint http://localhost:8000/v1 --out results.json
-    python -m bench.tritonbench --data TritonBench --channel G --predictions FILE.jsonl --out results.json
-    python -m bench.tritonbench --data TritonBench --channel G --gold --out results.json       # the benchmark's own implementations
+    python -m bench.channels.tritonbench --data TritonBench --channel G --model FOLDER --n 10 --out results.json
+    python -m bench.channels.tritonbench --data TritonBench --channel T --endpoint http://localhost:8000/v1 --out results.json
+    python -m bench.channels.tritonbench --data TritonBench --channel G --predictions FILE.jsonl --out results.json
+    python -m bench.channels.tritonbench --data TritonBench --channel G --gold --out results.json       # the benchmark's own implementations
 
 `paper`: call, the candidate with the test behind it runs to its end; and stdout, what it prints is what the gold file prints. `tensors`: the
 test runs in the candidate's and in the gold's namespace, with the same seed, in separate sandboxed processes, and the structures that it
@@ -11,7 +11,7 @@ returns are compared. Tests that can't tell (no float tensor, only shapes, zeros
 recorded and replayed (nanotriton/executor/judge/script.py); what can't be is `unsupported`.
 
 On a GPU correct candidates are timed on inputs of the benchmark's own performance scripts, against the gold kernel (G) or the torch code (T),
-timed beside them (bench/perf.py). What is not recordable is not timed: no clock here is within reach of a candidate.
+timed beside them (bench/channels/perf.py). What is not recordable is not timed: no clock here is within reach of a candidate.
 
 The run writes OUT.json, OUT.md and two plots as it goes, and OUT.journal.jsonl, with which the same command continues after a kill.
 Exit status: 0 finished, 1 some candidates could not be had or not be judged (run it again), 2 a mistake of the user's.
@@ -27,11 +27,11 @@ from typing import Annotated, Literal
 
 import torch
 
-from bench import answers, perf, sources
-from bench.contamination import FLAG, Golds
-from bench.helper import Helper
-from bench.run import FREE, Run, check
-from bench.scores import Outcome, tables
+from bench.channels import answers, perf, sources
+from bench.channels.contamination import FLAG, Golds
+from bench.channels.helper import Helper
+from bench.channels.run import FREE, Run, check
+from bench.channels.scores import Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.judge.script import answer_path
@@ -237,7 +237,7 @@ class TritonBench(Run):
             if (path := self.scripts / f"{p.name}_perf.py").is_file()
         }
         facts: dict[str, dict] = {}
-        with Helper("bench.perf", SECONDS) as helper:
+        with Helper("bench.channels.perf", SECONDS) as helper:
             for p in log.bar({p.name: p for p, _ in todo}.values(), desc="performance scripts"):
                 request = {"code": p.code, "wanted": self.cfg.speed_inputs, "device": self.world.local_rank}
                 facts[p.name] = (

@@ -1,6 +1,6 @@
 """Results as a Markdown table, with the published rows beside ours, and two plots.
 
-    python -m bench.report results.json [more.json ...]      # writes results.md, results.status.png and results.speedup.png beside each
+    python -m bench.channels.report results.json [more.json ...]      # writes results.md, results.status.png and results.speedup.png beside each
 
 The benchmarks call `write` as they go. Published figures are AutoTriton's (arXiv 2507.05687), one sample a problem, measured with the
 benchmarks' own checks; ours are stricter, so the column to put beside them is the one with the benchmark's tolerance.
@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from bench.scores import kind_of
+from bench.channels.scores import kind_of
 from nanotriton.config import die
 
 PUBLISHED = {
@@ -324,13 +324,13 @@ def load(path: str) -> dict:
     except ValueError:
         die(f"{path}: not JSON")
     if not isinstance(results, dict) or results.get("benchmark") not in PUBLISHED or "samples" not in results:
-        die(f"{path}: not a results file of bench.kernelbench or bench.tritonbench")
+        die(f"{path}: not a results file of bench.channels.kernelbench or bench.channels.tritonbench")
     return results
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-        die("usage: python -m bench.report RESULTS.json [RESULTS.json ...]")
+        die("usage: python -m bench.channels.report RESULTS.json [RESULTS.json ...]")
     for name in sys.argv[1:]:
         found = load(name)
         write(found, Path(name))

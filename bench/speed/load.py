@@ -1,6 +1,6 @@
 """Time and host memory of loading an 8B-shaped folder onto a GPU.
 
-    python -m bench.load --folder /tmp/random-8b --out results/load.json
+    python -m bench.speed.load --folder /tmp/random-8b --out results/load.json
 
 Writes a random Qwen3-8B-shaped folder (16.4 GB, bf16) unless it is there, drops it from the page cache, reads it raw to
 see what the disk gives, drops it again and loads it (cold), then loads it once more (warm). A loading runs in a process
@@ -131,7 +131,7 @@ def main(cfg: Config) -> None:
         command = [
             sys.executable,
             "-m",
-            "bench.load",
+            "bench.speed.load",
             "--only_load",
             *(f"--{k}={getattr(cfg, k)}" for k in ("folder", "device", "dtype")),
         ]
@@ -148,7 +148,7 @@ def main(cfg: Config) -> None:
     if runs["cold"]["checksum"] != runs["warm"]["checksum"]:
         raise SystemExit("the two loadings differ")
     report = {
-        "command": shlex.join(["python", "-m", "bench.load", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench.speed.load", *sys.argv[1:]]),
         **environment(),
         "device": cfg.device,
         "dtype": cfg.dtype,

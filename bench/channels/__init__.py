@@ -1,0 +1,1 @@
+"""KernelBench and TritonBench, and what serves them."""

@@ -1,0 +1,1 @@
+"""Speed, memory and numbers of the model, the sampler and training."""
