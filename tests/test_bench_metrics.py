@@ -108,9 +108,9 @@ def test_scores_without_a_clock_claim_no_speed():
 
 
 def test_tables_leave_weak_problems_out_and_say_why_others_failed():
-    found = tables(
-        lambda policy: outcomes(), ["strict"], lambda name: f"level {name[0]}", {"1/2": "zeros pass"}, [1]
-    )["strict"]
+    found = tables({"strict": outcomes()}, lambda name: f"level {name[0]}", {"1/2": "zeros pass"}, [1])[
+        "strict"
+    ]
     assert list(found) == ["level 1", "level 2", "all"]
     assert found["level 1"]["all"]["problems"] == 2 and found["level 1"]["fair"]["problems"] == 1
     failures = taxonomy(outcomes())

@@ -272,7 +272,7 @@ def test_an_executor_of_scripts_says_what_fails(executors):
 
 def verdict(got, want) -> str:
     try:
-        answers.compare(got, want)
+        answers.check_answer(got, want)
     except Fault as fault:
         return fault.status
     return "correct"

@@ -2,22 +2,33 @@
 
     python -m bench.channels.compare A.json B.json [--policy P] [--out compare.json]
 
-A problem's score is the share of its samples that are correct; problems that both runs have judged are compared. The sign test counts the
-problems that one run solves more often than the other; the interval of the mean difference is a bootstrap over problems.
+A problem's score is the share of its samples that are correct. Problems that both runs have judged are
+compared. The sign test counts the problems that one run solves more often than the other. The interval of the
+mean difference is a bootstrap over problems.
 """
 
-import json
 import sys
-from pathlib import Path
 
 from bench.channels.metrics import bootstrap, geometric_mean, mean, sign_test
 from bench.channels.report import load, table
+from bench.results import write_json
 from nanotriton.config import die
 
 USAGE = "usage: python -m bench.channels.compare A.json B.json [--policy P] [--out FILE.json]"
+HEAD = [
+    "",
+    "problems",
+    "A",
+    "B",
+    "B - A [95%]",
+    "B better",
+    "A better",
+    "p (sign test)",
+    "B's speed over A's",
+]
 
 
-def rates(results: dict, policy: str) -> dict[str, list[dict]]:
+def verdicts_of(results: dict, policy: str) -> dict[str, list[dict]]:
     """{problem: verdicts of its samples}."""
     found: dict[str, list[dict]] = {}
     for row in results["samples"]:
@@ -31,92 +42,89 @@ def solved(verdicts: list[dict]) -> float:
 
 
 def speed(verdicts: list[dict]) -> float | None:
-    """Geometric mean of the speed-ups of the correct and timed samples."""
+    """Geometric mean of the speed-ups of the correct and timed samples; None where there are none."""
     return geometric_mean([v["speedup"] for v in verdicts if v["status"] == "correct" and v.get("speedup")])
 
 
 def compare(a: dict, b: dict, policy: str) -> dict:
-    """The comparison of two results under one policy; `difference` is B minus A."""
-    left, right = rates(a, policy), rates(b, policy)
+    """The comparison of two results under one policy, over all problems and over the fair ones (not weak)."""
+    left, right = verdicts_of(a, policy), verdicts_of(b, policy)
     weak = {row["problem"] for row in (*a["samples"], *b["samples"]) if row.get("weak")}
     both = [name for name in left if name in right]
-    parts = {}
-    for title, names in (("all", both), ("fair", [n for n in both if n not in weak])):
-        scores = [(solved(left[n]), solved(right[n])) for n in names]
-        differences = [y - x for x, y in scores]
-        wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-        ratios = [y / x for n in names if (x := speed(left[n])) and (y := speed(right[n]))]
-        parts[title] = {
-            "problems": len(names),
-            "a": mean([x for x, _ in scores]),
-            "b": mean([y for _, y in scores]),
-            "difference": mean(differences),
-            "interval": bootstrap(differences),
-            "b_better": wins,
-            "a_better": losses,
-            "p": sign_test(wins, losses),
-            "speed_ratio": geometric_mean(ratios),
-            "b_faster": sum(r > 1 for r in ratios),
-            "a_faster": sum(r < 1 for r in ratios),
-            "p_speed": sign_test(sum(r > 1 for r in ratios), sum(r < 1 for r in ratios)),
-        }
-    changed = {n: [solved(left[n]), solved(right[n])] for n in both if solved(left[n]) != solved(right[n])}
+    scores = {name: [solved(left[name]), solved(right[name])] for name in both}
     return {
         "policy": policy,
-        **parts,
+        "all": statistics(both, left, right),
+        "fair": statistics([name for name in both if name not in weak], left, right),
         "only_in_a": len(left.keys() - right.keys()),
         "only_in_b": len(right.keys() - left.keys()),
-        "changed": changed,
+        "changed": {name: [x, y] for name, (x, y) in scores.items() if x != y},
+    }
+
+
+def statistics(names: list[str], left: dict[str, list[dict]], right: dict[str, list[dict]]) -> dict:
+    """The figures of these problems; differences are B minus A.
+
+    left, right: A's and B's verdicts by problem.
+    """
+    before, after = [solved(left[n]) for n in names], [solved(right[n]) for n in names]
+    differences = [y - x for x, y in zip(before, after, strict=True)]
+    wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    speeds = [(speed(left[n]), speed(right[n])) for n in names]
+    ratios = [y / x for x, y in speeds if x and y]
+    faster, slower = sum(r > 1 for r in ratios), sum(r < 1 for r in ratios)
+    return {
+        "problems": len(names),
+        "a": mean(before),
+        "b": mean(after),
+        "difference": mean(differences),
+        "interval": bootstrap(differences),
+        "b_better": wins,
+        "a_better": losses,
+        "p": sign_test(wins, losses),
+        "speed_ratio": geometric_mean(ratios),
+        "b_faster": faster,
+        "a_faster": slower,
+        "p_speed": sign_test(faster, slower),
     }
 
 
 def markdown(found: dict, names: list[str]) -> str:
-    rows = []
-    for title in ("all", "fair"):
-        p = found[title]
-        if p["problems"]:
-            spread = (
-                f" [{100 * p['interval'][0]:+.1f}, {100 * p['interval'][1]:+.1f}]" if p["interval"] else ""
-            )
-            ratio = f"{p['speed_ratio']:.2f}x (p = {p['p_speed']:.3g})" if p["speed_ratio"] else "-"
-            rows.append(
-                [
-                    title,
-                    str(p["problems"]),
-                    f"{100 * p['a']:.1f}",
-                    f"{100 * p['b']:.1f}",
-                    f"{100 * p['difference']:+.1f}{spread}",
-                    str(p["b_better"]),
-                    str(p["a_better"]),
-                    f"{p['p']:.3g}",
-                    ratio,
-                ]
-            )
-    head = [
-        "",
-        "problems",
-        "A",
-        "B",
-        "B - A [95%]",
-        "B better",
-        "A better",
-        "p (sign test)",
-        "B's speed over A's",
-    ]
+    """A table for a person. names: of the two files."""
+    policy = found["policy"]
     lines = [
-        f"A: {names[0]}, B: {names[1]}; correct under {found['policy']}, percent; fair: without weak problems",
+        f"A: {names[0]}, B: {names[1]}; correct under {policy}, percent; fair: without weak problems",
         "",
-        *table(head, rows),
+        *table(HEAD, [cells(title, found[title]) for title in ("all", "fair") if found[title]["problems"]]),
     ]
     lines += [f"- {n}: {100 * x:.0f} -> {100 * y:.0f}" for n, (x, y) in found["changed"].items()]
-    if found["only_in_a"] or found["only_in_b"]:
-        lines.append(
-            f"Left out: {found['only_in_a']} problems that only A has, {found['only_in_b']} that only B has."
-        )
+    only_a, only_b = found["only_in_a"], found["only_in_b"]
+    if only_a or only_b:
+        lines.append(f"Left out: {only_a} problems that only A has, {only_b} that only B has.")
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> None:
+def cells(title: str, s: dict) -> list[str]:
+    """One line of the table, of what `statistics` found."""
+    difference = f"{100 * s['difference']:+.1f}"
+    if s["interval"]:
+        low, high = s["interval"]
+        difference += f" [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return [
+        title,
+        str(s["problems"]),
+        f"{100 * s['a']:.1f}",
+        f"{100 * s['b']:.1f}",
+        difference,
+        str(s["b_better"]),
+        str(s["a_better"]),
+        f"{s['p']:.3g}",
+        f"{s['speed_ratio']:.2f}x (p = {s['p_speed']:.3g})" if s["speed_ratio"] else "-",
+    ]
+
+
+def read_arguments(argv: list[str]) -> tuple[list[str], dict[str, str]]:
+    """(the two files, the options by name). Ends in one line for a mistake."""
     options = {"--policy": "", "--out": ""}
     files = []
     words = iter(argv)
@@ -130,13 +138,18 @@ def main(argv: list[str]) -> None:
             files.append(word)
     if len(files) != 2:
         die(USAGE)
+    return files, options
+
+
+def main(argv: list[str]) -> None:
+    if {"-h", "--help"} & set(argv):
+        print(__doc__.strip())
+        return
+    files, options = read_arguments(argv)
     a, b = map(load, files)
-    if (a["benchmark"], a.get("channel")) != (b["benchmark"], b.get("channel")):
-        die(
-            f"{files[0]} is of {a['benchmark']} {a.get('channel', '')}, {files[1]} of {b['benchmark']} {b.get('channel', '')}: nothing to compare".replace(
-                " ,", ","
-            )
-        )
+    kinds = [" ".join(filter(None, (run["benchmark"], run.get("channel")))) for run in (a, b)]
+    if kinds[0] != kinds[1]:
+        die(f"{files[0]} is of {kinds[0]}, {files[1]} of {kinds[1]}: nothing to compare")
     shared = [p for p in a["scores"] if p in b["scores"]]
     policy = options["--policy"] or (shared[0] if shared else "")
     if policy not in shared:
@@ -146,7 +159,7 @@ def main(argv: list[str]) -> None:
         die(f"{files[0]} and {files[1]} have no judged problem in common")
     print(markdown(found, files))
     if options["--out"]:
-        Path(options["--out"]).write_text(json.dumps(found, indent=1) + "\n")
+        write_json(options["--out"], found)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,15 @@
-"""How fast is torch.compile on a problem's own module? A property of (task, GPU): measured once, kept in a file, used by every run beside it.
+"""How fast is torch.compile on a problem's own module?
 
-Measured in a trusted process that sees no candidate, with the executor's stopwatch and under its lock on the GPU: default mode of torch.compile, torch's
-default precision, constructed and called as KernelBench does (no eval(), no gradients), compilation not counted, cold caches, median.
-The file is compiled.<card>.jsonl in the folder of --out: {"task": key, "torch": version, "us", "eager_us"} or {..., "error"} a line.
+That is a property of the task and the GPU, so it is measured once, kept in a file, and used by every run
+beside it.
+
+It is measured in a trusted process, where no candidate ever comes, with the executor's stopwatch and under
+the executor's lock on the GPU: torch.compile in its default mode, torch's default precision, constructed and
+called as KernelBench does (no eval(), no gradients). The figure is the median with cold caches; compilation
+is not counted.
+
+The file is compiled.<card>.jsonl in the folder of --out. A line is {"task": key, "torch": version, "us",
+"eager_us"}, or {"task": key, "torch": version, "error"}.
 """
 
 import json
@@ -20,30 +27,35 @@ from nanotriton.plan.trees import leaves
 from nanotriton.tasks.task import Task
 
 SECONDS = 600.0  # for one task, compilation included
-DRAWS = 3  # of inputs, that timed runs take in turns
+DRAWS = 3  # of inputs; the timed runs take them in turns
 
 
 def times(
     tasks: Sequence[Task], folder: Path, device: int = 0, helper: Helper | None = None
 ) -> dict[str, dict]:
-    """{task's key: {"us", "eager_us"} or {"error"}}, from the file of this card in `folder` or measured now (and added to it)."""
+    """{task's key: {"us", "eager_us"} or {"error"}}.
+
+    What the file of this card in `folder` lacks is measured now, and added to it.
+    """
     card = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
     path = folder / f"compiled.{'-'.join(card.split())}.jsonl"
     known = read(path)
-    missing = [t for t in {t.key: t for t in tasks}.values() if t.key not in known]
+    missing = {t.key: t for t in tasks if t.key not in known}
     with helper or Helper("bench.channels.compiled", SECONDS) as asked:
-        for task in log.bar(missing, desc="torch.compile") if missing else ():
-            line = {"task": task.key, "name": task.name, "torch": torch.__version__} | asked.ask(
-                {"source": task.source, "device": device}
-            )
-            with open(path, "ab") as file:  # one write a line: other ranks append too
+        for task in log.bar(missing.values(), desc="torch.compile") if missing else ():
+            about = {"task": task.key, "name": task.name, "torch": torch.__version__}
+            line = about | asked.ask({"source": task.source, "device": device})
+            with open(path, "ab") as file:  # a line is one write, as other ranks append too
                 file.write(json.dumps(line).encode() + b"\n")
             known[task.key] = line
     return {t.key: known[t.key] for t in tasks}
 
 
 def read(path: Path) -> dict[str, dict]:
-    """The lines measured with this torch. Half a line (a run was killed) is skipped, and measured again."""
+    """The lines measured with this torch.
+
+    Half a line, which a killed run leaves, is skipped and measured again.
+    """
     known = {}
     for text in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
@@ -59,28 +71,33 @@ def read(path: Path) -> dict[str, dict]:
 
 
 def measure(source: str, stopwatch, device: str = "cuda", compiler: Callable = torch.compile) -> dict:
-    """{"us", "eager_us", "clock"} of a task's module, compiled and eager in turns. stopwatch: has the `time` of timing.Stopwatch."""
+    """{"us", "eager_us", "clock"} of a task's module, compiled and eager in turns.
+
+    stopwatch: an object with the `time` method of nanotriton.executor.gpu.timing.Stopwatch.
+    """
     names: dict = {"__name__": "task"}
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file, torch.no_grad():
-        file.write(source)  # where the compiler can read it back
+        file.write(source)  # into a file, from which the compiler reads it back
         file.flush()
-        with torch.device(device):  # not while it compiles: that would be traced too
+        # The device is the default one while the task makes its tensors. While torch compiles it must not be:
+        # setting it would be traced too.
+        with torch.device(device):
             exec(compile(source, file.name, "exec"), names)
             seed_everything(0)
             model = names["Model"](*names["get_init_inputs"]()).to(device)
-            place, *draws = (list(names["get_inputs"]()) for _ in range(1 + DRAWS))
+            inputs, *draws = (list(names["get_inputs"]()) for _ in range(1 + DRAWS))
         fast = compiler(model)
 
         def before(i: int) -> None:
-            for (_, into), (_, fresh) in zip(leaves(place), leaves(draws[i % DRAWS]), strict=True):
+            """Copy draw i into the inputs, whose addresses stay."""
+            for (_, into), (_, fresh) in zip(leaves(inputs), leaves(draws[i % DRAWS]), strict=True):
                 if isinstance(into, torch.Tensor):
                     into.copy_(fresh)
 
         for _ in range(3):
-            fast(*place)  # compiles, and settles what the first calls still find out
-        found, eager = stopwatch.time(
-            [Work(lambda: fast(*place), before), Work(lambda: model(*place), before)], budget=2.0
-        )
+            fast(*inputs)  # the first call compiles, and the next ones still find things out
+        works = [Work(lambda: fast(*inputs), before), Work(lambda: model(*inputs), before)]
+        found, eager = stopwatch.time(works, budget=2.0)
     return {"us": found.us, "eager_us": eager.us, "clock": found.clock}
 
 
@@ -102,6 +119,7 @@ class Quiet:
 
 
 def answer(request: dict, quiet: list[Quiet] = []) -> dict:  # noqa: B006 (one for the life of the process)
+    """The figures of one task. request: {"source", "device"}."""
     if not quiet:
         quiet.append(Quiet(request["device"]))
     with quiet[0].gpu.busy():

@@ -2,14 +2,14 @@
 
     python -m bench.channels.contamination --gold FOLDER_OR_FILE.py --data FILE.jsonl [--out hits.json]
 
-Comments, docstrings and layout are dropped, and every name that the code itself binds becomes one symbol, so that renaming hides nothing. A
-gold solution is contained to the share of its n-grams that the text has too; n-grams that several gold solutions share (boilerplate) do not
-count. Every JSON string in --data that holds a fenced Python block or parses as Python is looked at.
+Comments, docstrings and layout are dropped. Every name that the code itself binds becomes one symbol, so that
+renaming hides nothing. A gold solution is contained to the share of its n-grams that the text has too.
+N-grams that several gold solutions share are boilerplate and do not count. Every JSON string in --data that
+holds a fenced Python block, or has several lines, is looked at.
 """
 
 import ast
 import io
-import json
 import keyword
 import tokenize
 from collections import Counter
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Annotated
 
 from bench.channels.sources import read_jsonl
+from bench.results import write_json
 from nanotriton import config, log
 from nanotriton.rules.extract import parse, python_blocks
 from nanotriton.tasks.tritonbench import SEPARATOR
 
 N = 16  # tokens of an n-gram
-FLAG = 0.5  # a gold solution of which so much is there is flagged
-COMMON = 3  # gold solutions that share an n-gram for it to be boilerplate
+FLAG = 0.5  # a text is flagged from this share of a gold solution on
+COMMON = 3  # an n-gram that so many gold solutions share is boilerplate
 LAYOUT = frozenset(
     [
         tokenize.COMMENT,
@@ -39,15 +40,45 @@ LAYOUT = frozenset(
 )
 
 
+@dataclass
+class Config:
+    gold: list[str] = field(default_factory=list)  # gold solutions: Python files, or folders of them
+    data: list[str] = field(default_factory=list)  # JSONL files: training data or candidates
+    n: Annotated[int, ">= 1"] = N  # tokens of an n-gram
+    # an entry is flagged from this share of a gold solution on
+    flag: Annotated[float, "> 0", "<= 1"] = FLAG
+    out: str = ""  # JSON file for the hits; empty: print only
+
+
 def tokens(code: str) -> list[str]:
-    """Normalised tokens: names that the code binds are "v", strings "s", layout is gone. Of code that is no Python, words as they are."""
+    """Normalised tokens: names that the code binds are "v", strings are "s", layout is gone.
+
+    Code that is no Python is split into words, as they are.
+    """
     try:
         tree = parse(code)
         found = list(tokenize.generate_tokens(io.StringIO(code).readline))
     except (SyntaxError, tokenize.TokenError):
         return code.split()
+    bound, documentation = bound_names(tree), docstring_places(tree)
+    result = []
+    previous = ""
+    for token in found:
+        if token.type in LAYOUT or token.start in documentation:
+            continue
+        if token.type == tokenize.STRING:
+            result.append("s")
+        elif token.string in bound and not keyword.iskeyword(token.string) and previous != ".":
+            result.append("v")
+        else:
+            result.append(token.string)
+        previous = token.string
+    return result
+
+
+def bound_names(tree: ast.AST) -> set[str]:
+    """The names that the code assigns, defines or takes as arguments."""
     bound = set()
-    documentation = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             bound.add(node.id)
@@ -55,31 +86,28 @@ def tokens(code: str) -> list[str]:
             bound.add(node.arg)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             bound.add(node.name)
-        elif (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            documentation |= {(node.lineno, node.col_offset)}
-    result = []
-    previous = ""
-    for token in found:
-        if token.type in LAYOUT or token.start in documentation:
-            continue
-        text = token.string
-        if token.type == tokenize.NAME and not keyword.iskeyword(text) and text in bound and previous != ".":
-            text = "v"
-        elif token.type == tokenize.STRING:
-            text = "s"
-        result.append(text)
-        previous = token.string
-    return result
+    return bound
+
+
+def docstring_places(tree: ast.AST) -> set[tuple[int, int]]:
+    """(line, column) of every string that is a statement of its own."""
+    places = set()
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            places.add((node.lineno, node.col_offset))
+    return places
 
 
 def ngrams(code: str, n: int = N) -> set[int]:
-    """Hashes of the code's n-grams; of shorter code, of the whole. Within one process only: Python salts them."""
+    """Hashes of the code's n-grams; of code shorter than n tokens, the hash of all of it.
+
+    They can be compared within one process only, as Python salts them.
+    """
     words = tokens(code)
-    return {hash(tuple(words[i : i + n])) for i in range(max(1, len(words) - n + 1))} if words else set()
+    if not words:
+        return set()
+    return {hash(tuple(words[i : i + n])) for i in range(max(1, len(words) - n + 1))}
 
 
 class Golds:
@@ -88,15 +116,17 @@ class Golds:
     def __init__(self, golds: dict[str, str], n: int = N):
         self.n = n
         grams = {name: ngrams(code, n) for name, code in golds.items()}
-        common = {
-            g for g, count in Counter(g for found in grams.values() for g in found).items() if count >= COMMON
-        }
+        count: Counter[int] = Counter()
+        for found in grams.values():
+            count.update(found)
+        common = {gram for gram, number in count.items() if number >= COMMON}
+        # A solution that is nothing but boilerplate keeps it: it has no other n-grams to be known by.
         self.own = {name: found - common or found for name, found in grams.items()}
 
     def contained(self, code: str) -> dict[str, float]:
-        """{name of a gold solution: share of it that is in `code`}, largest first, nothing for those that share nothing."""
+        """{name of a gold solution: the share of it that is in `code`}, largest first, without those at 0."""
         grams = ngrams(code, self.n)
-        shares = {name: len(own & grams) / len(own) for name, own in self.own.items() if own and own & grams}
+        shares = {name: len(own & grams) / len(own) for name, own in self.own.items() if own & grams}
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
@@ -108,57 +138,55 @@ def snippets(value) -> Iterator[str]:
         elif "\n" in value:
             yield value
     elif isinstance(value, dict | list):
-        for v in value.values() if isinstance(value, dict) else value:
-            yield from snippets(v)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from snippets(inner)
 
 
-@dataclass
-class Config:
-    gold: list[str] = field(default_factory=list)  # gold solutions: Python files, or folders of them
-    data: list[str] = field(default_factory=list)  # JSONL files: training data or candidates
-    n: Annotated[int, ">= 1"] = N  # tokens of an n-gram
-    # the share of a gold solution from which on an entry is flagged
-    flag: Annotated[float, "> 0", "<= 1"] = FLAG
-    out: str = ""  # JSON file for the hits; empty: print only
+def read_golds(paths: list[str]) -> dict[str, str]:
+    """{file: its code, without TritonBench's tests}. Ends in one line for a path that can't be read."""
+    golds: dict[str, str] = {}
+    for path in map(Path, paths):
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                config.die(f"--gold {file}: cannot read: {config.reason(error)}")
+            golds[str(file)] = SEPARATOR.split(text)[0]
+    if not golds:
+        config.die(f"--gold {' '.join(paths)}: no .py file there")
+    return golds
+
+
+def shares_of(row: dict, golds: Golds) -> dict[str, float]:
+    """{name of a gold solution: the largest share of it in one snippet of this entry}."""
+    best: dict[str, float] = {}
+    for code in snippets(row):
+        for name, share in golds.contained(code).items():
+            best[name] = max(share, best.get(name, 0.0))
+    return best
 
 
 def main() -> None:
     cfg = config.parse(Config)
     if not cfg.gold or not cfg.data:
         config.die("give --gold FOLDER and --data FILE.jsonl")
-    golds: dict[str, str] = {}
+    golds = read_golds(cfg.gold)
     try:
-        for path in map(Path, cfg.gold):
-            files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-            # without TritonBench's tests
-            golds |= {str(f): SEPARATOR.split(f.read_text(encoding="utf-8"))[0] for f in files}
         rows = [(file, i, row) for file in cfg.data for i, row in enumerate(read_jsonl(file), 1)]
-    except OSError as error:
-        config.die(f"--gold {error.filename}: cannot read: {error.strerror}")
     except ValueError as error:
         config.die(error)
-    if not golds:
-        config.die(f"--gold {' '.join(cfg.gold)}: no .py file there")
     index, hits = Golds(golds, cfg.n), []
     for file, number, row in log.bar(rows, desc="comparing"):
-        best: dict[str, float] = {}
-        for code in snippets(row):
-            for name, share in index.contained(code).items():
-                best[name] = max(share, best.get(name, 0.0))
-        hits += [
-            {"file": file, "entry": number, "gold": name, "share": round(share, 3)}
-            for name, share in best.items()
-            if share >= cfg.flag
-        ]
+        for name, share in shares_of(row, index).items():
+            if share >= cfg.flag:
+                hits.append({"file": file, "entry": number, "gold": name, "share": round(share, 3)})
     for hit in hits:
         print(f"{hit['file']} entry {hit['entry']}: {hit['share']:.0%} of {hit['gold']}")
-    print(
-        f"{len({(h['file'], h['entry']) for h in hits})} of {len(rows)} entries contain a gold solution ({len(golds)} of them, {cfg.n}-grams, {cfg.flag:.0%} or more)"
-    )
+    entries = len({(hit["file"], hit["entry"]) for hit in hits})
+    how = f"{len(golds)} of them, {cfg.n}-grams, {cfg.flag:.0%} or more"
+    print(f"{entries} of {len(rows)} entries contain a gold solution ({how})")
     if cfg.out:
-        Path(cfg.out).write_text(
-            json.dumps({"n": cfg.n, "flag": cfg.flag, "entries": len(rows), "hits": hits}, indent=1) + "\n"
-        )
+        write_json(cfg.out, {"n": cfg.n, "flag": cfg.flag, "entries": len(rows), "hits": hits})
 
 
 if __name__ == "__main__":

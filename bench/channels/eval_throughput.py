@@ -1,11 +1,13 @@
-"""How many given candidates a second does bench.channels.kernelbench evaluate, from its command line to its table, and how much of that is the executor?
+"""How many candidates a second does the KernelBench command evaluate, and what share is the executor's?
 
-    python -m bench.channels.eval_throughput --device cuda --out results/eval_throughput.json                # 1,000 made up here
-    python -m bench.channels.eval_throughput --device cuda --data CLONE --levels 1 2 --samples samples.jsonl --out results/FILE.json
+    python -m bench.channels.eval_throughput --device cuda --out results/eval_throughput.json
+    python -m bench.channels.eval_throughput --device cuda --data CLONE --levels 1 2 --samples samples.jsonl
 
-Without --samples: 100 synthetic problems of full size, ten distinct candidates each, of which seven are right (variants of the problem's solution), one
-is the solution of another problem, one is torch and one is no Python. One run, strict, timed on a GPU, in a process of its own; what is
-counted is that process's wall time, imports and plots included.
+Without --samples, 1,000 candidates are made up: 100 synthetic problems of full size with ten distinct
+candidates each. Of the ten, seven are right (variants of the problem's solution), one is the solution of
+another problem, one is torch and one is no Python. bench.channels.kernelbench judges them under policy
+strict, and times them on a GPU, in a process of its own. What counts is the wall time of that process, from
+its command line to its table, imports included.
 """
 
 import json
@@ -21,10 +23,10 @@ from typing import Annotated, Literal
 
 import torch
 
-from bench import environment
-from bench.channels.journal import write_json
+from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.tasks.synthetic import generate
+from nanotriton.tasks.task import Task
 
 
 @dataclass
@@ -43,68 +45,56 @@ class Config:
 
 
 def make(folder: Path, n: int, size: str) -> tuple[Path, Path]:
-    """(problems, samples) of n synthetic candidates, ten a problem."""
+    """Write n synthetic candidates into `folder`, ten a problem -> (problems, samples)."""
     tasks = generate("sft", n // 10, 1, size=size)
+    samples = folder / "samples.jsonl"
     (folder / "level1").mkdir()
-    with open(folder / "samples.jsonl", "w") as file:
+    with open(samples, "w") as file:
         for i, task in enumerate(tasks, 1):
             (folder / "level1" / f"{i}_Synthetic.py").write_text(task.source)
-            candidates = [f"{task.solution}\n# {j}\n" for j in range(7)]
-            candidates += [
-                tasks[i % len(tasks)].solution,
-                task.source.replace("class Model(", "class ModelNew(").replace(
-                    "super(Model", "super(ModelNew"
-                ),
-                f"def broken_{i}(:\n",
-            ]
-            for candidate in candidates:
+            for candidate in candidates(i, task, other=tasks[i % len(tasks)]):
                 file.write(json.dumps({"level": 1, "problem_id": i, "candidate": candidate}) + "\n")
-    return folder, folder / "samples.jsonl"
+    return folder, samples
+
+
+def candidates(number: int, task: Task, other: Task) -> list[str]:
+    """The ten candidates of one problem, as the docstring above says."""
+    right = [f"{task.solution}\n# {variant}\n" for variant in range(7)]
+    in_torch = task.source.replace("class Model(", "class ModelNew(").replace("super(Model", "super(ModelNew")
+    return [*right, other.solution, in_torch, f"def broken_{number}(:\n"]
+
+
+def evaluate(cfg: Config, folder: Path) -> tuple[dict, float, int]:
+    """Run the KernelBench command -> (its results, wall seconds, exit status)."""
+    if cfg.data:
+        data, samples = cfg.data, cfg.samples
+    else:
+        data, samples = make(folder, cfg.n, "gpu" if cfg.device == "cuda" else "cpu")
+    out = folder / "run.json"
+    arguments = ["--data", data, "--levels", *cfg.levels, "--samples", samples, "--policy", "strict"]
+    arguments += ["--device", cfg.device, "--out", out]
+    if cfg.workers:
+        arguments += ["--workers", cfg.workers]
+    words = [sys.executable, "-m", "bench.channels.kernelbench", *map(str, arguments)]
+    start = time.perf_counter()
+    code = subprocess.run(words, stdout=subprocess.DEVNULL).returncode
+    seconds = time.perf_counter() - start
+    if code == 2:
+        raise SystemExit(2)  # that process has said why
+    return json.loads(out.read_text()), seconds, code
 
 
 def main() -> None:
     cfg = config.parse(Config)
     with tempfile.TemporaryDirectory() as name:
-        data, samples = (
-            (cfg.data, cfg.samples)
-            if cfg.data
-            else make(Path(name), cfg.n, "gpu" if cfg.device == "cuda" else "cpu")
-        )
-        out = Path(name, "run.json")
-        levels = [str(level) for level in cfg.levels]
-        command = [
-            sys.executable,
-            "-m",
-            "bench.channels.kernelbench",
-            "--data",
-            str(data),
-            "--levels",
-            *levels,
-            "--samples",
-            str(samples),
-        ]
-        command += [
-            "--policy",
-            "strict",
-            "--device",
-            cfg.device,
-            "--out",
-            str(out),
-            *(["--workers", str(cfg.workers)] if cfg.workers else []),
-        ]
-        start = time.perf_counter()
-        code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
-        seconds = time.perf_counter() - start
-        if code == 2:
-            raise SystemExit(2)  # it has said why
-        results = json.loads(out.read_text())
+        results, seconds, code = evaluate(cfg, Path(name))
     verdicts = [row["verdicts"]["strict"] for row in results["samples"] if row["verdicts"]]
     stages: Counter = Counter()
     for verdict in verdicts:
         stages.update(verdict["cost"])
     judging = results["seconds_of"]["judging"]
     found = {
-        "command": " ".join(["python -m bench.channels.eval_throughput", *sys.argv[1:]]),
+        "command": command("bench.channels.eval_throughput"),
         "environment": environment() | {"load": os.getloadavg()[0]},
         "exit_status": code,
         "candidates": len(verdicts),
@@ -119,7 +109,7 @@ def main() -> None:
     }
     print(json.dumps(found, indent=1))
     if cfg.out:
-        write_json(Path(cfg.out), found)
+        write_json(cfg.out, found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A process of our own for what must not happen in this one (it takes the GPU, it may crash or hang): requests and answers, a line of JSON each.
+"""A process for work that must not happen in this one: it takes the GPU, it may crash, it may hang.
 
-with Helper("bench.channels.compiled", seconds=300) as helper:
-    helper.ask({"source": ...})     # the answer of the module's `answer(request)`, or {"error": "one line"}
+    with Helper("bench.channels.compiled", seconds=300) as helper:
+        helper.ask({"source": ...})   # what the module's `answer(request)` returns, or {"error": "one line"}
+
+Requests and answers are JSON, one line each.
 """
 
 import contextlib
@@ -18,10 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Helper:
-    """Runs `python -m MODULE ARGUMENTS`, whose main is `serve`; starts it again when it died or was killed for taking more than `seconds`."""
+    """Runs `python -m MODULE ARGUMENTS`, whose main is `serve`.
+
+    The process is killed when it takes more than `seconds` for an answer. One that was killed, or died, is
+    started again for the next request.
+    """
 
     def __init__(self, module: str, seconds: float, *arguments: str):
-        self.command, self.seconds, self.process = [sys.executable, "-m", module, *arguments], seconds, None
+        self.command = [sys.executable, "-m", module, *arguments]
+        self.seconds = seconds
+        self.process: subprocess.Popen | None = None
 
     def __enter__(self) -> "Helper":
         return self
@@ -30,6 +38,7 @@ class Helper:
         self.stop()
 
     def ask(self, request: dict) -> dict:
+        """The module's answer; {"error": one line} where there is none."""
         if self.process is None:
             self.process = subprocess.Popen(
                 self.command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -44,11 +53,9 @@ class Helper:
         if line.endswith(b"\n"):
             return json.loads(line)
         code = self.stop()
-        return {
-            "error": f"not done after {self.seconds:g} s"
-            if late
-            else f"its process died (exit status {code})"
-        }
+        if late:
+            return {"error": f"not done after {self.seconds:g} s"}
+        return {"error": f"its process died (exit status {code})"}
 
     def stop(self) -> int | None:
         """End the process and whatever it started -> its exit status."""
@@ -67,7 +74,10 @@ class Helper:
 
 
 def serve(answer: Callable[[dict], dict]) -> None:
-    """Answer requests on stdin until it closes, or nobody reads the answers. What anything prints meanwhile goes to stderr."""
+    """Answer the requests on stdin until it closes, or until nobody reads the answers.
+
+    Whatever else writes to stdout meanwhile is written to stderr instead.
+    """
     out = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:

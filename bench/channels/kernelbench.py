@@ -1,18 +1,23 @@
 """KernelBench, judged by our executor: pass@k, fast_p and why the rest failed, beside the published tables.
 
-    python -m bench.channels.kernelbench --data KernelBench --levels 1 2 3 --model FOLDER --n 10 --out results.json       # our sampler
-    torchrun --nproc-per-node 8 -m -- bench.channels.kernelbench --data hub --levels 1 2 3 --model FOLDER --n 10 --device cuda --out results.json
-    python -m bench.channels.kernelbench --data KernelBench --levels 1 --endpoint http://localhost:8000/v1 --out results.json
-    python -m bench.channels.kernelbench --data KernelBench --levels 1 2 --samples runs/NAME --out results.json           # files
+Candidates come from our sampler (one process, or one a GPU), from a server, or from files:
 
-`--samples` takes a KernelBench `runs/` folder, a folder laid out as the problems are, or JSONL: a samples.jsonl of train_grpo.py, a journal
-of this script, or rows of {level, problem_id, sample_id, completion or candidate}. Under policy none a candidate that defines `Model` and
-no `ModelNew` is taken as it is, so that the problems themselves can be given as candidates. Behind torchrun's `--` its options end.
+    python -m bench.channels.kernelbench --data KernelBench --levels 1 2 --model FOLDER --n 10 --out kb.json
+    torchrun --nproc-per-node 8 -m -- bench.channels.kernelbench --data hub --model FOLDER --out kb.json
+    python -m bench.channels.kernelbench --data KernelBench --endpoint http://localhost:8000/v1 --out kb.json
+    python -m bench.channels.kernelbench --data KernelBench --samples runs/NAME --out kb.json
 
-Speed-ups are against the problem's own module, eager; with `--compile-baseline` also against torch.compile, timed here (bench/channels/compiled.py).
+`--samples` takes a KernelBench `runs/` folder, a folder laid out as the problems are, or JSONL: the
+samples.jsonl of train_grpo.py, a journal of this script, or rows of {level, problem_id, sample_id, completion
+or candidate}. Under policy none a candidate that defines `Model` and no `ModelNew` is taken as it is, so that
+the problems themselves can be given as candidates. torchrun's own options end at the `--`.
 
-The run writes OUT.json, OUT.md and two plots as it goes, and OUT.journal.jsonl, with which the same command continues after a kill.
-Exit status: 0 finished, 1 some candidates could not be had or not be judged (run it again), 2 a mistake of the user's.
+Speed-ups are against the problem's own module, eager. With `--compile-baseline` they are also given against
+torch.compile, which is timed here (bench/channels/compiled.py).
+
+The run writes OUT.json, OUT.md and two plots as it goes. With OUT.journal.jsonl the same command continues
+after a kill. Exit status: 0 finished; 1 some candidates could not be had or not be judged (run it again); 2 a
+mistake of the user's.
 """
 
 import json
@@ -25,7 +30,7 @@ from typing import Annotated, Literal
 import torch
 
 from bench.channels import compiled, sources
-from bench.channels.run import FREE, REFRESH, Run, check
+from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
@@ -39,7 +44,7 @@ from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 
-COMPILE = "torch.compile"  # what its baseline is called
+COMPILE = "torch.compile"  # what that baseline is called in the results
 
 
 @dataclass
@@ -107,89 +112,116 @@ def main(cfg: Config, world: World) -> int:
 
 
 def read_samples(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]:
-    """{(problem's name, sample): {"candidate", "completion"}} from files. ValueError for problems unknown in the levels loaded."""
-    levels = {p.level for p in problems}
-    if not Path(path).is_file():
-        found = {
-            key: {"candidate": source, "completion": None}
-            for key, source in kernelbench.read_samples(path).items()
-        }
-        unknown = {name: name for name, _ in found}
+    """{(problem's name, sample): {"candidate", "completion"}} from files.
+
+    ValueError (one line) for a problem that is not in the levels loaded.
+    """
+    if Path(path).is_file():
+        found = read_rows(path, problems)
     else:
-        found, unknown = read_rows(path, problems)
-    names = {p.name for p in problems}
-    for name, where in unknown.items():
+        files = kernelbench.read_samples(path)
+        found = {key: {"candidate": source, "completion": None} for key, source in files.items()}
+    levels, names = {p.level for p in problems}, {p.name for p in problems}
+    for name, _ in found:
         if name not in names and int(name.split("/")[0]) in levels:
-            raise ValueError(f"{path}: a candidate for problem {where}, which is not in the data")
+            raise ValueError(f"{path}: a candidate for problem {name}, which is not in the data")
     return found
 
 
-def read_rows(path: str, problems: list[Problem]) -> tuple[dict[tuple[str, int], dict], dict[str, str]]:
-    """As read_samples, from JSONL; and {name of a problem: how the file calls it}."""
-    by_source, by_title = {p.task.key: p.name for p in problems}, {p.task.name: p.name for p in problems}
+def read_rows(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]:
+    """As read_samples, from JSONL."""
+    by_source = {p.task.key: p.name for p in problems}
+    by_title = {p.task.name: p.name for p in problems}
     found: dict[tuple[str, int], dict] = {}
-    called: dict[str, str] = {}
-    count: dict[str, int] = {}
+    count: dict[str, int] = {}  # samples of a problem so far, which number those that have no number
     for number, row in enumerate(sources.read_jsonl(path), 1):
-        where = f"{path} entry {number}"
-        if row.get("kind") in ("settings", "verdict"):
+        if row.get("kind") in ("settings", "verdict"):  # of a journal
             continue
-        if "level" in row and "problem_id" in row:
-            name = f"{row['level']}/{row['problem_id']}"
-        elif isinstance(row.get("problem"), str) and kernelbench.NAME.fullmatch(row["problem"]):
-            name = row["problem"]
-        elif isinstance(row.get("task"), str):
-            key = Task("", str(row.get("task_source", ""))).key
-            name = by_source.get(key) or by_title.get(Path(row["task"]).name)
-            if name is None:
-                raise ValueError(f"{where}: a candidate for task {row['task']}, which is not in the data")
-        else:
-            raise ValueError(
-                f"{where}: it names no problem; level and problem_id, problem (such as 1/23) or task are expected"
-            )
-        if not kernelbench.NAME.fullmatch(name):
-            raise ValueError(f"{where}: problem {name}: numbers are expected for level and problem_id")
-        sample = row.get("sample", row.get("sample_id", count.get(name, 0)))
-        equal = row.get("count", 1) if "task_source" in row else 1  # train_grpo.py writes equal samples once
-        if type(sample) is not int or sample < 0:
-            raise ValueError(f"{where}: sample {sample!r}: a number is expected")
-        if type(equal) is not int or equal < 1:
-            raise ValueError(f"{where}: count {equal!r}: a number of equal samples is expected")
-        completion, candidate = row.get("completion"), row.get("candidate")
-        if not isinstance(completion, str) and not isinstance(candidate, str):
-            raise ValueError(f"{where}: it has neither completion nor candidate")
-        if not isinstance(candidate, str):
-            candidate = extract_candidate(completion)
-        for s in range(sample, sample + equal):
-            if (name, s) in found:
-                raise ValueError(f"{where}: problem {name} has a sample {s} already")
-            found[name, s] = {"candidate": candidate, "completion": completion}
-        called[name], count[name] = name, count.get(name, 0) + equal
-    return found, called
+        try:
+            name = problem_of(row, by_source, by_title)
+            first, equal = numbers_of(row, count.get(name, 0))
+            entry = candidate_of(row)
+            for s in range(first, first + equal):
+                if (name, s) in found:
+                    raise ValueError(f"problem {name} has a sample {s} already")
+                found[name, s] = entry
+        except ValueError as error:
+            raise ValueError(f"{path} entry {number}: {error}") from None
+        count[name] = count.get(name, 0) + equal
+    return found
+
+
+def problem_of(row: dict, by_source: dict[str, str], by_title: dict[str, str]) -> str:
+    """The name of a row's problem, such as 1/23. Raises ValueError.
+
+    by_source: names by the task's key. by_title: names by the task's title.
+    """
+    if "level" in row and "problem_id" in row:
+        name = f"{row['level']}/{row['problem_id']}"
+    elif isinstance(row.get("problem"), str) and kernelbench.NAME.fullmatch(row["problem"]):
+        name = row["problem"]
+    elif isinstance(row.get("task"), str):
+        key = Task("", str(row.get("task_source", ""))).key
+        name = by_source.get(key) or by_title.get(Path(row["task"]).name)
+        if name is None:
+            raise ValueError(f"a candidate for task {row['task']}, which is not in the data")
+    else:
+        expected = "level and problem_id, problem (such as 1/23) or task"
+        raise ValueError(f"it names no problem; {expected} are expected")
+    if not kernelbench.NAME.fullmatch(name):
+        raise ValueError(f"problem {name}: numbers are expected for level and problem_id")
+    return name
+
+
+def numbers_of(row: dict, following: int) -> tuple[int, int]:
+    """(the number of a row's first sample, how many equal samples the row stands for). Raises ValueError.
+
+    following: the number that a row without one gets.
+    """
+    first = row.get("sample", row.get("sample_id", following))
+    equal = row.get("count", 1) if "task_source" in row else 1  # train_grpo.py writes equal samples once
+    if type(first) is not int or first < 0:
+        raise ValueError(f"sample {first!r}: a number is expected")
+    if type(equal) is not int or equal < 1:
+        raise ValueError(f"count {equal!r}: a number of equal samples is expected")
+    return first, equal
+
+
+def candidate_of(row: dict) -> dict:
+    """{"candidate", "completion"} of a row that has at least one of them."""
+    completion, candidate = row.get("completion"), row.get("candidate")
+    if isinstance(candidate, str):
+        return {"candidate": candidate, "completion": completion}
+    if isinstance(completion, str):
+        return {"candidate": extract_candidate(completion), "completion": completion}
+    raise ValueError("it has neither completion nor candidate")
 
 
 def read_baseline(path: str) -> dict[str, float]:
-    """{problem's name: mean in us} of KernelBench's results/timing/<card>/baseline_time_*.json. Raises ValueError."""
+    """{problem's name: mean in us} of a baseline_time_*.json of KernelBench's results/timing/<card>/.
+
+    Raises ValueError (one line).
+    """
+    found = {}
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {
-            f"{int(level.removeprefix('level'))}/{int(name.split('_')[0])}": row["mean"] * 1e3
-            for level, rows in data.items()
-            for name, row in rows.items()
-        }
+        for level, rows in data.items():
+            for file, row in rows.items():
+                name = f"{int(level.removeprefix('level'))}/{int(file.split('_')[0])}"
+                found[name] = row["mean"] * 1e3  # the file has milliseconds
     except OSError as error:
         raise ValueError(f"--baseline {path}: cannot read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(
-            f"--baseline {path}: not KernelBench's format, {{level1: {{1_Name.py: {{mean: milliseconds}}}}}}"
-        ) from None
+        expected = "{level1: {1_Name.py: {mean: milliseconds}}}"
+        raise ValueError(f"--baseline {path}: not KernelBench's format, {expected}") from None
+    return found
 
 
 # ---- verdicts ----
 
 
 def entry_point(source: str, policy: str) -> str:
-    """Under policy none a file that defines Model and no ModelNew is a candidate too: the reference itself."""
+    """The source that runs. Under policy none a file that defines Model and no ModelNew runs too."""
     if policy == "none":
         try:
             tree = parse(source)
@@ -201,9 +233,10 @@ def entry_point(source: str, policy: str) -> str:
 
 
 def implied(stricter: Verdict, source: str, policy: str) -> Verdict | None:
-    """The verdict under `policy`, where the one under a stricter policy settles it; None: judge again.
+    """The verdict under `policy` where the one under a stricter policy settles it; None: judge again.
 
-    A looser policy runs the same code and checks less, so all but broken rules (and what was not run at all) stays as it is.
+    A looser policy runs the same code and checks less. So every verdict stays as it is, except one of broken
+    rules and one of a candidate that was not run at all.
     """
     if stricter.status in ("rule_violation", "unsupported", "infra_error"):
         return None
@@ -212,7 +245,7 @@ def implied(stricter: Verdict, source: str, policy: str) -> Verdict | None:
     return stricter
 
 
-class KernelBench(Run):
+class KernelBench(BenchmarkRun):
     benchmark = "kernelbench"
     free = FREE | {"levels", "policy", "baseline", "compile_baseline"}
 
@@ -220,23 +253,19 @@ class KernelBench(Run):
         self, cfg: Config, world: World, problems: list[Problem], given: dict, baseline: dict[str, float]
     ):
         super().__init__(cfg, world, problems, given, f"--samples {cfg.samples}")
-        # {its name: {problem's name: us}}
+        # {the baseline's name: {problem's name: us}}
         self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}
         self.not_compiled: dict[str, str] = {}  # {problem's name: why}
 
     def sample(self, problem: Problem, given: dict | str) -> dict:
-        return (
-            given if isinstance(given, dict) else {"completion": given, "candidate": extract_candidate(given)}
-        )
+        if isinstance(given, dict):  # from a file
+            return given
+        return {"completion": given, "candidate": extract_candidate(given)}
 
     def ask(self, p: Problem, s: int) -> sources.Ask:
-        return sources.Ask(
-            p.name,
-            s,
-            kernelbench.messages(p.task.source, self.cfg.prompt),
-            p.task.source,
-            seed_of(self.cfg.seed, 20, p.level, p.id, s),
-        )
+        messages = kernelbench.messages(p.task.source, self.cfg.prompt)
+        seed = seed_of(self.cfg.seed, 20, p.level, p.id, s)
+        return sources.Ask(p.name, s, messages, p.task.source, seed)
 
     # ---- verdicts ----
 
@@ -247,43 +276,38 @@ class KernelBench(Run):
                 self.execute(pending, policy)
 
     def pending(self, wanted: list[tuple[Problem, int]], policy: str) -> list[tuple[Problem, int, str]]:
-        """(problem, sample, source) of the candidates that must run; the others have their verdicts already, or get them here."""
-        pending, get = [], self.journal.get
+        """(problem, sample, source) of the candidates that must run.
+
+        The others have their verdicts already, or get them here.
+        """
+        pending = []
         for p, s in wanted:
-            sample = get("sample", p.name, s)
-            if sample is None or get("verdict", p.name, s, policy):
+            sample = self.journal.get("sample", p.name, s)
+            if sample is None or self.journal.get("verdict", p.name, s, policy):
                 continue
-            if sample["candidate"] is None:
-                self.save(
-                    p.name,
-                    s,
-                    policy,
-                    Verdict(
-                        "no_code", "extract", sample.get("error") or "no fenced Python block defines ModelNew"
-                    ),
-                )
+            candidate = sample["candidate"]
+            if candidate is None:
+                why = sample.get("error") or "no fenced Python block defines ModelNew"
+                self.save(p.name, s, policy, Verdict("no_code", "extract", why))
                 continue
-            source = entry_point(sample["candidate"], policy)
-            stricter = (
-                [get("verdict", p.name, s, q) for q in POLICIES[: POLICIES.index(policy)]]
-                if source == sample["candidate"]
-                else []
-            )
-            known = next(
-                (
-                    v
-                    for e in reversed(stricter)
-                    if e and (v := implied(Verdict(**e["verdict"]), source, policy))
-                ),
-                None,
-            )
-            if known is not None:
-                self.save(p.name, s, policy, known)
-            else:
+            source = entry_point(candidate, policy)
+            known = self.known(p, s, candidate, policy) if source == candidate else None
+            if known is None:
                 pending.append((p, s, source))
+            else:
+                self.save(p.name, s, policy, known)
         return pending
 
+    def known(self, p: Problem, s: int, candidate: str, policy: str) -> Verdict | None:
+        """What the verdicts under stricter policies imply, the least strict of them first; None: nothing."""
+        for stricter in reversed(POLICIES[: POLICIES.index(policy)]):
+            entry = self.journal.get("verdict", p.name, s, stricter)
+            if entry and (verdict := implied(Verdict(**entry["verdict"]), candidate, policy)):
+                return verdict
+        return None
+
     def execute(self, pending: list[tuple[Problem, int, str]], policy: str) -> None:
+        """Have the executor judge them."""
         cfg, futures = self.cfg, {}
         with (
             Executor(
@@ -308,53 +332,40 @@ class KernelBench(Run):
                 self.refresh()
 
     def measure(self) -> None:
-        """torch.compile's times, of the problems that some candidate solved; the ranks share them, each on its own GPU."""
+        """Time torch.compile on the problems that some candidate solved.
+
+        The ranks share them, each on its own GPU.
+        """
         if not self.cfg.compile_baseline:
             return
-        solved = {
-            o.problem for policy in self.cfg.policy for o in self.outcomes(policy) if o.speedup is not None
-        }
+        solved = set()
+        for policy in self.cfg.policy:
+            solved |= {o.problem for o in self.outcomes(policy) if o.speedup is not None}
         mine = self.world.share([p for p in self.problems if p.name in solved])
         found = compiled.times([p.task for p in mine], Path(self.cfg.out).parent, self.world.local_rank)
-        everywhere = {
-            name: line
-            for part in self.world.gather({p.name: found[p.task.key] for p in mine})
-            for name, line in part.items()
-        }
-        self.baselines[COMPILE] = {name: line["us"] for name, line in everywhere.items() if "us" in line}
-        self.not_compiled = {name: line["error"] for name, line in everywhere.items() if "error" in line}
+        self.baselines[COMPILE] = {}
+        for part in self.world.gather({p.name: found[p.task.key] for p in mine}):
+            for name, line in part.items():
+                if "us" in line:
+                    self.baselines[COMPILE][name] = line["us"]
+                if "error" in line:
+                    self.not_compiled[name] = line["error"]
 
     # ---- results ----
 
     def outcomes(self, policy: str, baseline: dict[str, float] | None = None) -> list[Outcome]:
-        """The judged samples; with `baseline` their speed-ups are against its times and not the eager reference's."""
+        """The judged samples.
+
+        With `baseline`, speed-ups are against its times and not the eager reference's.
+        """
         found = []
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, policy):
-                v = Verdict(**entry["verdict"])
-                loose = bool(v.kernelbench_allclose) if v.scored else None
-                speedup = (
-                    v.speedup
-                    if baseline is None
-                    else baseline[p.name] / v.time_us
-                    if v.time_us and p.name in baseline
-                    else None
-                )
-                found.append(
-                    Outcome(
-                        p.name,
-                        v.status,
-                        v.stage,
-                        v.message,
-                        v.scored and v.status not in NOT_COMPILED,
-                        loose,
-                        speedup,
-                    )
-                )
+                found.append(outcome(p, Verdict(**entry["verdict"]), baseline))
         return found
 
     def weak(self) -> dict[str, str]:
-        """Problems that are no fair question: known ones, and those that the judge found out (which it does without knowing names)."""
+        """The problems known to be weak, and those that the judge, which knows no names, found weak."""
         found = {p.name: p.weak for p in self.problems if p.weak}
         for (kind, name, *_), entry in self.journal.entries.items():
             if kind == "verdict" and entry["verdict"]["status"] == "weak_task":
@@ -362,28 +373,41 @@ class KernelBench(Run):
         return found
 
     def row(self, p: Problem, s: int, sample: dict) -> dict:
-        verdicts = {
-            q: e["verdict"] for q in self.cfg.policy if (e := self.journal.get("verdict", p.name, s, q))
-        }
+        verdicts = {}
+        for policy in self.cfg.policy:
+            if entry := self.journal.get("verdict", p.name, s, policy):
+                verdicts[policy] = entry["verdict"]
         return {"title": p.task.name, "verdicts": verdicts}
 
     def results(self, weak: dict[str, str], rows: list[dict]) -> dict:
         cfg = self.cfg
-        score = lambda baseline=None: tables(
-            lambda q: self.outcomes(q, baseline),
-            cfg.policy,
-            lambda name: f"level {name.split('/')[0]}",
-            weak,
-            cfg.ks,
-        )
+
+        def score(baseline: dict[str, float] | None = None) -> dict:
+            outcomes = {policy: self.outcomes(policy, baseline) for policy in cfg.policy}
+            return tables(outcomes, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks)
+
         return {
-            "judged": {q: len(self.outcomes(q)) for q in cfg.policy},
+            "judged": {policy: len(self.outcomes(policy)) for policy in cfg.policy},
             "prompt": kernelbench.messages("{source}", cfg.prompt),
             "scores": score(),
             "scores_against": {name: score(baseline) for name, baseline in self.baselines.items()},
             "baselines_us": self.baselines,
             "not_compiled": self.not_compiled,
         }
+
+
+def outcome(p: Problem, verdict: Verdict, baseline: dict[str, float] | None) -> Outcome:
+    """A verdict as the scores see it.
+
+    baseline: {problem's name: us}, for a speed-up against these times; None: against the eager reference.
+    """
+    speedup = verdict.speedup
+    if baseline is not None:
+        timed = verdict.time_us and p.name in baseline
+        speedup = baseline[p.name] / verdict.time_us if timed else None
+    compiled = verdict.scored and verdict.status not in NOT_COMPILED
+    loose = bool(verdict.kernelbench_allclose) if verdict.scored else None
+    return Outcome(p.name, verdict.status, verdict.stage, verdict.message, compiled, loose, speedup)
 
 
 if __name__ == "__main__":

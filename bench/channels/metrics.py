@@ -1,4 +1,4 @@
-"""The figures of a benchmark, as pure functions of counts: pass@k, fast_p, geometric mean, bootstrap intervals, sign test."""
+"""The figures of a benchmark as functions of counts: pass@k, fast_p, geometric mean, bootstrap, sign test."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 SPEEDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0)  # the p of fast_p, as KernelBench reports them
+EXACT = 1000  # a sign test of more than this many differences is computed with logarithms
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that at least one of k samples is right, unbiased, of n samples of which c are (arXiv 2107.03374, equation 1).
+    """The chance that at least one of k samples is right, of n samples of which c are.
 
-    1 - C(n-c, k) / C(n, k) as a product, which neither overflows nor cancels for any n. ValueError unless 0 <= c <= n and 1 <= k <= n.
+    The unbiased estimate 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374, equation 1), computed as a product, which
+    neither overflows nor cancels. ValueError unless 0 <= c <= n and 1 <= k <= n.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -24,10 +26,12 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def fast_p(speedups: Sequence[float | None], p: float) -> float | None:
-    """The share of samples that are right and more than p times as fast as the reference (arXiv 2502.10517): strictly more.
+    """The share of samples that are right and strictly more than p times as fast as the reference.
 
-    speedups: one entry a sample, 0.0 for a wrong one, NaN for a right one that was not timed, None for a sample not to be counted.
-    None where there is no sample, or where p > 0 and no right one was timed.
+    This is KernelBench's figure (arXiv 2502.10517).
+
+    speedups: one entry a sample. 0.0 is a wrong sample, NaN a right one that was not timed, None one that is
+    not counted. The result is None if no sample is counted, or if p > 0 and no right sample was timed.
     """
     counted = [s for s in speedups if s is not None]
     right = [s for s in counted if s != 0.0]
@@ -37,13 +41,14 @@ def fast_p(speedups: Sequence[float | None], p: float) -> float | None:
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """exp(mean(log)); None of nothing. ValueError for what is not positive."""
+    """exp(mean(log)); None of no values. ValueError if one is not positive."""
     if any(not v > 0 for v in values):
         raise ValueError("a geometric mean takes positive numbers")
     return math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
 
 
 def mean(values: Sequence[float]) -> float | None:
+    """The mean; None of no values."""
     return math.fsum(values) / len(values) if values else None
 
 
@@ -54,20 +59,24 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> list[float] | None:
-    """The percentile interval [low, high] of a statistic over resampled `values` (one a problem); None for fewer than two.
+    """The percentile interval [low, high] of a statistic over resampled values; None for fewer than two.
 
-    statistic: of an array [draws, len(values)], along its last axis; the mean by default. The same seed gives the same interval.
+    values: one a problem. statistic: a function of an array [draws, len(values)] along its last axis; by
+    default the mean. The same seed gives the same interval.
     """
     if len(values) < 2:
         return None
     data = np.asarray(values, dtype=np.float64)
     picks = np.random.default_rng(seed).integers(len(data), size=(draws, len(data)))
-    found = (statistic or (lambda x: x.mean(-1)))(data[picks])
+    resampled = data[picks]  # [draws, len(values)]
+    found = statistic(resampled) if statistic else resampled.mean(-1)  # [draws]
     return [float(q) for q in np.quantile(found, [(1 - level) / 2, (1 + level) / 2])]
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Two-sided p-value of `wins` against `losses` if each were a fair coin's; ties don't count. 1.0 where there is neither.
+    """The two-sided p-value of `wins` against `losses` if each were a fair coin's. 1.0 if there are none.
+
+    Ties are not counted: leave them out.
 
     >>> sign_test(8, 0)
     0.0078125
@@ -77,5 +86,7 @@ def sign_test(wins: int, losses: int) -> float:
     n, few = wins + losses, min(wins, losses)
     if 2 * few >= n:
         return 1.0
-    tail = sum(math.comb(n, i) for i in range(few + 1))  # exact: Python's integers don't round
-    return min(1.0, tail / 2 ** (n - 1) if n < 1000 else math.exp(math.log(tail) - (n - 1) * math.log(2)))
+    tail = sum(math.comb(n, i) for i in range(few + 1))  # exact, as Python's integers do not round
+    if n < EXACT:
+        return min(1.0, tail / 2 ** (n - 1))
+    return min(1.0, math.exp(math.log(tail) - (n - 1) * math.log(2)))

@@ -1,19 +1,26 @@
-"""Published predictions by call, by stdout ("paper") and by tensors: one line a prediction, from runs of bench.channels.tritonbench.
+"""Published predictions for TritonBench, judged three ways: by call, by stdout ("paper") and by tensors.
 
-    python -m bench.channels.tritonbench --data TritonBench --channel G --predictions G.jsonl --device cpu --out g.json      # and again to g2.json
-    python -m bench.channels.published --runs g.json t.json --again g2.json t2.json --out results/tritonbench_published.json
+    python -m bench.channels.tritonbench --data CLONE --predictions G.jsonl --device cpu --out g.json
+    python -m bench.channels.published --runs g.json t.json --again g2.json t2.json --out published.json
 
-Writes OUT and, beside it, a Markdown table. Every disagreement between paper and tensors has its reason from the verdict; the remark of someone
-who looked at the candidate and the gold file (`checked` in OUT) is kept when the file is written again, as long as the verdict is the same.
-No code of the candidates' is copied. Exit status: 0 if both runs agree on every verdict, 1 if not, 2 for a mistake of the user's.
+--runs are results of bench.channels.tritonbench. --again are results of the same commands, run once more: a
+verdict that changed between the two is reported.
+
+It writes OUT and a Markdown table beside it, with one line a prediction. Every disagreement between paper and
+tensors is explained by the verdict's message. Someone who has looked at the candidate and the gold file can
+leave a remark in OUT (`checked`), which is kept when the file is written again, as long as the verdict is the
+same. No code of the candidates is copied. Exit status: 0 both runs agree on every verdict; 1 they do not; 2 a
+mistake of the user's.
 """
 
 import json
 import re
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.results import write_json
 from nanotriton import config
 
 LONGEST = 200  # characters of a reason
@@ -34,7 +41,11 @@ class Config:
             raise config.ConfigError(f"--out {self.out}: a name that ends in .json is expected")
 
 
+# ---- one run ----
+
+
 def load(path: str) -> dict:
+    """The results in a file. Raises ConfigError."""
     try:
         results = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -47,35 +58,66 @@ def load(path: str) -> dict:
 
 
 def without_code(message: str) -> str:
-    """A verdict's message with line numbers instead of lines."""
+    """A verdict's message, with the number of a line in place of the line."""
     short = re.sub(r"\s*\(line (\d+): .*$", r" (line \1)", " ".join(message.split()))
     return short if len(short) <= LONGEST else short[: LONGEST - 3] + "..."
 
 
 def told(*facts: bool | None) -> bool | None:
-    """All of them; None if that can't be told."""
-    return False if False in facts else None if None in facts else True
+    """Whether all facts are true; None (unknown) if one is unknown and none is false."""
+    if False in facts:
+        return False
+    return None if None in facts else True
 
 
 def rows(results: dict) -> list[dict]:
+    """What a run says of each prediction.
+
+    call, paper and tensors are True, False, or None where that can't be told.
+    """
     found = []
     for s in results["samples"]:
         verdict = s["verdicts"]["tensors"]
         unknown = verdict["status"] in ("unsupported", "infra_error")
-        row = {
-            "channel": results["channel"],
-            "problem": s["problem"],
-            "sample": s["sample"],
-            "call": s["call"],
-            "paper": told(s["call"], s["stdout"]),
-        }
-        row |= {
-            "tensors": None if unknown else verdict["status"] == "correct",
-            "status": verdict["status"],
-            "stage": verdict["stage"],
-        }
-        found.append(row | {"reason": without_code(verdict["message"]), "weak_test": s["weak"]})
+        found.append(
+            {
+                "channel": results["channel"],
+                "problem": s["problem"],
+                "sample": s["sample"],
+                "call": s["call"],
+                "paper": told(s["call"], s["stdout"]),
+                "tensors": None if unknown else verdict["status"] == "correct",
+                "status": verdict["status"],
+                "stage": verdict["stage"],
+                "reason": without_code(verdict["message"]),
+                "weak_test": s["weak"],
+            }
+        )
     return found
+
+
+def judged(row: dict) -> list:
+    """What must be the same when the run is repeated."""
+    return [row[k] for k in ("channel", "problem", "sample", "call", "paper", "status", "stage")]
+
+
+def totals(results: dict, mine: list[dict]) -> dict:
+    """How many predictions of a run are right each way, and how many can't be told here."""
+
+    def count(key: str, value: bool | None) -> int:
+        return sum(row[key] is value for row in mine)
+
+    ways = ("call", "paper", "tensors")
+    return {
+        "channel": results["channel"],
+        "predictions": len(mine),
+        **{way: count(way, True) for way in ways},
+        "not told here": {way: count(way, None) for way in ways},
+        "weak tests": sum(bool(row["weak_test"]) for row in mine),
+    }
+
+
+# ---- all runs ----
 
 
 def explain(row: dict) -> str:
@@ -85,47 +127,44 @@ def explain(row: dict) -> str:
     return f"{where}; {row['reason'] or 'the tensors agree'}{weak}"
 
 
-def collect(cfg: Config) -> dict:
-    out, sets, every, changed = Path(cfg.out), {}, [], []
+def remarks_in(out: Path) -> dict[tuple, str]:
+    """{what a remark is about: the remark}, from the file that is to be written again."""
     before = json.loads(out.read_text()) if out.exists() else {}
-    remarks = {
-        (d["channel"], d["problem"], d["sample"], d["status"]): d["checked"]
-        for d in before.get("disagreements", [])
-        if "checked" in d
-    }
+    found = {}
+    for row in before.get("disagreements", []):
+        if "checked" in row:
+            found[about(row)] = row["checked"]
+    return found
+
+
+def about(row: dict) -> tuple:
+    return row["channel"], row["problem"], row["sample"], row["status"]
+
+
+def collect(cfg: Config) -> dict:
+    """The contents of OUT."""
+    remarks = remarks_in(Path(cfg.out))
+    sets, every, changed = {}, [], []
     for first, second in zip(map(load, cfg.runs), map(load, cfg.again), strict=True):
-        mine, theirs = rows(first), rows(second)
-        judged = lambda row: [
-            row[k] for k in ("channel", "problem", "sample", "call", "paper", "status", "stage")
-        ]
-        changed += [
-            [judged(a), judged(b)] for a, b in zip(mine, theirs, strict=True) if judged(a) != judged(b)
-        ]
-        count = lambda key, value, part=mine: sum(r[key] is value for r in part)
-        sets[Path(first["settings"]["predictions"]).name] = {
-            "channel": first["channel"],
-            "predictions": len(mine),
-            **{k: count(k, True) for k in ("call", "paper", "tensors")},
-            "not told here": {k: count(k, None) for k in ("call", "paper", "tensors")},
-            "weak tests": sum(bool(r["weak_test"]) for r in mine),
-        }
+        mine = rows(first)
+        for a, b in zip(mine, rows(second), strict=True):
+            if judged(a) != judged(b):
+                changed.append([judged(a), judged(b)])
+        sets[Path(first["settings"]["predictions"]).name] = totals(first, mine)
         every += mine
         environment = first["environment"]
-    disagreements = [
-        {**r, "explanation": explain(r)}
-        for r in every
-        if None not in (r["paper"], r["tensors"]) and r["paper"] != r["tensors"]
-    ]
-    for d in disagreements:
-        if remark := remarks.get((d["channel"], d["problem"], d["sample"], d["status"])):
-            d["checked"] = remark
+    disagreements = []
+    for row in every:
+        known = None not in (row["paper"], row["tensors"])
+        if known and row["paper"] != row["tensors"]:
+            found = {**row, "explanation": explain(row)}
+            if about(row) in remarks:
+                found["checked"] = remarks[about(row)]
+            disagreements.append(found)
+    # The names of files are enough: their folders are this machine's.
+    words = [Path(word).name if word.endswith(".json") else word for word in sys.argv[1:]]
     return {
-        "command": " ".join(
-            [
-                "python -m bench.channels.published",
-                *(Path(a).name if a.endswith(".json") else a for a in sys.argv[1:]),
-            ]
-        ),
+        "command": shlex.join(["python", "-m", "bench.channels.published", *words]),
         "environment": environment,
         "sets": sets,
         "verdicts that changed": changed,
@@ -134,46 +173,62 @@ def collect(cfg: Config) -> dict:
     }
 
 
+# ---- the Markdown file ----
+
+
+def clean(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
 def markdown(results: dict) -> str:
-    sign = {True: "yes", False: "no", None: "?"}
-    clean = lambda text: text.replace("|", "\\|").replace("<", "&lt;")
-    lines = ["# TritonBench's published predictions, three ways", ""]
-    lines += [
-        "Call: the candidate with the test behind it runs to its end. Paper: it does, and prints what the gold file prints. Tensors: the test's",
-        "answers are the gold file's. `?`: can't be told without a GPU.",
-        "",
-        "| predictions | of | call | paper | tensors | ? (tensors) |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {n} | {s['predictions']} | {s['call']} | {s['paper']} | {s['tensors']} | {s['not told here']['tensors']} |"
-        for n, s in results["sets"].items()
-    ]
     changed = len(results["verdicts that changed"])
-    lines += [
+    where = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
+    lines = [
+        "# TritonBench's published predictions, three ways",
+        "",
+        "Call: the candidate with the test behind it runs to its end. Paper: it does, and prints what the",
+        "gold file prints. Tensors: the test's answers are the gold file's. `?`: only a GPU could tell.",
+        "",
+        *sets_table(results["sets"]),
         "",
         f"Run twice: {changed or 'no'} verdict{'' if changed == 1 else 's'} changed.",
         "",
         "## Where paper and tensors disagree",
         "",
-    ]
-    for d in results["disagreements"]:
-        checked = f" Looked at: {d['checked']}" if "checked" in d else ""
-        lines.append(
-            f"- **{d['channel']} {d['problem']}** ({d['status']}): {clean(d['explanation'])}.{clean(checked)}"
-        )
-    lines += [
+        *map(disagreement_line, results["disagreements"]),
         "",
         "## All",
         "",
-        "| | problem | call | paper | tensors | verdict | reason |",
-        "|---|---|---|---|---|---|---|",
+        *predictions_table(results["predictions"]),
+        "",
+        f"`{results['command']}`; {where}.",
+        "",
     ]
-    for r in results["predictions"]:
-        told = " | ".join(sign[r[k]] for k in ("call", "paper", "tensors"))
-        lines.append(f"| {r['channel']} | {r['problem']} | {told} | {r['status']} | {clean(r['reason'])} |")
-    where = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
-    return "\n".join([*lines, "", f"`{results['command']}`; {where}.", ""])
+    return "\n".join(lines)
+
+
+def sets_table(sets: dict[str, dict]) -> list[str]:
+    lines = ["| predictions | of | call | paper | tensors | ? (tensors) |", "|---|---|---|---|---|---|"]
+    for name, s in sets.items():
+        numbers = [s["predictions"], s["call"], s["paper"], s["tensors"], s["not told here"]["tensors"]]
+        lines.append(f"| {name} | " + " | ".join(map(str, numbers)) + " |")
+    return lines
+
+
+def disagreement_line(row: dict) -> str:
+    remark = f" Looked at: {row['checked']}" if "checked" in row else ""
+    name = f"**{row['channel']} {row['problem']}** ({row['status']})"
+    return f"- {name}: {clean(row['explanation'])}.{clean(remark)}"
+
+
+def predictions_table(predictions: list[dict]) -> list[str]:
+    sign = {True: "yes", False: "no", None: "?"}
+    lines = ["| | problem | call | paper | tensors | verdict | reason |", "|---|---|---|---|---|---|---|"]
+    for row in predictions:
+        ways = [sign[row[way]] for way in ("call", "paper", "tensors")]
+        cells = [row["channel"], row["problem"], *ways, row["status"], clean(row["reason"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
         results = collect(cfg)
     except config.ConfigError as error:
         config.die(error)
-    Path(cfg.out).write_text(json.dumps(results, indent=1) + "\n")
+    write_json(cfg.out, results)
     Path(cfg.out).with_suffix(".md").write_text(markdown(results), encoding="utf-8")
     print(
         json.dumps(results["sets"]),

@@ -1,11 +1,13 @@
-"""Where candidates come from: a model folder through our own sampler, an OpenAI-compatible endpoint, or files.
+"""Where candidates come from: our own sampler, an OpenAI-compatible endpoint, or files.
 
-Each source takes a list of `Ask` and calls save(ask, completion, details) once for every one it has an answer to, from the calling
-thread; what it could not get is simply not saved, and is asked again when the run is continued.
+The first two take a list of `Ask` and call save(ask, completion, details) once for every one that they have
+an answer to, from the calling thread. What could not be had is not saved, and is asked again when the run is
+continued.
 """
 
 import email.utils
 import http.client
+import itertools
 import json
 import os
 import queue
@@ -23,20 +25,21 @@ from pathlib import Path
 from nanotriton import log
 from nanotriton.config import ConfigError, reason
 
-# the server's trouble, or its way of saying "later"
+# HTTP statuses of a server that is in trouble, or says "later".
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-REFUSED = frozenset({400, 413, 422})  # this one request can't be answered (its prompt is too long, say)
+REFUSED = frozenset({400, 413, 422})  # this one request can't be answered: its prompt is too long, say
 MAX_WAIT = 120.0  # seconds between two tries of one request, at most, unless the server asks for more
+MAX_PAUSE = 86400.0  # seconds: a Retry-After header that asks for more is not believed
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One candidate wanted: sample number `sample` of a problem. `plain` is the prompt for a model without a chat template."""
+    """One candidate that is wanted."""
 
     problem: str
-    sample: int
+    sample: int  # its number among the problem's samples
     messages: tuple[tuple[str, str], ...]  # (role, text)
-    plain: str
+    plain: str  # the prompt for a model without a chat template
     seed: int
 
 
@@ -72,7 +75,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
         messages = [{"role": role, "content": text} for role, text in group[0].messages]
         text = tokenizer.chat(messages) if tokenizer.has_chat_template else group[0].plain
         ids = tokenizer.encode(text)
-        if len(ids) >= longest:  # there is no room for an answer, which is the model's answer
+        if len(ids) >= longest:  # the model has no room to answer: that counts as its answer
             for ask in group:
                 save(ask, "", {"finish_reason": "length", "tokens": 0})
             continue
@@ -109,7 +112,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
 
 
 class Later(Exception):
-    """This try failed, another may not. `wait`: seconds that the server asked for."""
+    """This try failed; another one may not. wait: the seconds that the server asked for."""
 
     def __init__(self, message: str, wait: float | None = None):
         super().__init__(message)
@@ -121,28 +124,35 @@ class Refused(Exception):
 
 
 class Pace:
-    """When the next request may start: at most `per_minute` of them, and none before the time that the server named."""
+    """When the next request may start: at most `per_minute`, and none while the server wants a pause."""
 
     def __init__(self, per_minute: float):
         self.lock, self.gap = threading.Lock(), 60.0 / per_minute if per_minute else 0.0
         self.next = self.not_before = 0.0
 
     def hold(self, seconds: float) -> None:
+        """Let no request start for so long."""
         with self.lock:
             self.not_before = max(self.not_before, time.monotonic() + seconds)
 
     def wait(self, stop: threading.Event) -> None:
+        """Sleep until the caller's request may start, or until `stop` is set."""
         while not stop.is_set():
             with self.lock:
                 turn = max(self.next, self.not_before, time.monotonic())
                 self.next = turn + self.gap
             stop.wait(max(0.0, turn - time.monotonic()))
             if self.not_before <= turn:
-                return  # else the server asked for a pause meanwhile: queue again
+                return
+            # The server asked for a pause meanwhile, so this request queues again.
 
 
 class Endpoint:
-    """A server that speaks the chat-completions protocol. The key is read from the environment and never written anywhere."""
+    """A server that speaks the chat-completions protocol.
+
+    The key is read from the environment variable `key_env` and never written anywhere. backoff: seconds
+    before the second try of a request; each further wait is twice as long.
+    """
 
     def __init__(
         self,
@@ -170,20 +180,21 @@ class Endpoint:
         try:
             return str(self._call("/models")["data"][0]["id"])
         except (Later, Refused, LookupError, TypeError) as error:
-            raise ConfigError(
-                f"--endpoint {self.base}: its list of models can't be read ({error}); name one with --served-model"
-            ) from None
+            why = f"its list of models can't be read ({error})"
+            raise ConfigError(f"--endpoint {self.base}: {why}; name one with --served-model") from None
 
     def _call(self, path: str, body: dict | None = None) -> dict:
-        """One request. Raises Later, Refused, or ConfigError for what no request to this server will get past."""
-        headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        )
+        """Send one request -> the JSON that came back.
+
+        Raises Later, Refused, or ConfigError for what stands in the way of every request to this server.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data, headers)
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(self.base + path, data, headers), timeout=self.timeout
-            ) as answer:
+            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                 text = answer.read()
             return json.loads(text)
         except urllib.error.HTTPError as error:
@@ -227,8 +238,11 @@ class Endpoint:
         return text, details
 
     def _persist(self, ask: Ask) -> tuple[str, dict]:
-        """`ask` until it is answered or the tries are used up, with exponential waits that all threads share where the server asked."""
-        for attempt in range(self.retries + 1):
+        """`ask` until it is answered or the tries are used up.
+
+        Waits grow exponentially. A wait that the server asked for holds for all threads.
+        """
+        for attempt in itertools.count():
             self.pace.wait(self.stop)
             if self.stop.is_set():
                 raise Later("stopped")
@@ -243,10 +257,9 @@ class Endpoint:
                     self.pace.hold(error.wait)
                 else:
                     self.stop.wait(min(self.backoff * 2**attempt * random.uniform(0.5, 1.5), MAX_WAIT))
-        raise AssertionError("unreachable")
 
     def run(self, asks: list[Ask], save: Save) -> list[str]:
-        """Ask for all of them, `concurrency` at a time; returns one line for each that could not be had."""
+        """Ask for all of them, `concurrency` at a time -> one line for each that could not be had."""
         waiting, done, failures = deque(asks), queue.Queue(), []
 
         def work() -> None:
@@ -257,7 +270,7 @@ class Endpoint:
                     return
                 try:
                     done.put((ask, self._persist(ask)))
-                except Exception as error:  # whatever it is belongs to the thread that waits for this answer
+                except Exception as error:  # the thread that waits for this answer raises it
                     if not isinstance(error, Later):
                         self.stop.set()  # no more requests
                     done.put((ask, error))
@@ -279,7 +292,7 @@ class Endpoint:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, which is a number or a date; None where it is neither."""
+    """The seconds of a Retry-After header, which holds a number or a date; None where it holds neither."""
     if value is None:
         return None
     try:
@@ -289,11 +302,14 @@ def retry_after(value: str | None) -> float | None:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except ValueError:
             return None
-    return max(0.0, seconds) if seconds < 86400 else None
+    return max(0.0, seconds) if seconds < MAX_PAUSE else None
 
 
 def collect(cfg, asks: list[Ask], world, save: Save) -> list[str]:
-    """From wherever the options say; returns a line for each candidate that could not be had. cfg: a benchmark's Config."""
+    """Ask the model or the endpoint that the options name -> a line for each candidate that could not be had.
+
+    cfg: a benchmark's Config.
+    """
     sampling = Sampling(cfg.temperature, cfg.top_p, cfg.max_tokens)
     if not asks:
         return []
@@ -314,7 +330,7 @@ def collect(cfg, asks: list[Ask], world, save: Save) -> list[str]:
 
 
 def tell(failures: list[str]) -> int:
-    """Say which candidates are missing, on stderr -> exit status."""
+    """Say on stderr which candidates are missing -> exit status."""
     for failure in failures[:10]:
         print(failure, file=sys.stderr)
     if failures:
@@ -326,27 +342,37 @@ def tell(failures: list[str]) -> int:
 
 
 def read_jsonl(path: str | Path) -> list[dict]:
-    """The objects of a JSONL file (or of one JSON array). Raises ValueError, one line that names the file and the line."""
+    """The objects of a JSONL file, or of a file with one JSON array.
+
+    Raises ValueError: one line that names the file and the line.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
-    rows = []
     if text.lstrip().startswith("["):
         try:
             rows = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{path}: not JSON: {error}") from None
     else:
-        lines = text.split("\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except ValueError:
-                cut = " (the last line is cut short)" if number == len(lines) else ""
-                raise ValueError(f"{path} line {number}: not JSON{cut}") from None
-    if bad := next((i for i, row in enumerate(rows, 1) if not isinstance(row, dict)), None):
-        raise ValueError(f"{path} entry {bad}: an object is expected")
+        rows = json_lines(path, text.split("\n"))
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} entry {number}: an object is expected")
     if not rows:
         raise ValueError(f"{path}: it is empty")
+    return rows
+
+
+def json_lines(path: str | Path, lines: list[str]) -> list:
+    """The values in the lines of a file; empty lines are skipped. Raises ValueError."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                rows.append(json.loads(line))
+        except ValueError:
+            cut = " (the last line is cut short)" if number == len(lines) else ""
+            raise ValueError(f"{path} line {number}: not JSON{cut}") from None
     return rows

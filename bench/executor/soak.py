@@ -1,14 +1,16 @@
-"""A soak: honest candidates among hostile ones, while the executor's own processes are killed. Does everyone get their own verdict?
+"""A soak: honest candidates among hostile ones, while the executor's own processes are killed.
 
     python -m bench.executor.soak --device cpu --candidates 300 --kill --out results/soak_cpu.json
-    python -m bench.executor.soak --device cuda --candidates 2000 --kill --out results/soak_h100.json
+    python -m bench.executor.soak --device cuda --candidates 2000 --kill --out results/soak_cuda.json
 
-Half of the candidates are synthetic tasks' own solutions or the same with another value stored; the rest is what soak_candidates.py makes of
-them: 5% of each kind of attack, 1% of kernels that never end. No rules are applied by default: they would refuse most attacks before these run.
+Does every candidate get its own verdict? Half of the candidates are synthetic tasks' own solutions, right or
+with another value stored. The rest are attacks that soak_candidates.py makes of them: 5% of each kind, and 1%
+kernels that never end. No rules are applied by default: they would refuse most attacks before these run.
 
-Checked: every status is one that its kind may have; no stage, and no sandboxed child, goes on for more than its limit + 2 s from its own start
-(seen from outside, in the beacons and in /proc, and in the verdicts' costs); afterwards no process, file, shared memory or GPU memory is left.
-Exit status: 0 if all of it holds, 1 if not, 2 for a mistake of the user's.
+Three things are checked. Every status is one that the candidate's kind may have. No stage and no sandboxed
+child goes on for more than 2 s beyond its limit; soak_watch.py looks at that from outside, in /proc and in
+the workers' beacons. Afterwards no process, file, shared memory or GPU memory is left. Exit status: 0 if all
+of it holds; 1 if not; 2 for a mistake of the user's.
 """
 
 import json
@@ -20,12 +22,11 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-from bench import environment
 from bench.executor import soak_watch
 from bench.executor.soak_candidates import Candidate, mix
+from bench.results import command, environment, write_json
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.sandbox import sandbox
@@ -39,15 +40,14 @@ class Config:
     device: Literal["cpu", "cuda"] = "cpu"  # where candidates run
     candidates: Annotated[int, ">= 20"] = 2000  # how many
     kill: bool = False  # kill -9 the executor's processes at random moments meanwhile
-    # seconds between two kills, on average; who takes its whole limit must survive one in nine
-    # tries
+    # seconds between two kills, on average: a child that takes its whole limit must survive one in nine tries
     kill_every: Annotated[float, "> 0"] = 8.0
     policy: str = "none"  # whose rules apply; with none every attack is really run
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
-    # for each process: little, so that memory bombs hit this limit and not that on time
+    # for each process: little, so that a memory bomb hits this limit before the one on time
     memory_gib: Annotated[float, "> 0"] = 0.5
-    # seconds for all of it: longer, and what has no verdict is counted as such
+    # seconds for all of it: a candidate that has no verdict by then is counted as such
     patience: Annotated[float, "> 0"] = 3600.0
     seed: int = 0  # of the mix, and of the moments of the kills
     out: str = ""  # JSON file for the results; empty: print only
@@ -60,7 +60,7 @@ class Config:
 
 
 def judge(cfg: Config, executor: Executor, candidates: list[Candidate]) -> list[Verdict | None]:
-    """A verdict for each, None where there was none in time."""
+    """A verdict for each candidate; None where there was none in time."""
     end = time.monotonic() + cfg.patience
     futures = [executor.submit(c.task, c.source) for c in candidates]
     found: list[Verdict | None] = []
@@ -73,18 +73,21 @@ def judge(cfg: Config, executor: Executor, candidates: list[Candidate]) -> list[
 
 
 def table(candidates: list[Candidate], verdicts: list[Verdict | None]) -> tuple[dict, list[dict]]:
-    """({kind: counts}, the verdicts that their kinds may not have)."""
+    """({kind: counts}, a row for each verdict that the candidate's kind may not have)."""
     kinds: dict[str, dict] = {}
     wrong = []
     for candidate, verdict in zip(candidates, verdicts, strict=True):
         status = verdict.status if verdict else "no verdict"
-        row = kinds.setdefault(
-            candidate.kind,
-            {"candidates": 0, "accepted": sorted(candidate.accepted), "statuses": Counter(), "messages": {}},
-        )
+        empty = {
+            "candidates": 0,
+            "accepted": sorted(candidate.accepted),
+            "statuses": Counter(),
+            "messages": {},
+        }
+        row = kinds.setdefault(candidate.kind, empty)
         row["candidates"] += 1
         row["statuses"][status] += 1
-        row["messages"].setdefault(status, verdict.message[:200] if verdict else "")  # the first of each
+        row["messages"].setdefault(status, verdict.message[:200] if verdict else "")  # of the first one
         if status not in candidate.accepted:
             about = {"stage": verdict.stage, "message": verdict.message[:300]} if verdict else {}
             wrong.append({"kind": candidate.kind, "candidate": candidate.name, "status": status, **about})
@@ -92,13 +95,16 @@ def table(candidates: list[Candidate], verdicts: list[Verdict | None]) -> tuple[
 
 
 def too_long(cfg: Config, seen: soak_watch.Watcher, verdicts: list[Verdict | None]) -> tuple[dict, bool]:
-    """The longest that was seen of everything with a limit, and whether it kept to it."""
+    """(the longest that was seen of everything that has a limit, whether all kept to theirs).
+
+    `verdict_cost_s`, the longest cost of each stage, is reported and not checked: a candidate may pass
+    through a stage twice (two recordings, several trials), so the sum may exceed a limit that was kept each
+    time.
+    """
     stages: Counter = Counter()
     for verdict in filter(None, verdicts):
         for name, seconds in verdict.cost.items():
             stages[name] = max(stages[name], round(seconds, 3))
-    # A stage may come twice in a life (two recordings, several trials), so a sum in the costs may be over a
-    # limit that was kept.
     longest = {
         "child_s": round(seen.child, 3),
         "child_limit_s": cfg.timeout,
@@ -115,45 +121,60 @@ def too_long(cfg: Config, seen: soak_watch.Watcher, verdicts: list[Verdict | Non
     return longest | {"verdict_cost_s": dict(stages)}, kept
 
 
+def soak(cfg: Config, candidates: list[Candidate], folder: str) -> dict:
+    """Judge the candidates in an executor whose files lie in `folder`.
+
+    -> {"verdicts", "seconds", "workers", "watcher", "kills"}. When this returns the executor has gone.
+    """
+    own, tempfile.tempdir = tempfile.tempdir, folder  # where the executor makes its own folder
+    start, rng = time.perf_counter(), random.Random(cfg.seed)
+    stop = threading.Event()
+    try:
+        with Executor(
+            cfg.device,
+            None,
+            cfg.workers,
+            cfg.policy,
+            cfg.timeout,
+            memory_gib=cfg.memory_gib,
+            seed=cfg.seed,
+        ) as executor:
+            watcher = soak_watch.Watcher(executor, stop)
+            killer = soak_watch.Killer(executor, stop, rng, cfg.kill_every) if cfg.kill else None
+            verdicts = judge(cfg, executor, candidates)
+            seconds = time.perf_counter() - start
+            stop.set()
+            for thread in filter(None, (watcher, killer)):
+                thread.join()
+    finally:
+        stop.set()
+        tempfile.tempdir = own
+    return {
+        "verdicts": verdicts,
+        "seconds": seconds,
+        "workers": executor.workers,
+        "watcher": watcher,
+        "kills": dict(killer.kills) if killer else {},
+    }
+
+
 def run(cfg: Config) -> dict:
+    """The whole benchmark -> its results."""
     candidates = mix(cfg.candidates, cfg.seed, cfg.device, cfg.policy)
     before = soak_watch.Machine(cfg.device)
     with tempfile.TemporaryDirectory(prefix="nanotriton-soak-") as folder:
-        own, tempfile.tempdir = tempfile.tempdir, folder  # nothing else writes there
-        start, rng = time.perf_counter(), random.Random(cfg.seed)
-        stop = threading.Event()
-        try:
-            with Executor(
-                cfg.device,
-                None,
-                cfg.workers,
-                cfg.policy,
-                cfg.timeout,
-                memory_gib=cfg.memory_gib,
-                seed=cfg.seed,
-            ) as executor:
-                watcher = soak_watch.Watcher(executor, stop)
-                killer = soak_watch.Killer(executor, stop, rng, cfg.kill_every) if cfg.kill else None
-                verdicts = judge(cfg, executor, candidates)
-                seconds = time.perf_counter() - start
-                stop.set()
-                for thread in filter(None, (watcher, killer)):
-                    thread.join()
-            workers = executor.workers
-            del executor  # and with it its sockets
-        finally:
-            stop.set()
-            tempfile.tempdir = own
+        seen = soak(cfg, candidates, folder)
+        watcher, seconds = seen["watcher"], seen["seconds"]
         left = before.left(watcher.groups, folder)
-    kinds, wrong = table(candidates, verdicts)
-    longest, kept = too_long(cfg, watcher, verdicts)
+    kinds, wrong = table(candidates, seen["verdicts"])
+    longest, kept = too_long(cfg, watcher, seen["verdicts"])
     checks = {"right verdicts": not wrong, "limits kept": kept, "nothing left": not any(left.values())}
     return {
-        "command": " ".join(["python -m bench.executor.soak", *sys.argv[1:]]),
+        "command": command("bench.executor.soak"),
         "environment": environment() | {"device": cfg.device, "load": round(os.getloadavg()[0], 1)},
         "settings": {
             "policy": cfg.policy,
-            "workers": workers,
+            "workers": seen["workers"],
             "timeout_s": cfg.timeout,
             "memory_gib": cfg.memory_gib,
             "seed": cfg.seed,
@@ -161,7 +182,7 @@ def run(cfg: Config) -> dict:
         "candidates": len(candidates),
         "seconds": round(seconds, 1),
         "per_second": round(len(candidates) / seconds, 2),
-        "kills": dict(killer.kills) if killer else {},
+        "kills": seen["kills"],
         "kinds": kinds,
         "longest": longest,
         "left": left,
@@ -180,8 +201,7 @@ def main(argv: list[str] | None = None) -> int:
             config.die("--device cuda: this machine has no usable CUDA GPU")
     results = run(cfg)
     if cfg.out:
-        Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.out).write_text(json.dumps(results, indent=1) + "\n")
+        write_json(cfg.out, results)
     for name, row in results["kinds"].items():
         print(f"{name:20} {row['candidates']:5}  {dict(row['statuses'])}")
     for row in results["wrong_verdicts"]:

@@ -1,4 +1,8 @@
-"""What soak.py sees and does from outside: the executor's processes in /proc, kills at random moments, and what is left at the end."""
+"""What soak.py sees and does from outside: it reads /proc, kills at random moments, and counts what is left.
+
+The executor's processes are a tree: a base has workers, a worker has a zygote, and the zygote forks a child
+for each candidate. Children may start processes of their own.
+"""
 
 import contextlib
 import os
@@ -10,19 +14,17 @@ from collections import Counter
 from pathlib import Path
 
 from nanotriton.executor import Executor
-from nanotriton.executor.judge.process import (
-    STARTUP as STARTUP,  # what a child of process mode on CUDA gets beside its limit
-)
+from nanotriton.executor.judge.process import STARTUP as STARTUP
 
 LEVELS = ("base", "worker", "zygote", "child")
-ROUND = ("child", "worker", "child", "zygote", "child", "base")  # whom a round of kills hits, in random order
+ROUND = ("child", "worker", "child", "zygote", "child", "base")  # a round of kills, done in random order
 TICK = os.sysconf("SC_CLK_TCK")
 PAUSE = 0.05  # seconds between two looks
-PATIENCE = 10.0  # seconds that the kernel and the driver have for taking back what dead processes held
+PATIENCE = 10.0  # seconds in which Linux and the GPU's driver must take back what dead processes held
 
 
 def living(groups: set[int]) -> dict[int, tuple[int, float]]:
-    """{process id: (parent's, start in seconds since boot)} of these process groups; no zombies."""
+    """{process id: (parent's id, start in seconds since boot)} of these process groups, without zombies."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -35,18 +37,19 @@ def living(groups: set[int]) -> dict[int, tuple[int, float]]:
 
 
 def level(pid: int, alive: dict[int, tuple[int, float]]) -> int:
-    """0 base, 1 worker, 2 zygote, 3 child, more: what a compiler started."""
+    """0 for a base, 1 for a worker, 2 for a zygote, 3 for a child, more for what a child has started."""
     parent = alive[pid][0]
     return 1 + level(parent, alive) if parent in alive else 0
 
 
 def base_of(pid: int, alive: dict[int, tuple[int, float]]) -> int:
+    """The base process that a process descends from."""
     parent = alive[pid][0]
     return base_of(parent, alive) if parent in alive else pid
 
 
 def folder_of(pid: int) -> str:
-    """A child's folder: its candidate's, or a compile server's; empty for one that is ending, which has none any more."""
+    """A child's folder: its candidate's, or a compile server's. Empty for a child that has just ended."""
     try:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
@@ -54,13 +57,17 @@ def folder_of(pid: int) -> str:
 
 
 class Watcher(threading.Thread):
-    """Looks all the time: how old do children get, and by how much does a stage of a worker's overrun its limit?"""
+    """Looks all the time: how old do children get, and by how much does a worker's stage overrun its limit?
+
+    child: the age of the oldest child, in seconds. cuda_child: the same of process mode on CUDA, whose
+    children have a longer limit (STARTUP more). overdue, overdue_stage: the longest overrun of a stage, and
+    which stage it was.
+    """
 
     def __init__(self, executor: Executor, stop: threading.Event):
         super().__init__(daemon=True)
         self.executor, self.stop = executor, stop
         self.groups: set[int] = set()
-        # seconds; of process mode on CUDA, which has its own limit, apart
         self.child = self.cuda_child = self.overdue = 0.0
         self.overdue_stage = ""
         self.start()
@@ -68,38 +75,47 @@ class Watcher(threading.Thread):
     def run(self) -> None:
         while not self.stop.wait(PAUSE):
             self.groups.update(self.executor._groups)
-            for process in list(self.executor._processes):
-                with contextlib.suppress(ValueError):  # its beacon was closed just now
-                    job, due, stage = process.computing()
-                    late = time.monotonic() - due if due and job in process.entries else 0.0
-                    if late > self.overdue:
-                        self.overdue, self.overdue_stage = late, stage
-            alive, now = living(self.groups), time.clock_gettime(time.CLOCK_BOOTTIME)
-            cuda = {base.popen.pid for base in list(self.executor._bases.values()) if base.flavour == "cuda"}
-            for pid, (_, started) in alive.items():
-                if level(pid, alive) >= 3 and base_of(pid, alive) in cuda:
-                    self.cuda_child = max(self.cuda_child, now - started)
-                # those serve many, each with a limit of its own
-                elif (
-                    level(pid, alive) >= 3
-                    and (folder := folder_of(pid))
-                    and not Path(folder).name.startswith("compile-")
-                ):
-                    self.child = max(self.child, now - started)
-        del self.executor
+            self.look_at_stages()
+            self.look_at_children()
+        del self.executor  # and with it the sockets that only this thread would still hold
+
+    def look_at_stages(self) -> None:
+        """Each worker's beacon says which job it computes, in which stage, and when that is due."""
+        for process in list(self.executor._processes):
+            with contextlib.suppress(ValueError):  # its beacon was closed just now
+                job, due, stage = process.computing()
+                late = time.monotonic() - due if due and job in process.entries else 0.0
+                if late > self.overdue:
+                    self.overdue, self.overdue_stage = late, stage
+
+    def look_at_children(self) -> None:
+        """How old is each child?
+
+        Compile servers serve many candidates, each with a limit of its own: not they.
+        """
+        alive, now = living(self.groups), time.clock_gettime(time.CLOCK_BOOTTIME)
+        cuda = {base.popen.pid for base in list(self.executor._bases.values()) if base.flavour == "cuda"}
+        for pid, (_, started) in alive.items():
+            if level(pid, alive) < 3:
+                continue
+            if base_of(pid, alive) in cuda:
+                self.cuda_child = max(self.cuda_child, now - started)
+            elif (folder := folder_of(pid)) and not Path(folder).name.startswith("compile-"):
+                self.child = max(self.child, now - started)
 
 
 class Killer(threading.Thread):
-    """kill -9 for one process after another, at random moments, all levels of the tree in turns.
+    """kill -9 for one process after another, at random moments, at all levels of the tree.
 
-    Spared is a candidate that is already suspected: a second random kill on the same one can't be told from its own doing.
+    A candidate that is already suspected is spared: the executor could not tell a second random kill from the
+    candidate's own doing. every: seconds between two kills, on average.
     """
 
     def __init__(self, executor: Executor, stop: threading.Event, rng: random.Random, every: float):
         super().__init__(daemon=True)
         self.executor, self.stop, self.rng, self.every = executor, stop, rng, every
         self.kills: Counter = Counter()
-        self.hit: set[str] = set()  # folders of children that were killed
+        self.hit: set[str] = set()  # the folders of children that were killed
         self.start()
 
     def run(self) -> None:
@@ -107,11 +123,12 @@ class Killer(threading.Thread):
         while not self.stop.wait(self.rng.expovariate(1 / self.every)):
             todo = todo or self.rng.sample(ROUND, len(ROUND))
             while not self.stop.is_set() and not self.kill(todo[-1]):
-                self.stop.wait(PAUSE)  # until there is one
+                self.stop.wait(PAUSE)  # until there is a process of that level
             self.kills[todo.pop()] += not self.stop.is_set()
         del self.executor
 
     def kill(self, wanted: str) -> bool:
+        """Kill a process of this level -> whether there was one that may be killed."""
         alive = living(set(self.executor._groups))
         suspected = {
             p.pid
@@ -122,9 +139,9 @@ class Killer(threading.Thread):
         for pid in alive:
             if level(pid, alive) != LEVELS.index(wanted):
                 continue
-            above = {pid} | {p for p, (parent, _) in alive.items() if pid in (p, parent)} | {alive[pid][0]}
-            # one that dies twice of a kill would count as crashed
-            if not suspected & above and (wanted != "child" or folder_of(pid) not in self.hit):
+            family = {pid, alive[pid][0]} | {p for p, (parent, _) in alive.items() if parent == pid}
+            killed_before = wanted == "child" and folder_of(pid) in self.hit  # twice would count as crashed
+            if not suspected & family and not killed_before:
                 victims.append(pid)
         if not victims:
             return False
@@ -137,23 +154,22 @@ class Killer(threading.Thread):
 
 
 class Machine:
-    """What there was before, to be compared with what is left."""
+    """What there was on the machine before the soak, to be compared with what is left after it."""
 
     def __init__(self, device: str):
         self.device = device
-        self.free = self._free()  # first: a CUDA context of our own opens files
+        self.free = self._free()  # comes first, as a CUDA context of our own opens files
         self.shared, self.descriptors = self._shared(), len(os.listdir("/proc/self/fd"))
         self.children = set(self._children())
 
     def left(self, groups: set[int], folder: str) -> dict:
-        """All empty or 0 if nothing is left. What only takes the kernel a moment to take back is waited for."""
+        """What is left, each entry empty or 0 if nothing is. Waits PATIENCE seconds for it to go."""
         end = time.monotonic() + PATIENCE
         while True:
             found = {
-                # those are every executor's
-                "processes": sorted(
-                    living(groups) | dict.fromkeys(set(self._children()) - self.children, ())
-                ),
+                # of the executor, and children of this process that it did not have before
+                "processes": sorted({*living(groups), *(set(self._children()) - self.children)}),
+                # locks are shared by all executors, and stay
                 "files": sorted(f for f in os.listdir(folder) if not f.startswith("nanotriton-locks-")),
                 "shared_memory": sorted(self._shared() - self.shared),
                 "descriptors": max(0, len(os.listdir("/proc/self/fd")) - self.descriptors),
@@ -164,17 +180,15 @@ class Machine:
             time.sleep(PAUSE)
 
     def _shared(self) -> set[str]:
-        """POSIX shared memory (files in /dev/shm) and System V's, by key and id."""
-        lines = (
-            Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-            if os.path.exists("/proc/sysvipc/shm")
-            else []
-        )
-        return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} | {
-            "System V " + " ".join(line.split()[:2]) for line in lines
-        }
+        """POSIX shared memory, which is files in /dev/shm, and System V's, by key and id."""
+        found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+        table = Path("/proc/sysvipc/shm")
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            found.add("System V " + " ".join(line.split()[:2]))
+        return found
 
     def _free(self) -> int:
+        """Free bytes of the GPU."""
         if self.device == "cpu":
             return 0
         import torch
@@ -184,7 +198,7 @@ class Machine:
 
     @staticmethod
     def _children() -> list[int]:
-        """Processes, zombies too, that this one has as children."""
+        """The children of this process, zombies too."""
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):

@@ -1,14 +1,19 @@
 """Does the executor's clock repeat, and can it be cheated?
 
     python -m bench.executor.timing --out results/timing_h100.json
-    python -m bench.executor.timing --device cpu --runs 2         # a rehearsal: everything but the clock, at small sizes
+    python -m bench.executor.timing --device cpu --runs 2         # everything but the clock, at small sizes
 
-Repeats: each kernel of timing_kernels.py is judged and timed --runs times, every time under another name (so it is recorded, compiled and
-loaded anew), over several executors. Wanted: a coefficient of variation under 2% wherever it takes more than 20 us. Empty: a kernel
-without a body, by the same stopwatch, and a kernel on 64 numbers, through the executor: under 20 us. Cheats: candidates that gain something
-from a naive stopwatch, each beside its honest sibling: none may be correct and faster.
+Repeats: each kernel of timing_kernels.py is judged and timed --runs times, over several executors. Each time
+it has another name, so it is recorded, compiled and loaded anew. The coefficient of variation must stay under
+2% for every kernel that takes more than 20 us.
 
-Exit status: 0 if all of that holds, 1 if not, 2 for a mistake of the user's.
+Empty: a kernel without a body, launched by Triton under the same stopwatch, and a kernel on 64 numbers, timed
+by the executor, must both take less than 20 us.
+
+Cheats: candidates that would gain something from a naive stopwatch, each beside its honest sibling. None may
+be correct and faster.
+
+Exit status: 0 if all of that holds; 1 if not; 2 for a mistake of the user's.
 """
 
 import json
@@ -17,28 +22,26 @@ import statistics
 import sys
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 
-from bench import environment
-from bench.executor.timing_kernels import Kernel, cheating, empty, kernels, sibling, tiny
+from bench.executor.timing_kernels import TimedKernel, cheating, empty, kernels, sibling, tiny
+from bench.results import command, environment, write_json
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 
-# microseconds from which on the clock must repeat; the standard deviation over the mean that is
-# wanted
-LOUD, WANTED_CV = 20.0, 0.02
-# a cheat that is faster than its sibling by less than this has gained nothing: the clock's own
-# noise and placement in memory
+LOUD = 20.0  # microseconds: a kernel that takes longer must be timed repeatably
+WANTED_CV = 0.02  # the largest coefficient of variation (standard deviation over mean) of such a kernel
+# A cheat that is faster than its sibling by a smaller share has gained nothing: the clock has noise, and a
+# tensor's place in memory matters.
 FASTER = 0.05
 OF_EACH = 5  # runs of a cheat, and of its sibling
 
 
 @dataclass
 class Config:
-    # on a CPU nothing is timed
+    # where candidates run; on a CPU nothing is timed
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     runs: Annotated[int, ">= 2"] = 20  # times that each kernel is judged and timed
     executors: Annotated[int, ">= 1"] = 4  # fresh executors, one after another, that share the runs
@@ -51,7 +54,7 @@ class Config:
 
 
 class Renamed:
-    """Sources with a kernel name of their own each."""
+    """Gives each source that it is called with a kernel name of its own."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -62,9 +65,9 @@ class Renamed:
 
 
 def judge(
-    cfg: Config, wanted: list[tuple[str, Kernel]], renamed: Renamed, seed: int, policy: str = "strict"
+    cfg: Config, wanted: list[tuple[str, TimedKernel]], renamed: Renamed, seed: int, policy: str = "strict"
 ) -> list[tuple[str, Verdict]]:
-    """One executor, from its start to its end: (name, verdict) of every (name, kernel)."""
+    """One executor from its start to its end: the (name, verdict) of every (name, kernel)."""
     with Executor(cfg.device, "replay", policy=policy, timeout=cfg.timeout, time=True, seed=seed) as executor:
         futures: list[tuple[str, Future[Verdict]]] = [
             (name, executor.submit(k.task, renamed(k.source))) for name, k in wanted
@@ -73,6 +76,7 @@ def judge(
 
 
 def spread(times: list[float]) -> dict:
+    """Mean, coefficient of variation and extremes of some times in us, where there are at least two."""
     if len(times) < 2:
         return {"runs": len(times)}
     mean = statistics.mean(times)
@@ -86,6 +90,7 @@ def spread(times: list[float]) -> dict:
 
 
 def repeats(cfg: Config, renamed: Renamed) -> list[dict]:
+    """A row for each honest kernel."""
     known = {k.name: k for k in [*kernels(cfg.device), tiny(cfg.device)]}
     found: dict[str, list[Verdict]] = {name: [] for name in known}
     for number in log.bar(range(cfg.executors), desc="executors"):
@@ -95,31 +100,36 @@ def repeats(cfg: Config, renamed: Renamed) -> list[dict]:
     rows = []
     for name, verdicts in found.items():
         times = [v.time_us for v in verdicts if v.time_us is not None]
-        row = {"kernel": name, **spread(times), "times_us": [round(t, 3) for t in times]}
-        # one a worker: it is timed once a task
+        # The reference is timed once a task and worker, so equal times are one measurement.
         references = {round(v.reference_us, 3) for v in verdicts if v.reference_us is not None}
+        row = {"kernel": name, **spread(times), "times_us": [round(t, 3) for t in times]}
         row["reference"] = spread(sorted(references))
-        rows.append(row | {"failures": [f"{v.status}: {v.message[:200]}" for v in verdicts if not v.correct]})
+        row["failures"] = [f"{v.status}: {v.message[:200]}" for v in verdicts if not v.correct]
+        rows.append(row)
     return rows
 
 
+def median_us(verdicts: list[Verdict]) -> float | None:
+    """Of the correct and timed verdicts; None if there is none."""
+    times = [v.time_us for v in verdicts if v.correct and v.time_us]
+    return statistics.median(times) if times else None
+
+
 def cheats(cfg: Config, renamed: Renamed, policy: str) -> list[dict]:
-    """Every cheat beside its sibling, in one executor and in turns. Without rules (policy none) it is the clock alone that must hold."""
-    pairs = list(cheating(cfg.device).items())
-    wanted = [
-        (n, k) for _ in range(OF_EACH) for pair in pairs for n, k in (("honest", sibling(cfg.device)), pair)
-    ]
+    """A row for each cheat, and for its honest sibling, which runs in turns with it in one executor.
+
+    Under policy none no rule refuses a cheat, and the clock alone must hold.
+    """
+    wanted = []
+    for _ in range(OF_EACH):
+        for pair in cheating(cfg.device).items():
+            wanted += [("honest", sibling(cfg.device)), pair]
     found: dict[str, list[Verdict]] = {}
     for name, verdict in judge(cfg, wanted, renamed, cfg.executors, policy):
         found.setdefault(name, []).append(verdict)
-    median = lambda verdicts: (
-        statistics.median(times)
-        if (times := [v.time_us for v in verdicts if v.correct and v.time_us])
-        else None
-    )
-    honest, rows = median(found["honest"]), []
+    honest, rows = median_us(found["honest"]), []
     for name, verdicts in found.items():
-        mine = median(verdicts)
+        mine = median_us(verdicts)
         row = {
             "candidate": name,
             "policy": policy,
@@ -127,8 +137,9 @@ def cheats(cfg: Config, renamed: Renamed, policy: str) -> list[dict]:
             "time_us": mine,
             "honest_us": honest,
         }
-        if not all(v.correct for v in verdicts):
-            row["message"] = next(v.message for v in verdicts if not v.correct)[:300]
+        wrong = [v.message for v in verdicts if not v.correct]
+        if wrong:
+            row["message"] = wrong[0][:300]
         if name != "honest":
             row["gains"] = mine is not None and honest is not None and mine < honest * (1 - FASTER)
         rows.append(row)
@@ -136,7 +147,10 @@ def cheats(cfg: Config, renamed: Renamed, policy: str) -> list[dict]:
 
 
 def empty_us(cfg: Config) -> float | None:
-    """A kernel without a body, launched by Triton itself in this process, under the executor's stopwatch."""
+    """Microseconds of a kernel without a body; None on a CPU.
+
+    Triton launches it in this process, under the executor's stopwatch.
+    """
     if cfg.device == "cpu":
         return None
     from nanotriton.executor.gpu.timing import Stopwatch, Work
@@ -145,17 +159,12 @@ def empty_us(cfg: Config) -> float | None:
     return round(Stopwatch().time([Work(lambda: empty[(1,)](x), lambda i: None)])[0].us, 3)
 
 
-def main(argv: list[str] | None = None) -> int:
-    cfg, renamed = config.parse(Config, argv), Renamed()
-    alone = empty_us(cfg)
-    rows, tricks = (
-        repeats(cfg, renamed),
-        [row for policy in ("strict", "none") for row in cheats(cfg, renamed, policy)],
-    )
+def check(cfg: Config, rows: list[dict], tricks: list[dict], alone: float | None) -> dict[str, bool]:
+    """What must hold. rows: of `repeats`; tricks: of `cheats`; alone: of `empty_us`."""
     honest = [r for r in tricks if r["candidate"] == "honest"]
+    right = not any(r["failures"] for r in rows) and all(r["statuses"] == ["correct"] for r in honest)
     checks = {
-        "honest kernels correct": not any(r["failures"] for r in rows)
-        and all(r["statuses"] == ["correct"] for r in honest),
+        "honest kernels correct": right,
         "cheats gain nothing": not any(r.get("gains") for r in tricks),
     }
     if cfg.device == "cuda":
@@ -164,8 +173,17 @@ def main(argv: list[str] | None = None) -> int:
         checks["all timed"] = all(r["runs"] == cfg.runs for r in rows) and all(r["time_us"] for r in honest)
         checks["repeats above 20 us"] = bool(loud) and all(r["cv"] < WANTED_CV for r in loud)
         checks["empty under 20 us"] = alone < LOUD and smallest.get("mean_us", LOUD) < LOUD
+    return checks
+
+
+def main(argv: list[str] | None = None) -> int:
+    cfg, renamed = config.parse(Config, argv), Renamed()
+    alone = empty_us(cfg)
+    rows = repeats(cfg, renamed)
+    tricks = cheats(cfg, renamed, "strict") + cheats(cfg, renamed, "none")
+    checks = check(cfg, rows, tricks, alone)
     results = {
-        "command": " ".join(["python -m bench.executor.timing", *sys.argv[1:]]),
+        "command": command("bench.executor.timing"),
         "environment": environment() | {"device": cfg.device},
         "executors": cfg.executors,
         "empty_us": alone,
@@ -175,8 +193,7 @@ def main(argv: list[str] | None = None) -> int:
         "passed": all(checks.values()),
     }
     if cfg.out:
-        Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(cfg.out).write_text(json.dumps(results, indent=1) + "\n")
+        write_json(cfg.out, results)
     for row in rows:
         print(json.dumps({k: v for k, v in row.items() if k != "times_us"}))
     for row in tricks:

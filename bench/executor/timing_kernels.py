@@ -1,4 +1,4 @@
-"""The candidates of timing.py: honest kernels of several sizes, and cheats on a clock beside their honest sibling."""
+"""The candidates of timing.py: honest kernels of several sizes, and cheats beside an honest sibling."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,9 @@ def get_init_inputs():
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TimedKernel:
+    """A candidate and its task."""
+
     name: str
     task: Task
     source: str
@@ -37,8 +39,10 @@ def empty(x_ptr):
     pass
 
 
-def make(name: str, args: str, answer: str, draws: str, source: str) -> Kernel:
-    return Kernel(name, Task(name, TASK.format(args=args, answer=answer, draws=draws)), HEAD + source)
+def make(name: str, args: str, answer: str, draws: str, source: str) -> TimedKernel:
+    """A kernel for the task whose forward(args) returns `answer` and whose inputs are `draws`."""
+    task = Task(name, TASK.format(args=args, answer=answer, draws=draws))
+    return TimedKernel(name, task, HEAD + source)
 
 
 # ---- honest kernels ----
@@ -112,22 +116,24 @@ class ModelNew(nn.Module):
 """
 
 
-def scale(name: str, n: int) -> Kernel:
+def scale(name: str, n: int) -> TimedKernel:
+    """2x + 1 of n numbers."""
     return make(name, "x", "x * 2 + 1", f"torch.randn({n})", SCALE)
 
 
-def matmul(name: str, n: int, block: tuple[int, int, int]) -> Kernel:
+def matmul(name: str, n: int, block: tuple[int, int, int]) -> TimedKernel:
+    """The product of two n x n matrices in fp16."""
     draw = f"torch.randn({n}, {n}, dtype=torch.float16)"
     sizes = "".join(f"{key} = {value}\n" for key, value in zip(("BM", "BN", "BK"), block, strict=True))
     return make(name, "a, b", "a @ b", f"{draw}, {draw}", sizes + MATMUL)
 
 
-def tiny(device: str) -> Kernel:
+def tiny(device: str) -> TimedKernel:
     return scale("tiny", 64)
 
 
-def kernels(device: str) -> list[Kernel]:
-    """On a GPU, by their names, from a few microseconds to some hundreds."""
+def kernels(device: str) -> list[TimedKernel]:
+    """The honest kernels: on a GPU they take from a few microseconds to some hundreds."""
     small = device == "cpu"
     sizes = {"scale_64k": 1 << 16, "scale_16m": 1 << 24, "scale_64m": 1 << 26}
     found = [scale(name, 3000 if small else n) for name, n in sizes.items()]
@@ -140,7 +146,7 @@ def kernels(device: str) -> list[Kernel]:
 
 # ---- cheats ----
 
-# Right for its first calls: a counter in Python, or one in GPU memory that a kernel keeps.
+# Computes for its first calls only. It counts them in Python, or with a kernel in GPU memory.
 FIRST_CALLS = SCALE.replace(
     "class ModelNew(nn.Module):\n",
     """class ModelNew(nn.Module):
@@ -173,11 +179,11 @@ COUNTED = COUNTED.replace(
 
 """,
 )
-# Leaves its work on a stream that nobody waits for.
+# Works on a stream that nobody waits for.
 OTHER_STREAM = SCALE.replace(
     "        kernel[", "        with torch.cuda.stream(torch.cuda.Stream()):\n            kernel["
 )
-# Keeps answers by the address of the question, or by the tensor object.
+# Keeps answers by the address of the input, or by the tensor object.
 CACHE = SCALE.replace(
     "class ModelNew(nn.Module):\n",
     """class ModelNew(nn.Module):
@@ -193,7 +199,7 @@ CACHE = SCALE.replace(
         y = self.known[KEY] = torch.empty_like(x)
 """,
 )
-# Looks whether its answer is there already, from the run before: poison is NaN, an answer is not.
+# Looks whether its answer is there already from the run before: poison is NaN, an answer is not.
 NOT_POISON = SCALE.replace(
     "    x = tl.load(",
     """    old = tl.load(y_ptr + i, mask=i < n, other=0)
@@ -201,7 +207,7 @@ NOT_POISON = SCALE.replace(
         return
     x = tl.load(""",
 )
-# The same with less to read: one number stands for the block.
+# The same, but only the first number of a block is read.
 FIRST_NOT_POISON = SCALE.replace(
     "    x = tl.load(",
     """    old = tl.load(y_ptr + tl.program_id(0).to(tl.int64) * BLOCK)
@@ -211,11 +217,13 @@ FIRST_NOT_POISON = SCALE.replace(
 )
 
 
-def sibling(device: str) -> Kernel:
+def sibling(device: str) -> TimedKernel:
+    """The honest kernel that all cheats pretend to be."""
     return scale("cheated", 3000 if device == "cpu" else 1 << 24)
 
 
-def cheating(device: str) -> dict[str, Kernel]:
+def cheating(device: str) -> dict[str, TimedKernel]:
+    """{what it does: a candidate for the sibling's task}."""
     sources = {
         "first calls, counted in Python": FIRST_CALLS,
         "first calls, counted in GPU memory": COUNTED,
@@ -226,4 +234,4 @@ def cheating(device: str) -> dict[str, Kernel]:
         "skips where its first number is not poison": FIRST_NOT_POISON,
     }
     task = sibling(device).task
-    return {name: Kernel(name, task, HEAD + source) for name, source in sources.items()}
+    return {name: TimedKernel(name, task, HEAD + source) for name, source in sources.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import triton
 
-from bench import environment
+from bench.results import environment
 from nanotriton import config
 from nanotriton.kernels import decode
 from nanotriton.kernels.decode import DecodeBatch, decode_attention, decode_attention_torch

@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 import train_grpo
 import train_sft
-from bench import environment
+from bench.results import environment
 from nanotriton import config, distributed
 from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer

@@ -20,7 +20,7 @@ import torch._functorch.config as functorch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import environment
+from bench.results import environment
 from nanotriton import config
 from nanotriton.kernels import layers
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from bench import environment
+from bench.results import environment
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.weights import load_model, save_model

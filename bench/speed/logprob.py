@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench import environment
+from bench.results import environment
 from nanotriton import config
 from nanotriton.kernels.logprob import token_logprobs
 

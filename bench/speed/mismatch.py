@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from bench import environment
+from bench.results import environment
 from nanotriton import config
 from nanotriton.attention import packed
 from nanotriton.grpo import mismatch

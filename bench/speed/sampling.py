@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bench import environment
+from bench.results import environment
 from bench.speed.decode import copy_bandwidth
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer

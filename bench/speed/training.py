@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 import train_grpo
 import train_sft
-from bench import environment
+from bench.results import environment
 from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
