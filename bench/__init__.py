@@ -21,7 +21,7 @@ MOVED = {
 SUCCESSORS = {f"bench.{name}": f"bench.{folder}.{name}" for folder in MOVED for name in MOVED[folder].split()}
 SUCCESSORS["bench.executor_throughput"] = "bench.executor.throughput"
 
-# Python looks for the module of `python -m bench.NAME` while argv[0] is "-m"; this package is imported then.
+# While Python looks for the module that its option -m names, argv[0] is "-m"; this package is imported then.
 if sys.argv[:1] == ["-m"] and "-m" in sys.orig_argv:
     wanted = sys.orig_argv[sys.orig_argv.index("-m") + 1]
     if wanted in SUCCESSORS:

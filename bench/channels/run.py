@@ -1,8 +1,8 @@
 """What both benchmarks share: candidates are brought in, judged, and written down as they come.
 
-A benchmark derives from `BenchmarkRun`. It says how a completion becomes a candidate, what a model is asked, how
-candidates are judged, and what belongs in its results. Everything else is here: the journal, continuation,
-the ranks of torchrun, and the frame of the results.
+A benchmark derives from `BenchmarkRun`. It says how a completion becomes a candidate, what a model is asked,
+how candidates are judged, and what belongs in its results. Everything else is here: the journal,
+continuation, the ranks of torchrun, and the frame of the results.
 """
 
 import contextlib

@@ -1,19 +1,19 @@
-"""How fast the decode attention kernel reads the cache, beside a copy of memory; its error; what grouping saves. Needs a GPU.
+"""How fast does the decode attention kernel read the cache, beside a copy of memory? Needs a GPU.
 
     python -m bench.speed.decode --out results/decode.json
 
-A context of L tokens is a prompt of L / 2 and a tail of L / 2. Ungrouped, every row has a prompt of its own. Bytes are the
-keys and values that must be read at least once, queries and outputs; the fraction is of what a device-to-device copy moves.
+A context of L tokens is a prompt of L / 2 and a tail of L / 2. The samples of a group share a prompt; in
+groups of 1 every row has a prompt of its own. Bytes are the keys and values that must be read at least once,
+the queries and the outputs. The fraction is of what a device-to-device copy moves in the same time. The error
+is against attention in fp32 on the same values.
 """
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import triton
 
-from bench.results import environment
+from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.kernels import decode
 from nanotriton.kernels.decode import DecodeBatch, decode_attention, decode_attention_torch
@@ -35,30 +35,40 @@ class Config:
 def make(
     cfg: Config, rows: int, length: int, group: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DecodeBatch]:
-    """Random bf16 q and caches; pages in random order."""
+    """Random bf16 (q [rows, heads, dim], keys and values [pages, kv_heads, page, dim], batch).
+
+    Pages are in random order.
+    """
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+    def index(n: int) -> torch.Tensor:
+        return torch.arange(n, device="cuda", dtype=torch.int32)
+
+    def half_length(n: int) -> torch.Tensor:
+        return torch.full((n,), length // 2, device="cuda", dtype=torch.int32)
+
     pages, groups = length // 2 // cfg.page, rows // group
     total = (rows + groups) * pages
     order = torch.randperm(total, device="cuda", dtype=torch.int32).view(rows + groups, pages)
-    new = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    index = lambda n: torch.arange(n, device="cuda", dtype=torch.int32)
     per_tile = min(group, 64 * cfg.kv_heads // cfg.heads)
-    full = lambda n: torch.full((n,), length // 2, device="cuda", dtype=torch.int32)
     tiles = rows // per_tile
     batch = DecodeBatch(
         index(rows),
-        full(rows),
+        half_length(rows),
         order[:rows],
         index(tiles) // (group // per_tile),
-        full(tiles),
+        half_length(tiles),
         index(rows).view(tiles, per_tile),
         order[rows:],
     )
-    cache = [new(total, cfg.kv_heads, cfg.page, cfg.dim) for _ in range(2)]
-    return new(rows, cfg.heads, cfg.dim), *cache, batch
+    k, v = (randn(total, cfg.kv_heads, cfg.page, cfg.dim) for _ in range(2))
+    return randn(rows, cfg.heads, cfg.dim), k, v, batch
 
 
 def microseconds(run) -> float:
-    """Median over CUDA graph replays of ten calls, so that launches cost what they cost in the sampler."""
+    """The median time of a call in a replayed CUDA graph: launches cost what they cost in the sampler."""
     return triton.testing.do_bench_cudagraph(run, rep=20, return_mode="median") * 1000
 
 
@@ -70,12 +80,13 @@ def copy_bandwidth() -> float:
 
 
 def error(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: DecodeBatch) -> float:
-    """Relative to attention in fp32 on the same bf16 values, on a few rows' worth of heads."""
+    """The norm of the difference to attention in fp32 on the same bf16 values, over the norm of that."""
     exact = decode_attention_torch(q.float(), k, v, DecodeBatch(*list(vars(batch).values())[:7]))
     return float((decode_attention(q, k, v, batch).float() - exact).norm() / exact.norm())
 
 
 def measure(cfg: Config, rows: int, length: int, group: int, copy: float) -> dict:
+    """The figures of one shape. copy: of copy_bandwidth."""
     q, k, v, batch = make(cfg, rows, length, group)
     needed = k.nbytes + v.nbytes + 2 * q.nbytes
     time = microseconds(lambda: decode_attention(q, k, v, batch))
@@ -94,19 +105,17 @@ def measure(cfg: Config, rows: int, length: int, group: int, copy: float) -> dic
 
 
 def sweep(cfg: Config, copy: float) -> None:
-    """Options of both kernels, on four shapes; the best goes into kernels/decode.py by hand."""
-    cases = [
-        make(cfg, rows, length, group)
-        for rows, length, group in ((512, 1024, 16), (512, 1024, 1), (64, 4096, 1), (64, 512, 1))
-    ]
-    for name in ("TAIL_OPTIONS", "PREFIX_OPTIONS", "PROGRAMS"):
+    """Print what other options of the kernels give on four shapes.
+
+    The best goes into kernels/decode.py by hand.
+    """
+    shapes = ((512, 1024, 16), (512, 1024, 1), (64, 4096, 1), (64, 512, 1))  # rows, length, group
+    cases = [make(cfg, *shape) for shape in shapes]
+    options = [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
+    choices = {"TAIL_OPTIONS": options, "PREFIX_OPTIONS": options, "PROGRAMS": [264, 528, 1056, 2112]}
+    for name in choices:
         kept = getattr(decode, name)
-        choices = (
-            [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
-            if name != "PROGRAMS"
-            else [264, 528, 1056, 2112]
-        )
-        for choice in choices:
+        for choice in choices[name]:
             setattr(decode, name, choice)
             times = []
             for q, k, v, batch in cases:
@@ -133,18 +142,15 @@ def main(cfg: Config) -> None:
     if cfg.out:
         shape = {name: getattr(cfg, name) for name in ("heads", "kv_heads", "dim", "page")}
         report = environment() | {
-            "command": "python -m bench.speed.decode",
+            "command": command("bench.speed.decode"),
             "shape": shape,
             "copy_gb_s": round(copy / 1e9),
             "rows": rows,
         }
-        Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
-    print(
-        "lowest fraction of copy:",
-        min(r["of_copy"] for r in rows),
-        " largest error:",
-        max(r.get("error", 0) for r in rows),
-    )
+        write_json(cfg.out, report)
+    lowest = min(r["of_copy"] for r in rows)
+    largest = max(r.get("error", 0) for r in rows)
+    print("lowest fraction of copy:", lowest, " largest error:", largest)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
-"""The evidence for the laptop run: three seeds, each beside a control and beside the same time spent on more SFT.
+"""The evidence for the laptop run: three seeds, each beside a control and beside as long a time of SFT.
 
-    python -m bench.speed.laptop main --seed 0                # SFT, then GRPO: what `torchrun train_grpo.py` does
-    python -m bench.speed.laptop control --seed 0             # the same, with rewards shuffled within the batch
-    python -m bench.speed.laptop sft --seed 0                 # `factor` times the SFT steps and no GRPO, on the same test tasks
+    python -m bench.speed.laptop main --seed 0
+    python -m bench.speed.laptop control --seed 0
+    python -m bench.speed.laptop sft --seed 0
     python -m bench.speed.laptop table --out results/laptop.json
 
-Runs live in out/bench-ARM-SEED and continue when started again. No arm reads another's folder, so all may run at once, each
-on cores of its own: `taskset -c 0,1 python -m bench.speed.laptop main --seed 0`. The control trains its own SFT model, which one
-seed makes the same.
+main is what `torchrun train_grpo.py` does: SFT, then GRPO. control is the same with rewards shuffled within
+the batch. sft is --factor times the SFT steps and no GRPO, measured on the same test tasks. table collects
+what has finished.
+
+Runs live in out/bench-ARM-SEED and continue when they are started again. No arm reads another's folder, so
+all may run at once, each on cores of its own: `taskset -c 0,1 python -m bench.speed.laptop main --seed 0`.
+The control trains its own SFT model, which is the same for the same seed.
 """
 
 import json
@@ -18,22 +22,35 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import train_grpo
 import train_sft
-from bench.results import environment
+from bench.results import environment, write_json
 from nanotriton import config, distributed
 from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 from nanotriton.world import World
 
+ARMS = ("main", "control", "sft", "table")
+HEAD = [
+    "arm",
+    "seed",
+    "before: sampled",
+    "after: sampled",
+    "gain",
+    "before: greedy",
+    "after: greedy",
+    "SFT",
+    "GRPO",
+]
+
 
 @dataclass
 class Config:
     seed: Annotated[int, ">= 0"] = 0  # of the run
-    # sft arm: its steps, in those of the laptop run's SFT; 9 take as long as SFT and GRPO
+    # sft: its steps over those of the laptop run's SFT; 9 times as many take as long as SFT and GRPO
     factor: Annotated[float, "> 0"] = 9.0
     root: str = "out"  # where runs live
     out: str = "results/laptop.json"  # table: where the numbers go
@@ -41,11 +58,10 @@ class Config:
 
 
 def sft_arm(cfg: Config) -> None:
-    """SFT for as long as SFT and GRPO take together; then the test set, drawn and sampled as train_grpo.py does."""
+    """SFT for as long as SFT and GRPO take together; then the test set, drawn as train_grpo.py does it."""
     name = f"bench-sft-{cfg.seed}"
     steps = round(train_sft.Config.steps * cfg.factor)
-    # never the same pair twice: the grammar has more, and so has a user who could write them
-    # and annealed to the end, as there is nothing to come
+    # No pair comes twice, as the grammar has enough. The learning rate falls to 0, as nothing comes after.
     sft = train_sft.Config(
         name=name,
         out=cfg.root,
@@ -95,76 +111,85 @@ def grpo_arm(cfg: Config, arm: str) -> None:
     command = ["train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed)]
     command += ["--shuffle-rewards"] if arm == "control" else []
     whole, started = not folder.exists(), time.perf_counter()
-    # torchrun by its module, as it need not be on the PATH; --standalone, so that two never want the same
-    # port
+    # torchrun is started by its module, as it need not be on the PATH. With --standalone each run has its own
+    # port.
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", *command])
     if done.returncode:
         raise SystemExit(done.returncode)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     trace = {"largest_process_gib": round(peak, 2), "command": " ".join(["torchrun", *command])}
-    # from the command to its end, imports and data included; a run that was continued has no such
-    # number
+    # From the command to its end, imports and data included. A run that was continued has no such number.
     if whole:
         trace["seconds_wall"] = round(time.perf_counter() - started, 1)
     (folder / "peak.json").write_text(json.dumps(trace))
 
 
-def table(cfg: Config) -> None:
-    """Collect the summaries of all arms and seeds; print a Markdown table and write the numbers."""
+def finished(root: Path) -> list[dict]:
+    """A row for each run that has ended, by arm and seed."""
     rows = []
-    for path in sorted(Path(cfg.root).glob("bench-*/summary.json")):
-        arm, seed = path.parent.name.removeprefix("bench-").rsplit("-test", 1)[0].rsplit("-", 1)
-        data = json.loads(path.read_text())
-        if arm == "sft" and not path.parent.name.endswith("-test"):
-            continue
+    for path in root.glob("bench-*/summary.json"):
+        name = path.parent.name.removeprefix("bench-")
+        arm, seed = name.removesuffix("-test").rsplit("-", 1)
+        if arm == "sft" and not name.endswith("-test"):
+            continue  # the training alone: its test set is in the folder bench-sft-SEED-test
+        row = {"arm": arm, "run": int(seed), **json.loads(path.read_text())}
         peak = path.parent / "peak.json"
-        rows.append(
-            {"arm": arm, "run": int(seed), **data, **(json.loads(peak.read_text()) if peak.exists() else {})}
-        )
+        if peak.exists():
+            row |= json.loads(peak.read_text())
+        rows.append(row)
+    return sorted(rows, key=lambda row: (ARMS.index(row["arm"]), row["run"]))
+
+
+def plus_minus(share: float, n: int) -> str:
+    """A share of n samples with its standard error."""
+    return f"{share:.3f} ± {math.sqrt(share * (1 - share) / max(n, 1)):.3f}"
+
+
+def cells(row: dict) -> list[str]:
+    """The line of a run, of HEAD's form."""
+    if row["arm"] == "sft":
+        after, greedy = plus_minus(row["success"], row["success_n"]), f"{row['greedy']:.3f}"
+        return ["more SFT", str(row["run"]), "", after, "", "", greedy, f"{row['seconds']:.0f} s", ""]
+    n, before, after = row["heldout_samples"], row["heldout_before"], row["heldout_after"]
+    return [
+        "SFT, then GRPO" if row["arm"] == "main" else "shuffled rewards",
+        str(row["run"]),
+        plus_minus(before, n),
+        plus_minus(after, n),
+        f"{after - before:+.3f}",
+        f"{row['greedy_before']:.3f}",
+        f"{row['greedy_after']:.3f}",
+        f"{row['seconds_sft']:.0f} s",
+        f"{row['seconds_grpo']:.0f} s",
+    ]
+
+
+def table(cfg: Config) -> None:
+    """Print the summaries of all arms and seeds as a Markdown table, and write the numbers."""
+    rows = finished(Path(cfg.root))
     if not rows:
         config.die(f"{cfg.root}: no finished bench-* run; run the arms main, control and sft first")
-    error = lambda p, n: math.sqrt(p * (1 - p) / max(n, 1))
-    print(
-        "| arm | seed | before: sampled | after: sampled | gain | before: greedy | after: greedy | SFT | GRPO |\n|---|---|---|---|---|---|---|---|---|"
-    )
-    for r in sorted(rows, key=lambda r: (["main", "control", "sft"].index(r["arm"]), r["run"])):
-        if r["arm"] == "sft":
-            print(
-                f"| more SFT | {r['run']} | | {r['success']:.3f} ± {error(r['success'], r['success_n']):.3f} | | | {r['greedy']:.3f} | {r['seconds']:.0f} s | |"
-            )
-        else:
-            n, b, a = r["heldout_samples"], r["heldout_before"], r["heldout_after"]
-            name = "SFT, then GRPO" if r["arm"] == "main" else "shuffled rewards"
-            print(
-                f"| {name} | {r['run']} | {b:.3f} ± {error(b, n):.3f} | {a:.3f} ± {error(a, n):.3f} | {a - b:+.3f} | {r['greedy_before']:.3f} | "
-                f"{r['greedy_after']:.3f} | {r['seconds_sft']:.0f} s | {r['seconds_grpo']:.0f} s |"
-            )
-    path = Path(cfg.out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(
-            {
-                **environment(),
-                "machine": cfg.machine,
-                "command": "python -m bench.speed.laptop main|control|sft --seed S",
-                "runs": rows,
-            },
-            indent=2,
-        )
-        + "\n"
-    )
+    for line in (HEAD, ["---"] * len(HEAD), *map(cells, rows)):
+        print("| " + " | ".join(line) + " |")
+    about = environment() | {
+        "machine": cfg.machine,
+        "command": "python -m bench.speed.laptop main|control|sft --seed S",
+    }
+    write_json(cfg.out, about | {"runs": rows})
 
 
-ARMS = ("main", "control", "sft", "table")
+def main(argv: list[str]) -> None:
+    arm = argv[0] if argv else ""
+    if arm not in ARMS and not {"-h", "--help"} & set(argv):
+        config.die(f"{arm or 'nothing'}: the first word is one of {', '.join(ARMS)}")
+    cfg = config.parse(Config, argv[1:] if arm in ARMS else argv)
+    if arm == "table":
+        table(cfg)
+    elif arm == "sft":
+        sft_arm(cfg)
+    else:
+        grpo_arm(cfg, arm)
+
 
 if __name__ == "__main__":
-    arm: Literal["main", "control", "sft", "table"] | str = sys.argv[1] if len(sys.argv) > 1 else ""
-    if arm not in ARMS and not {"-h", "--help"} & set(sys.argv):
-        config.die(f"{arm or 'nothing'}: the first word is one of {', '.join(ARMS)}")
-    cfg = config.parse(Config, sys.argv[2:] if arm in ARMS else sys.argv[1:])
-    {
-        "main": lambda: grpo_arm(cfg, "main"),
-        "control": lambda: grpo_arm(cfg, "control"),
-        "sft": lambda: sft_arm(cfg),
-        "table": lambda: table(cfg),
-    }[arm]()
+    main(sys.argv[1:])

@@ -2,14 +2,14 @@
 
     python -m bench.speed.load --folder /tmp/random-8b --out results/load.json
 
-Writes a random Qwen3-8B-shaped folder (16.4 GB, bf16) unless it is there, drops it from the page cache, reads it raw to
-see what the disk gives, drops it again and loads it (cold), then loads it once more (warm). A loading runs in a process
-of its own, which watches its anonymous memory: what it holds beyond mapped files.
+A random folder of Qwen3-8B's shape (16.4 GB in bf16) is written unless it is there. It is dropped from the
+page cache and read raw, to see what the disk gives; dropped again and loaded (cold); and loaded once more
+(warm). A loading runs in a process of its own, which watches its anonymous memory: what it holds beyond
+mapped files.
 """
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from bench.results import environment
+from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.weights import load_model, save_model
@@ -37,7 +37,7 @@ SHAPE = ModelConfig(
     max_position_embeddings=40960,
     qk_norm=True,
 )
-CHUNK = 64 << 20
+CHUNK = 64 << 20  # bytes of a raw read
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Config:
 
 
 def memory(key: str) -> float:
-    """A line of /proc/self/status in GB, such as RssAnon or RssFile."""
+    """A line of /proc/self/status, such as RssAnon or RssFile, in GB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(key + ":"):
             return int(line.split()[1]) * 1024 / 1e9
@@ -59,6 +59,7 @@ def memory(key: str) -> float:
 
 
 def load_once(cfg: Config) -> dict[str, float]:
+    """Load the folder in this process -> its seconds and memory."""
     torch.zeros(1, device=cfg.device)  # the CUDA context is no part of loading
     before, peaks, done = memory("RssAnon"), {"RssAnon": 0.0, "RssFile": 0.0}, threading.Event()
 
@@ -76,7 +77,6 @@ def load_once(cfg: Config) -> dict[str, float]:
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()
-    # a checksum, so that cold and warm can be compared
     total = sum(p.double().sum().item() for p in model.parameters())
     return {
         "seconds": round(seconds, 2),
@@ -84,16 +84,17 @@ def load_once(cfg: Config) -> dict[str, float]:
         "host_gb_peak": round(peaks["RssAnon"], 2),
         "host_gb_above": round(peaks["RssAnon"] - before, 2),
         "mapped_gb_peak": round(peaks["RssFile"], 2),
-        "checksum": total,
+        "checksum": total,  # must be the same cold and warm
     }
 
 
 def files(folder: str) -> list[Path]:
+    """The files of weights."""
     return sorted(Path(folder).glob("*.safetensors"))
 
 
 def drop(folder: str) -> None:
-    """Forget the folder's pages."""
+    """Drop the folder's weights from the page cache."""
     for path in files(folder):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -101,7 +102,7 @@ def drop(folder: str) -> None:
 
 
 def raw_read(folder: str) -> float:
-    """Seconds to read the folder's files through, one after the other."""
+    """Seconds to read the folder's weights through, one file after the other."""
     start, buffer = time.perf_counter(), bytearray(CHUNK)
     for path in files(folder):
         with open(path, "rb", buffering=0) as file:
@@ -110,54 +111,61 @@ def raw_read(folder: str) -> float:
     return time.perf_counter() - start
 
 
+def write_folder(cfg: Config) -> None:
+    """Make the folder with random weights."""
+    SHAPE.num_hidden_layers = cfg.layers
+    with torch.device("meta"):
+        model = Transformer(SHAPE).to(torch.bfloat16)
+    model.to_empty(device=cfg.device)
+    for param in model.parameters():
+        param.data.normal_(0, 0.02)
+    save_model(model, cfg.folder)
+
+
+def load_apart(cfg: Config, state: str, size: float) -> dict[str, float]:
+    """What `load_once` finds in a process of its own. It is printed too.
+
+    state: cold or warm. size: of the folder, in GB.
+    """
+    options = [f"--{k}={getattr(cfg, k)}" for k in ("folder", "device", "dtype")]
+    words = [sys.executable, "-m", "bench.speed.load", "--only-load", *options]
+    child = subprocess.run(words, capture_output=True, text=True, check=False)
+    if child.returncode:
+        raise SystemExit(child.stderr)
+    run = json.loads(child.stdout)
+    print(
+        f"{state}: {run['seconds']:.1f} s, {size / run['seconds']:.2f} GB/s, "
+        f"{run['host_gb_above']:.2f} GB of host memory above the mapped files",
+        flush=True,
+    )
+    return run
+
+
 def main(cfg: Config) -> None:
     if not files(cfg.folder):
-        SHAPE.num_hidden_layers = cfg.layers
-        with torch.device("meta"):
-            model = Transformer(SHAPE).to(torch.bfloat16)
-        model.to_empty(device=cfg.device)
-        for param in model.parameters():
-            param.data.normal_(0, 0.02)
-        save_model(model, cfg.folder)
-        del model
+        write_folder(cfg)
         if cfg.device == "cuda":
             torch.cuda.empty_cache()
     size = sum(path.stat().st_size for path in files(cfg.folder)) / 1e9
     drop(cfg.folder)
-    raw, runs = raw_read(cfg.folder), {}
-    for state in ("cold", "warm"):
-        if state == "cold":
-            drop(cfg.folder)
-        command = [
-            sys.executable,
-            "-m",
-            "bench.speed.load",
-            "--only_load",
-            *(f"--{k}={getattr(cfg, k)}" for k in ("folder", "device", "dtype")),
-        ]
-        child = subprocess.run(command, capture_output=True, text=True, check=False)
-        if child.returncode:
-            raise SystemExit(child.stderr)
-        runs[state] = json.loads(child.stdout)
-        print(
-            f"{state}: {runs[state]['seconds']:.1f} s, {size / runs[state]['seconds']:.2f} GB/s, "
-            f"{runs[state]['host_gb_above']:.2f} GB of host memory above the mapped files",
-            flush=True,
-        )
+    raw = raw_read(cfg.folder)
+    drop(cfg.folder)
+    cold = load_apart(cfg, "cold", size)
+    warm = load_apart(cfg, "warm", size)
     print(f"folder {size:.1f} GB; read raw from disk in {raw:.1f} s, {size / raw:.2f} GB/s")
-    if runs["cold"]["checksum"] != runs["warm"]["checksum"]:
+    if cold["checksum"] != warm["checksum"]:
         raise SystemExit("the two loadings differ")
     report = {
-        "command": shlex.join(["python", "-m", "bench.speed.load", *sys.argv[1:]]),
+        "command": command("bench.speed.load"),
         **environment(),
         "device": cfg.device,
         "dtype": cfg.dtype,
         "folder_gb": round(size, 2),
         "raw_read_seconds": round(raw, 2),
-        **runs,
+        "cold": cold,
+        "warm": warm,
     }
-    Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
+    write_json(cfg.out, report)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,23 @@
-"""The fused logprob head: time beside its matrix products, memory, and error against float64.
+"""The fused logprob head: its time beside that of its matrix products, its memory, and its error.
 
     python -m bench.speed.logprob --out results/logprob.json
 
-It is one matrix product forward and three backward (logits once more, the gradients of hidden states and weight). They
-are timed whole, [T, V] logits in memory, as the least that this work can take: fp32 logits, bf16 gradient of the logits,
-fp32 gradient of the weight. With the package liger-kernel installed, its fused linear cross-entropy runs beside ours; that
-one has no recomputation (two backward products, made in the forward for a mean loss) and no entropy.
+The head is one matrix product forward and three backward: the logits once more, the gradients of hidden
+states and weight. Those four are timed whole, with the [T, V] logits in memory, as the least that this work
+can take: fp32 logits, a bf16 gradient of the logits, an fp32 gradient of the weight. If the package
+liger-kernel is installed, its fused linear cross-entropy runs beside ours. That one does not recompute the
+logits (it makes its two backward products in the forward, for a mean loss), and it has no entropy.
 """
 
 import gc
 import importlib.util
-import json
-import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bench.results import environment
+from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.kernels.logprob import token_logprobs
 
@@ -35,7 +33,7 @@ class Config:
 
 
 def milliseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median time of each call. They take turns, so that all of them see the card as warm as the others do."""
+    """{name: median time of the call}. The calls take turns, so that the card is equally warm for all."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):  # the first turn compiles
         for name, call in calls.items():
@@ -51,7 +49,7 @@ def milliseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[s
 
 
 def peak_beyond(call: Callable[[], object], counted: int) -> float:
-    """Bytes allocated at the highest point of a call, less what is there before it and `counted`."""
+    """The most bytes allocated during a call, less those allocated before it and `counted`."""
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -62,43 +60,49 @@ def peak_beyond(call: Callable[[], object], counted: int) -> float:
 
 
 def errors(hidden: Tensor, weight: Tensor, targets: Tensor, n: int) -> dict[str, float]:
-    """Largest differences from float64 over n tokens: of values, and of the gradient of the hidden states relative to its
-    largest entry (half of which is bf16's rounding of the result)."""
+    """The largest differences from float64 over n tokens.
+
+    Those of the hidden states' gradient are relative to its largest entry; half of them is bf16's rounding of
+    the result. `logp_error_of_bf16_logits` is what logits in bf16 would have cost.
+
+    hidden [T, D], weight [V, D], targets [T].
+    """
     h = hidden[:n].detach().clone().requires_grad_()
     logp, entropy = token_logprobs(h, weight.detach(), targets[:n])
     (grad,) = torch.autograd.grad(logp.sum() + entropy.sum(), h)
     w = weight.detach().double()
     exact = hidden[:n].detach().double()
-    log_p = (exact @ w.T).log_softmax(1)
+    log_p = (exact @ w.T).log_softmax(1)  # [n, V]
     p = log_p.exp()
-    ent = -(p * log_p).sum(1)
-    dz = -p - p * (log_p + ent[:, None])
-    dz[torch.arange(n), targets[:n]] += 1
-    truth = dz @ w
-    # what bf16 logits would have cost
+    true_entropy = -(p * log_p).sum(1)  # [n]
+    # The gradient of sum(logp + entropy) by the logits: onehot - p - p (log p + entropy).
+    grad_logits = -p - p * (log_p + true_entropy[:, None])
+    grad_logits[torch.arange(n), targets[:n]] += 1
+    true_grad = grad_logits @ w  # [n, D]
+    true_logp = log_p.gather(1, targets[:n, None])[:, 0]  # [n]
     bf16 = (hidden[:n].detach() @ weight.detach().T).float().log_softmax(1)
-    picked = log_p.gather(1, targets[:n, None])[:, 0]
+    bf16_logp = bf16.gather(1, targets[:n, None])[:, 0]
     return {
-        "logp_error": (logp.double() - picked).abs().max().item(),
-        "entropy_error": (entropy.double() - ent).abs().max().item(),
-        "grad_hidden_error": ((grad.double() - truth).abs().max() / truth.abs().max()).item(),
-        "logp_error_of_bf16_logits": (bf16.gather(1, targets[:n, None])[:, 0].double() - picked)
-        .abs()
-        .max()
-        .item(),
+        "logp_error": (logp.double() - true_logp).abs().max().item(),
+        "entropy_error": (entropy.double() - true_entropy).abs().max().item(),
+        "grad_hidden_error": ((grad.double() - true_grad).abs().max() / true_grad.abs().max()).item(),
+        "logp_error_of_bf16_logits": (bf16_logp.double() - true_logp).abs().max().item(),
     }
 
 
 def products(hidden: Tensor, weight: Tensor) -> None:
-    """The four matrix products of the work, whole."""
+    """The four matrix products of the work, each whole."""
     logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=logits)
-    d = logits.view(torch.bfloat16)[:, : weight.shape[0]]
-    torch.mm(d, weight)
-    torch.mm(d.t(), hidden, out_dtype=torch.float32)
+    grad = logits.view(torch.bfloat16)[
+        :, : weight.shape[0]
+    ]  # stands for the logits' gradient, in their memory
+    torch.mm(grad, weight)
+    torch.mm(grad.t(), hidden, out_dtype=torch.float32)
 
 
 def liger(hidden: Tensor, weight: Tensor, targets: Tensor) -> Callable[[], object]:
+    """Forward and backward of Liger's fused linear cross-entropy, as a call."""
     from liger_kernel.transformers.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyLoss
 
     loss = LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)
@@ -112,7 +116,7 @@ def liger(hidden: Tensor, weight: Tensor, targets: Tensor) -> Callable[[], objec
 
 def main(cfg: Config) -> None:
     if not torch.cuda.is_available():
-        raise config.ConfigError("this benchmark needs a GPU")
+        config.die("bench.speed.logprob needs a GPU")
     torch.manual_seed(0)
     tokens, vocab, width = cfg.tokens, cfg.vocab, cfg.width
     hidden = torch.randn(tokens, width, device="cuda").bfloat16().requires_grad_()
@@ -150,26 +154,22 @@ def main(cfg: Config) -> None:
     result["workspace_gb"] = peak_beyond(both, grads) / 1e9
     if "liger" in calls:
         hidden.grad = weight.grad = None
-        # asked for fp32 sums, it has the weight's gradient in fp32 first
+        # As it is asked for fp32 sums, it makes the weight's gradient in fp32 first.
         result["liger_workspace_gb"] = peak_beyond(calls["liger"], grads + 2 * weight.numel()) / 1e9
     hidden.grad = weight.grad = None
     result |= errors(hidden, weight, targets, cfg.checked)
     row = {
         **environment(),
-        "command": "python -m bench.speed.logprob " + shlex.join(sys.argv[1:]),
+        "command": command("bench.speed.logprob"),
         "tokens": tokens,
         "vocab": vocab,
         "width": width,
     }
     row |= {k: float(f"{v:.5g}") for k, v in result.items()}
-    with open(cfg.out, "w") as f:
-        f.write(json.dumps(row, indent=1) + "\n")
+    write_json(cfg.out, row)
     for key, value in row.items():
         print(f"{key:26s} {value}")
 
 
 if __name__ == "__main__":
-    try:
-        main(config.parse(Config))
-    except config.ConfigError as error:
-        config.die(error)
+    main(config.parse(Config))

@@ -1,29 +1,30 @@
-"""Sampling speed with random weights and no early stop, beside transformers, in one process. Needs a GPU, but for `laptop`.
+"""Sampling speed with random weights and no early stop, beside transformers, in one process.
 
     python -m bench.speed.sampling --shapes 0.6b 8b --loads grouped mixed --out results/sampling.json
     python -m bench.speed.sampling --shapes 0.6b --loads small --engines ours generate continuous
-    python -m bench.speed.sampling --shapes 0.6b --loads grouped --profile      # what a decode step's time goes to
-    OMP_NUM_THREADS=1 python -m bench.speed.sampling --shapes laptop --out results/sampling_cpu.json      # one core, fp32
+    python -m bench.speed.sampling --shapes 0.6b --loads grouped --profile
+    OMP_NUM_THREADS=1 python -m bench.speed.sampling --shapes laptop --out results/sampling_cpu.json
 
-The limit is what must be read: all weights at every step, each sample's own keys and values, and each prompt's once for its
-group, at the bandwidth of a copy. `limit_ungrouped` counts the prompt for every sample, as other engines read it.
+The last line is for one core of a CPU, in fp32; all others need a GPU. --profile tells what a decode step's
+time goes to.
+
+The limit is the time that it takes to read what must be read at the bandwidth of a copy: all weights at every
+step, each sample's own keys and values, and each prompt's once for its group. `limit_ungrouped` counts the
+prompt for every sample, as other engines read it.
 """
 
-import json
 import random
 import re
-import shlex
-import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from bench.results import environment
+from bench.results import command, environment, write_json
 from bench.speed.decode import copy_bandwidth
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
@@ -48,9 +49,13 @@ SHAPES = {
     ),
     "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
 }
-
+LAPTOP = dict(
+    vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+)
 STEPS = 20  # decode steps that are profiled at a time
-KINDS = {  # of kernels, by their names
+AT = (0.1, 0.5, 0.9)  # where in the generation they begin, as shares of its steps
+# kind of kernel: what matches its name
+KINDS = {
     "products": "nvjet|gemm|cutlass|splitK|_linear",
     "attention": "_prefix_kernel|_tail_kernel|_merge_kernel|_write_kernel|flash",
     "layers": "_rms_norm|_rope|_swiglu",
@@ -60,22 +65,29 @@ KINDS = {  # of kernels, by their names
 
 @dataclass
 class Config:
-    # Qwen3's two; laptop: 1M parameters, CPU
+    # 0.6b, 8b: Qwen3's; laptop: 1M parameters, on the CPU
     shapes: list[Literal["0.6b", "8b", "laptop"]] = field(default_factory=lambda: ["0.6b"])
-    # see `requests`
+    # grouped: many samples of a prompt; mixed: lengths differ; small: short and many
     loads: list[Literal["grouped", "mixed", "small"]] = field(default_factory=lambda: ["grouped"])
-    # the last two are transformers'
+    # generate, continuous: transformers' own, the second with continuous batching
     engines: list[Literal["ours", "generate", "continuous"]] = field(default_factory=lambda: ["ours"])
     repeats: int = 1  # timed runs after the warm-up; the fastest counts
-    profile: bool = False  # what decode steps take, by kernel, instead
+    profile: bool = False  # print what decode steps take, by kernel, instead of the speed
     out: str = ""  # a JSON file to write
 
 
 def requests(shape: str, load: str) -> list[Request]:
-    """grouped: 512 in, 512 out, 16 samples of 32 prompts (8b: of 16). mixed: 256 prompts of 100 to 1,024, as many out.
-    small: 256 in, 128 out, one sample of 256 prompts (8b: of 64)."""
+    """The requests of a load.
+
+    grouped: 512 tokens in, 512 out, 16 samples of 32 prompts (8b: of 16 prompts).
+    mixed: 256 prompts of 100 to 1,024 tokens, and answers as long.
+    small: 256 tokens in, 128 out, one sample of 256 prompts (8b: of 64 prompts).
+    """
     rng = random.Random(0)
-    prompt = lambda n: [rng.randrange(10_000) for _ in range(n)]
+
+    def prompt(n: int) -> list[int]:
+        return [rng.randrange(10_000) for _ in range(n)]
+
     if load == "mixed":
         return [
             Request(prompt(rng.randint(100, 1024)), max_tokens=rng.randint(100, 1024)) for _ in range(256)
@@ -87,6 +99,7 @@ def requests(shape: str, load: str) -> list[Request]:
 
 
 def make_model(shape: str) -> Transformer:
+    """A model of random bf16 weights on the GPU."""
     with torch.device("cuda"):
         model = Transformer(ModelConfig(**QWEN3, **SHAPES[shape]), compute_dtype=torch.bfloat16).to(
             torch.bfloat16
@@ -97,26 +110,30 @@ def make_model(shape: str) -> Transformer:
 
 
 def weight_bytes(model: Transformer) -> int:
-    """What a decode step reads of the weights: all but an untied embedding, of which it reads a row a sample."""
-    return sum(p.nbytes for p in model.parameters()) - (
-        0 if model.config.tie_word_embeddings else model.model.embed_tokens.weight.nbytes
-    )
+    """What a decode step reads of the weights: all but an untied embedding, of which it reads single rows."""
+    whole = sum(p.nbytes for p in model.parameters())
+    return whole if model.config.tie_word_embeddings else whole - model.model.embed_tokens.weight.nbytes
 
 
 def seconds_at_limit(model: Transformer, work: list[Request], bandwidth: float) -> tuple[float, float]:
-    """(each prompt read once a group, once a sample): seconds to read what the decode steps of `work` must read."""
-    c, weights = model.config, weight_bytes(model)
-    token = c.num_hidden_layers * 2 * c.num_key_value_heads * c.head_dim * 2
+    """Seconds to read what the decode steps of `work` must read: (each prompt once a group, once a sample).
+
+    bandwidth: in bytes a second.
+    """
+    c = model.config
+    token = (
+        c.num_hidden_layers * 2 * c.num_key_value_heads * c.head_dim * 2
+    )  # bytes of a token's keys and values
     steps = max(r.max_tokens for r in work) - 1
     tails = sum(r.n * r.max_tokens * (r.max_tokens - 1) // 2 for r in work) * token
     prompts = [len(r.prompt_ids) * (r.max_tokens - 1) * token for r in work]
-    fixed = steps * weights + tails
-    return (fixed + sum(prompts)) / bandwidth, (
-        fixed + sum(p * r.n for p, r in zip(prompts, work))
-    ) / bandwidth
+    every_prompt = sum(p * r.n for p, r in zip(prompts, work, strict=True))
+    fixed = steps * weight_bytes(model) + tails
+    return (fixed + sum(prompts)) / bandwidth, (fixed + every_prompt) / bandwidth
 
 
-def timed(run) -> float:
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of one call, the GPU's work included."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     run()
@@ -125,15 +142,18 @@ def timed(run) -> float:
 
 
 def ours(model: Transformer, work: list[Request], repeats: int) -> dict:
+    """The figures of our sampler: of all of `work`, of the first tokens alone, and of one request alone."""
     sampler = Sampler(model)
     cold = timed(lambda: sampler.generate(work))
     total = min(timed(lambda: sampler.generate(work)) for _ in range(repeats))
     stats = dict(sampler.stats)
     firsts = [Request(r.prompt_ids, n=r.n, max_tokens=1) for r in work]
-    alone = [Request(work[0].prompt_ids, max_tokens=m) for m in (1, 129)]
-    for request in alone:
-        sampler.generate([request])
-    one, many = (min(timed(lambda r=r: sampler.generate([r])) for _ in range(3)) for r in alone)
+    short = Request(work[0].prompt_ids, max_tokens=1)
+    long = Request(work[0].prompt_ids, max_tokens=129)
+    sampler.generate([short])
+    sampler.generate([long])
+    one = min(timed(lambda: sampler.generate([short])) for _ in range(3))
+    many = min(timed(lambda: sampler.generate([long])) for _ in range(3))
     first = timed(lambda: sampler.generate(firsts))
     return {
         "seconds": total,
@@ -147,6 +167,7 @@ def ours(model: Transformer, work: list[Request], repeats: int) -> dict:
 
 
 def transformers_model(model: Transformer) -> torch.nn.Module:
+    """transformers' model with the same weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     raw = model.config.to_hf(torch.bfloat16)
@@ -157,7 +178,10 @@ def transformers_model(model: Transformer) -> torch.nn.Module:
 
 
 def peer(model: Transformer, work: list[Request], engine: str) -> dict:
-    """transformers' generate, or its continuous batching, on the same weights and prompts (equal lengths: no padding)."""
+    """transformers' generate or its continuous batching, on the same weights and prompts.
+
+    Prompts must be of one length, so that nothing is padded.
+    """
     from transformers import GenerationConfig
 
     theirs = transformers_model(model)
@@ -171,89 +195,111 @@ def peer(model: Transformer, work: list[Request], engine: str) -> dict:
         eos_token_id=-1,
     )
     prompts = [r.prompt_ids for r in work for _ in range(r.n)]
-    if engine == "generate":
-        ids = torch.tensor(prompts, device="cuda")
-        run = lambda: theirs.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    else:
-        run = lambda: theirs.generate_batch(inputs=prompts, generation_config=settings, progress_bar=False)
+
+    def run() -> None:
+        if engine == "generate":
+            ids = torch.tensor(prompts, device="cuda")
+            theirs.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        else:
+            theirs.generate_batch(inputs=prompts, generation_config=settings, progress_bar=False)
+
     cold = timed(run)
     return {"seconds": timed(run), "seconds_cold": cold}
 
 
-def kind_of(kernel: str) -> str:
-    return next((kind for kind, names in KINDS.items() if re.search(names, kernel)), "other")
+# ---- where a decode step's time goes ----
+
+
+def kernel_kind(name: str) -> str:
+    """One of KINDS, or "other"."""
+    return next((kind for kind, names in KINDS.items() if re.search(names, name)), "other")
+
+
+class Profiler:
+    """Stands in for a sampler's decode step, and traces STEPS of them from each of the given steps on."""
+
+    def __init__(self, sampler: Sampler, begins: list[int], weights_ms: float, bandwidth: float):
+        self.sampler, self.begins, self.step = sampler, begins, sampler._decode
+        self.weights_ms, self.bandwidth = weights_ms, bandwidth
+        self.seen = 0  # decode steps so far
+        self.trace: torch.profiler.profile | None = None
+        self.rows: list[dict] = []
+
+    def __call__(self, state, slots):
+        if self.seen in self.begins:
+            self.begin(state, slots)
+        if self.trace and self.seen - STEPS in self.begins:
+            self.rows.append(self.end())
+        self.seen += 1
+        return self.step(state, slots)
+
+    def begin(self, state, slots) -> None:
+        # a group's prompt is read once, so it is counted once
+        prompts = np.unique(state.line[slots], return_index=True)[1]
+        tokens = int(state.count[slots].sum() + state.prompt_len[slots][prompts].sum())
+        self.kv_bytes = tokens * self.sampler.kv.page_bytes // self.sampler.page_size
+        self.samples = len(slots)
+        torch.cuda.synchronize()
+        self.trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self.trace.start()
+        self.start = time.perf_counter()
+
+    def end(self) -> dict:
+        """Milliseconds a step, by kind of kernel and by kernel, beside the time to read what must be read."""
+        torch.cuda.synchronize()
+        wall = 1e3 * (time.perf_counter() - self.start) / STEPS
+        self.trace.stop()
+        times = {}
+        for event in self.trace.key_averages():
+            if event.self_device_time_total:
+                times[event.key] = event.self_device_time_total / 1e3 / STEPS
+        self.trace = None
+        kinds = Counter()
+        for name, ms in times.items():
+            kinds[kernel_kind(name)] += ms
+        largest = sorted(times.items(), key=lambda item: -item[1])[:12]
+        return {
+            "step": self.seen - STEPS,
+            "samples": self.samples,
+            "wall_ms": wall,
+            "kernels_ms": sum(times.values()),
+            **{f"{kind}_ms": ms for kind, ms in kinds.items()},
+            "weights_limit_ms": self.weights_ms,
+            "kv_limit_ms": 1e3 * self.kv_bytes / self.bandwidth,
+            "largest": {name[:60]: round(ms, 3) for name, ms in largest},
+        }
 
 
 def profile(model: Transformer, work: list[Request], bandwidth: float) -> list[dict]:
-    """What STEPS decode steps take, early, in the middle and late: milliseconds a step by kind of kernel, and by kernel, beside what must be read."""
+    """What STEPS decode steps take, early, in the middle and late: a row for each."""
     sampler = Sampler(model)
     sampler.generate(work)  # captures the graphs
-    at = [int(share * sampler.stats["decode_steps"]) for share in (0.1, 0.5, 0.9)]
-    decode, seen, rows, open_ = sampler._decode, 0, [], None
-
-    def watched(s, slots):
-        nonlocal seen, open_
-        if seen in at:
-            prompts = np.unique(s.line[slots], return_index=True)[1]
-            kv = (
-                (int(s.count[slots].sum() + s.prompt_len[slots][prompts].sum()))
-                * sampler.kv.page_bytes
-                // sampler.page_size
-            )
-            torch.cuda.synchronize()
-            trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-            trace.start()
-            open_ = trace, time.perf_counter(), len(slots), kv
-        if open_ and seen - STEPS in at:
-            torch.cuda.synchronize()
-            trace, start, batch, kv = open_
-            wall, open_ = 1e3 * (time.perf_counter() - start) / STEPS, None
-            trace.stop()
-            times = {
-                e.key: e.self_device_time_total / 1e3 / STEPS
-                for e in trace.key_averages()
-                if e.self_device_time_total
-            }
-            kinds = Counter()
-            for name, ms in times.items():
-                kinds[kind_of(name)] += ms
-            rows.append(
-                {
-                    "step": seen - STEPS,
-                    "samples": batch,
-                    "wall_ms": wall,
-                    "kernels_ms": sum(times.values()),
-                    **{f"{k}_ms": v for k, v in kinds.items()},
-                    "weights_limit_ms": 1e3 * weight_bytes(model) / bandwidth,
-                    "kv_limit_ms": 1e3 * kv / bandwidth,
-                    "largest": {
-                        k[:60]: round(v, 3) for k, v in sorted(times.items(), key=lambda x: -x[1])[:12]
-                    },
-                }
-            )
-        seen += 1
-        return decode(s, slots)
-
-    sampler._decode = watched
+    begins = [int(share * sampler.stats["decode_steps"]) for share in AT]
+    profiler = Profiler(sampler, begins, 1e3 * weight_bytes(model) / bandwidth, bandwidth)
+    sampler._decode = profiler
     sampler.generate(work)
-    return [{k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    return [rounded(row, "{:.3f}") for row in profiler.rows]
+
+
+def rounded(row: dict, style: str) -> dict:
+    """The row with its floats rounded as the format string says."""
+    return {k: float(style.format(v)) if isinstance(v, float) else v for k, v in row.items()}
+
+
+# ---- all loads ----
 
 
 def laptop(repeats: int) -> dict:
-    """The laptop run's shape on the CPU: 32 prompts of 40 to 60 tokens, 8 samples of 60 to 100. CPU time: cores are shared."""
-    shape = dict(
-        vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
-    )
-    sampler, rng = (
-        Sampler(Transformer(ModelConfig(**shape)).init_weights(0).requires_grad_(False)),
-        random.Random(0),
-    )
-    work = [
-        Request(
-            [rng.randrange(512) for _ in range(rng.randint(40, 60))], n=8, max_tokens=rng.randint(60, 100)
-        )
-        for _ in range(32)
-    ]
+    """The laptop run's shape on the CPU: 32 prompts of 40 to 60 tokens, 8 samples of 60 to 100 tokens.
+
+    CPU time counts, as a laptop's cores are shared.
+    """
+    model = Transformer(ModelConfig(**LAPTOP)).init_weights(0).requires_grad_(False)
+    sampler, rng = Sampler(model), random.Random(0)
+    work = []
+    for _ in range(32):
+        prompt = [rng.randrange(LAPTOP["vocab_size"]) for _ in range(rng.randint(40, 60))]
+        work.append(Request(prompt, n=8, max_tokens=rng.randint(60, 100)))
     tokens, best = sum(r.n * r.max_tokens for r in work), float("inf")
     for _ in range(repeats + 1):
         start = time.process_time()
@@ -268,55 +314,54 @@ def laptop(repeats: int) -> dict:
     }
 
 
-def main(cfg: Config) -> None:
-    if cfg.shapes == ["laptop"]:
-        report = (
-            environment()
-            | {
-                "command": "python -m bench.speed.sampling --shapes laptop",
-                "threads": torch.get_num_threads(),
-            }
-            | laptop(cfg.repeats)
-        )
-        print(report)
-        if cfg.out:
-            Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
-        return
-    if not torch.cuda.is_available():
-        config.die("bench.speed.sampling needs a GPU for every shape but laptop, which goes alone")
+def speed(cfg: Config, model: Transformer, work: list[Request], engine: str, bandwidth: float) -> dict:
+    """The figures of one engine, beside the limits."""
+    tokens = sum(r.n * r.max_tokens for r in work)
+    limit, ungrouped = seconds_at_limit(model, work, bandwidth)
+    row = {"tokens": tokens}
+    row |= ours(model, work, cfg.repeats) if engine == "ours" else peer(model, work, engine)
+    row |= {
+        "tokens_s": tokens / row["seconds"],
+        "limit_tokens_s": tokens / limit,
+        "limit_ungrouped_tokens_s": tokens / ungrouped,
+        "of_limit": limit / row["seconds"],
+    }
+    return rounded(row, "{:.4g}")
+
+
+def on_gpu(cfg: Config) -> dict:
+    """All shapes, loads and engines; rows are printed as they come."""
     bandwidth, rows = copy_bandwidth(), []
     for shape in cfg.shapes:
         model = make_model(shape)
         for load in cfg.loads:
-            work = requests(shape, load)
-            tokens = sum(r.n * r.max_tokens for r in work)
-            limit, ungrouped = seconds_at_limit(model, work, bandwidth)
+            work, about = requests(shape, load), {"shape": shape, "load": load}
             if cfg.profile:
-                rows += [{"shape": shape, "load": load} | row for row in profile(model, work, bandwidth)]
-                print(*rows[-3:], sep="\n", flush=True)
+                found = [about | row for row in profile(model, work, bandwidth)]
+                rows += found
+                print(*found, sep="\n", flush=True)
                 torch.cuda.empty_cache()
                 continue
             for engine in cfg.engines:
-                row = {"shape": shape, "load": load, "engine": engine, "tokens": tokens}
-                row |= ours(model, work, cfg.repeats) if engine == "ours" else peer(model, work, engine)
-                row |= {
-                    "tokens_s": tokens / row["seconds"],
-                    "limit_tokens_s": tokens / limit,
-                    "limit_ungrouped_tokens_s": tokens / ungrouped,
-                }
-                row["of_limit"] = limit / row["seconds"]
-                row = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+                row = about | {"engine": engine} | speed(cfg, model, work, engine, bandwidth)
                 rows.append(row)
                 print(row, flush=True)
                 torch.cuda.empty_cache()
         del model
+    return {"copy_gb_s": round(bandwidth / 1e9), "rows": rows}
+
+
+def main(cfg: Config) -> None:
+    about = environment() | {"command": command("bench.speed.sampling")}
+    if cfg.shapes == ["laptop"]:
+        report = about | {"threads": torch.get_num_threads()} | laptop(cfg.repeats)
+        print(report)
+    elif torch.cuda.is_available() and "laptop" not in cfg.shapes:
+        report = about | on_gpu(cfg)
+    else:
+        config.die("bench.speed.sampling needs a GPU for every shape but laptop, which goes alone")
     if cfg.out:
-        report = environment() | {
-            "command": "python -m bench.speed.sampling " + shlex.join(sys.argv[1:]),
-            "copy_gb_s": round(bandwidth / 1e9),
-            "rows": rows,
-        }
-        Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
+        write_json(cfg.out, report)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,29 @@
-"""Training at scale, with random weights: MFU of SFT, a GRPO step's time by part, an 8B on one GPU, one GPU against two.
+"""Training at scale with random weights: SFT's MFU, a GRPO step's time by part, an 8B on one GPU.
 
     torchrun --nproc-per-node 4 -m -- bench.speed.training --what sft --shape 8b --out results/sft_8b.json
     python -m bench.speed.training --what sft --shape 0.6b
     torchrun --nproc-per-node 4 -m -- bench.speed.training --what grpo --shape 8b --samples 64 --tokens 1024
     python -m bench.speed.training --what one-gpu --shape 8b
-    python -m bench.speed.training --what compare --shape 0.6b --replay /tmp/samples.json --out /tmp/one.json
-    torchrun --nproc-per-node 2 -m -- bench.speed.training --what compare --shape 0.6b --replay /tmp/samples.json --against /tmp/one.json
+    python -m bench.speed.training --what compare --shape 0.6b --replay s.json --out one.json
+    torchrun --nproc-per-node 2 -m -- bench.speed.training --what compare --shape 0.6b --replay s.json \\
+        --against one.json
 
-What is timed is train_sft.sft_step and train_grpo.grpo_step as they are. A model of random weights samples noise, so the executor
-gets given candidates instead: for each sample another synthetic task with its own solution (no two alike, no cache helps), every
-third one made wrong. `compare` takes the samples that the first run drew: two batch shapes round differently in bf16, and one
-token drawn otherwise changes all that follow.
+What is timed is train_sft.sft_step and train_grpo.grpo_step as they are. A model of random weights samples
+noise, so the executor is given other candidates instead: for each sample another synthetic task with its own
+solution (no two alike, so that no cache helps), every third one made wrong. `compare` uses the samples that
+its first run drew, as two batch shapes round differently in bf16, and one token drawn otherwise changes all
+that follow.
 
-MFU counts what the mathematics needs, once: 6 FLOPs a parameter and token for layers and head (the embedding is a lookup), and causal
-attention's 6 * length * heads * head_dim a layer; recomputing counts as nothing. Over the card's dense bf16 peak.
+MFU (model FLOPs utilisation) counts what the mathematics needs, once, over the card's dense bf16 peak: 6
+FLOPs a parameter and token for layers and head (the embedding is a lookup), and 6 * length * heads * head_dim
+a layer and token for causal attention. Recomputed activations count as nothing.
 """
 
 import dataclasses
 import json
 import re
-import shlex
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ from torch.distributed.tensor import DTensor
 
 import train_grpo
 import train_sft
-from bench.results import environment
+from bench.results import command, environment, write_json
 from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
@@ -42,6 +44,7 @@ from nanotriton.run import launch, make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 from nanotriton.weights import shard_rows
 from nanotriton.world import World
 from reward.reward import reward
@@ -70,16 +73,16 @@ LLAMA = dict(
     max_position_embeddings=131072,
 )
 MODELS = {"tiny": TINY, "0.6b": QWEN3 | SHAPES["0.6b"], "8b": QWEN3 | SHAPES["8b"], "llama-8b": LLAMA}
-# sequences a step and GPU, tokens a microbatch
+# shape: (sequences a step and GPU, tokens a microbatch)
 WORK = {"tiny": (4, 256), "0.6b": (32, 32768), "8b": (16, 4096), "llama-8b": (16, 4096)}
 PEAK = {"H100": 989.4e12, "H200": 989.4e12}  # dense bf16 FLOP/s of the SXM cards, NVIDIA's data sheets
 GROUP = 8  # samples of a prompt
-ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # stands for what was sampled
+ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # every sample's text
 
 
 @dataclass
 class Config:
-    # one-gpu: SFT and GRPO with adam8; compare: loss, reward, gradient norm of a step
+    # one-gpu: SFT and GRPO with adam8; compare: a step's loss, reward and gradient norm
     what: Literal["sft", "grpo", "one-gpu", "compare"] = "sft"
     shape: Literal["tiny", "0.6b", "8b", "llama-8b"] = "8b"  # Qwen3's, Llama-3.1's, or one for a CPU
     length: Annotated[int, ">= 2"] = 4096  # sft: tokens of a sequence
@@ -87,9 +90,9 @@ class Config:
     samples: Annotated[int, ">= 8"] = 64  # grpo: samples a step, over all ranks, 8 of each prompt
     tokens: Annotated[int, ">= 1"] = 1024  # grpo: tokens of every sample
     prompt: Annotated[int, ">= 1"] = 512  # grpo: tokens of a prompt
-    # of one forward and backward; 0: sft 4,096 for 8B and 32,768 for 0.6B, else 16,384
+    # tokens of one forward and backward; 0: for sft 4,096 (8B) or 32,768 (0.6B), else 16,384
     micro_tokens: Annotated[int, ">= 0"] = 0
-    # activations in the backward; auto: if they don't fit, as in training
+    # recompute activations in the backward; auto: if they don't fit, as in training
     recompute: Literal["auto", "yes", "no"] = "auto"
     reshard: Literal["auto", "yes", "no"] = "auto"  # gather layers again for every pass
     defer: Literal["auto", "yes", "no"] = "auto"  # reduce the gradients of embedding and head once a step
@@ -101,12 +104,16 @@ class Config:
     out: str = ""  # a JSON file to write
 
 
-# ---- models and data
-# --------------------------------------------------------------------------------------------------
+# ---- models and data ----
+
+
 @torch.no_grad()
 def randomize(model: Transformer, seed: int = 0) -> Transformer:
-    """N(0, 0.02) in matrices, 1 in norms, 0 in biases: made on the device, one whole tensor at a time, of which each rank keeps its rows.
-    So any number of ranks has the same model, and none ever holds all of it."""
+    """Fill the model: N(0, 0.02) in matrices, 1 in norms, 0 in biases.
+
+    A tensor is made whole on the device, and each rank keeps its rows. So any number of ranks has the same
+    model, and none ever holds all of it.
+    """
     for number, (name, p) in enumerate(model.named_parameters()):
         mine, rows = local(p), (0, p.shape[0])
         if p.ndim == 1:
@@ -123,19 +130,20 @@ def randomize(model: Transformer, seed: int = 0) -> Transformer:
 
 
 def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: int) -> Transformer:
-    """As distributed.load makes it, but for where the values come from."""
+    """The model as distributed.load makes it, with random values.
+
+    tokens: of a microbatch. copies: how many the sampler holds beside it.
+    """
     shape = ModelConfig(**MODELS[cfg.shape])
     auto = distributed.plan(shape, world, optimizer, tokens, copies)
-    ways = (
-        {"auto": a, "yes": True, "no": False}[given]
-        for a, given in zip(auto, (cfg.reshard, cfg.recompute, cfg.defer))
-    )
+    given = (cfg.reshard, cfg.recompute, cfg.defer)
+    ways = [{"auto": a, "yes": True, "no": False}[g] for a, g in zip(auto, given, strict=True)]
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
     return randomize(distributed.empty(shape, world, dtype, *ways))
 
 
 class Tokens:
-    """In a tokenizer's place: a prompt of so many ids for any text, and one answer for any ids. Without an end token."""
+    """In a tokenizer's place: any text is `prompt` random ids, any ids are ANSWER; there is no end token."""
 
     has_chat_template, eos_ids = False, frozenset()
 
@@ -151,7 +159,10 @@ class Tokens:
 
 
 class Given:
-    """In the executor's place: whatever is submitted for a task, the next of that task's own (task, candidate) pairs is judged."""
+    """In the executor's place.
+
+    Whatever is submitted for a task, its next given (task, candidate) pair is judged.
+    """
 
     time = False
 
@@ -166,19 +177,24 @@ class Given:
 
 
 def given(steps: int, prompts: int, size: str) -> tuple[list[Task], dict[str, Iterator[tuple[Task, str]]]]:
-    """(prompts of all steps, for each the GROUP pairs that stand for its samples)."""
+    """(the prompts of all steps, {a prompt's name: the GROUP pairs that stand for its samples})."""
     tasks = synthetic.generate("rl", steps * prompts * GROUP, 0, size)
-    wrong = lambda source: re.sub(r"(tl\.store\(out_ptr[^\n]*?, x)(?=[,)])", r"\1 + 1.0", source)
     pairs = {}
-    for k in range(0, len(tasks), GROUP):
-        pairs[tasks[k].name] = iter(
-            [(t, wrong(t.solution) if j % 3 == 2 else t.solution) for j, t in enumerate(tasks[k : k + GROUP])]
-        )
+    for first in range(0, len(tasks), GROUP):
+        group = []
+        for j, task in enumerate(tasks[first : first + GROUP]):
+            group.append((task, wrong(task.solution) if j % 3 == 2 else task.solution))
+        pairs[tasks[first].name] = iter(group)
     return tasks[::GROUP], pairs
 
 
+def wrong(source: str) -> str:
+    """The source with another value stored."""
+    return re.sub(r"(tl\.store\(out_ptr[^\n]*?, x)(?=[,)])", r"\1 + 1.0", source)
+
+
 class Recorded:
-    """A sampler whose samples go to a file by their seeds, or come from it where it is there."""
+    """A sampler whose samples come from a file, by their seeds; if there is none yet, it is written."""
 
     def __init__(self, sampler: Sampler, path: Path, world: World):
         self.sampler, self.path, self.world = sampler, path, world
@@ -189,36 +205,43 @@ class Recorded:
 
     def generate(self, requests: list[Request], on_finish: Callable[[Sample], None]) -> None:
         if self.known is None:
-            groups = self.sampler.generate(requests, on_finish)
-            mine = {
-                str(s): (x.ids, x.logprobs)
-                for r, group in zip(requests, groups)
-                for s, x in zip(r.seeds, group)
-            }
-            every = {k: v for part in self.world.gather(mine) for k, v in part.items()}
-            if self.world.is_main:
-                self.path.write_text(json.dumps(every))
+            self.write(requests, self.sampler.generate(requests, on_finish))
             return
         for i, r in enumerate(requests):
             for j, seed in enumerate(r.seeds):
                 on_finish(Sample(i, j, *self.known[str(seed)], "length"))
 
+    def write(self, requests: list[Request], groups: list[list[Sample]]) -> None:
+        """Write the samples of all ranks: {seed: (ids, logprobs)}."""
+        mine = {}
+        for request, group in zip(requests, groups, strict=True):
+            for seed, sample in zip(request.seeds, group, strict=True):
+                mine[str(seed)] = (sample.ids, sample.logprobs)
+        every = {}
+        for part in self.world.gather(mine):
+            every |= part
+        if self.world.is_main:
+            self.path.write_text(json.dumps(every))
 
-# ---- what is measured
-# -------------------------------------------------------------------------------------------------
+
+# ---- what is measured ----
+
+
 def flops_per_token(shape: ModelConfig, length: int) -> float:
-    """Forward and backward of one token in a sequence of `length`, without recomputing."""
+    """FLOPs of forward and backward for one token in a sequence of `length`, counted as for MFU."""
     heads = shape.num_attention_heads * shape.head_dim
     kv = shape.num_key_value_heads * shape.head_dim
-    layer = shape.hidden_size * (2 * heads + 2 * kv + 3 * shape.intermediate_size)
-    return (
-        6 * (shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size)
-        + 6 * length * heads * shape.num_hidden_layers
-    )
+    layer = shape.hidden_size * (2 * heads + 2 * kv + 3 * shape.intermediate_size)  # parameters
+    parameters = shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size
+    return 6 * parameters + 6 * length * heads * shape.num_hidden_layers
 
 
 def memory(world: World, sampler: Sampler | None = None) -> dict[str, float]:
-    """Gigabytes on the fullest rank: torch's peak since the last reset, the KV cache (not torch's), what the whole GPU has in use now."""
+    """Gigabytes on the fullest rank; nothing on a CPU.
+
+    peak_gb, peak_reserved_gb: torch's since the last `reset`. kv_gb: the KV cache, which torch does not
+    manage. gpu_in_use_gb: everything on the GPU, now.
+    """
     if world.device.type != "cuda":
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -229,6 +252,7 @@ def memory(world: World, sampler: Sampler | None = None) -> dict[str, float]:
 
 
 def reset(world: World) -> None:
+    """Wait for all ranks and forget torch's peaks."""
     world.barrier()
     if world.device.type == "cuda":
         torch.cuda.synchronize()
@@ -236,38 +260,31 @@ def reset(world: World) -> None:
 
 
 def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: int) -> dict[str, Any]:
-    """Steps of train_sft.sft_step on random sequences, all of whose tokens but the first are learned."""
+    """Steps of train_sft.sft_step on random sequences; every token but the first of a sequence is learned."""
     shape, each = model.config, cfg.sequences or WORK[cfg.shape][0]
     length = min(cfg.length, 64) if cfg.shape == "tiny" else cfg.length
     options = train_sft.Config(micro_tokens=micro_tokens)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(shape.vocab_size, (each * world.world_size, length), generator=generator).tolist()
-    step = lambda: train_sft.sft_step(
-        [(r[:1], r[1:]) for r in rows], model, optimizer, options, world, Tokens(shape.vocab_size, 1)
-    )
+    batch = [(row[:1], row[1:]) for row in rows]
+    tokenizer = Tokens(shape.vocab_size, 1)
+
+    def step() -> tuple[float, float]:
+        """(loss, gradient norm). It ends by reading the loss, which waits for the GPU."""
+        return train_sft.sft_step(batch, model, optimizer, options, world, tokenizer)
+
     for _ in range(cfg.warmup):
-        loss, norm = step()
+        step()
     reset(world)
     start = time.perf_counter()
     for _ in range(cfg.steps):
-        loss, norm = step()  # ends by reading the loss, which waits for the GPU
+        loss, norm = step()
     peaks = memory(world)
     world.barrier()
     seconds = (time.perf_counter() - start) / cfg.steps
-    speed = each * length / seconds
-    peak = next(
-        (v for k, v in PEAK.items() if world.device.type == "cuda" and k in torch.cuda.get_device_name()),
-        None,
-    )
+    speed, peak = each * length / seconds, peak_flops(world)
     if cfg.profile:
-        with torch.profiler.profile() as trace:
-            step()
-        if world.is_main:
-            print(
-                trace.key_averages().table(
-                    sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=70
-                )
-            )
+        print_profile(step, world)
     return {
         "length": length,
         "sequences_per_gpu": each,
@@ -284,10 +301,31 @@ def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: 
     }
 
 
+def peak_flops(world: World) -> float | None:
+    """The card's dense bf16 FLOP/s; None where it isn't known."""
+    if world.device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name()
+    return next((flops for card, flops in PEAK.items() if card in name), None)
+
+
+def print_profile(step: Callable[[], object], world: World) -> None:
+    """Print the kernels of one step."""
+    with torch.profiler.profile() as trace:
+        step()
+    if world.is_main:
+        events = trace.key_averages()
+        print(events.table(sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=70))
+
+
 def grpo_parts(
     cfg: Config, world: World, model: Transformer, optimizer, executor: Executor, shared: bool, **options
 ) -> train_grpo.Parts:
-    """What train_grpo.main would hand to its steps: cfg.warmup + cfg.steps of them."""
+    """What train_grpo.main would hand to its cfg.warmup + cfg.steps steps.
+
+    shared: the sampler reads the trained parameters themselves. options: further options of
+    train_grpo.Config.
+    """
     steps, prompts = cfg.warmup + cfg.steps, cfg.samples // GROUP
     tasks, pairs = given(steps, prompts, "gpu" if world.device.type == "cuda" else "cpu")
     settings = dict(
@@ -305,7 +343,10 @@ def grpo_parts(
         model.config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer)
     )
     sync_weights(sampler, model, world)
-    paid = lambda verdict, completion, task: reward(verdict)
+
+    def paid(verdict: Verdict, completion: str, task: Task) -> float | None:
+        return reward(verdict)
+
     return train_grpo.Parts(
         train_grpo.Config(**settings | options),
         world,
@@ -321,22 +362,26 @@ def grpo_parts(
 
 
 def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
-    """Seconds by part of train_grpo.grpo_step, means over steps and ranks. Warm-up steps are shorter: they compile, capture, and make
-    the moments. All samples end at the same token, so nothing of the reward hides behind sampling: the worst case."""
-    world, seconds, statuses, whole = parts.world, {}, {}, parts.cfg
+    """Seconds by part of train_grpo.grpo_step, means over steps and ranks.
+
+    Warm-up steps, which compile, capture graphs and make the optimizer's moments, sample fewer tokens. All
+    samples end at the same token, so nothing of the reward hides behind sampling: this is the worst case.
+    """
+    world, whole = parts.world, parts.cfg
+    seconds: dict[str, float] = {}
+    statuses: Counter = Counter()
     for step in range(cfg.warmup + cfg.steps):
         timed = step >= cfg.warmup
         parts.cfg = whole if timed else dataclasses.replace(whole, max_tokens=min(whole.max_tokens, 128))
         if step == cfg.warmup:
             reset(world)
         episodes, _, stats, norms, clock = train_grpo.grpo_step(step, parts)
-        for name, s in clock.seconds.items() if timed else ():
-            seconds[name] = seconds.get(name, 0.0) + s / cfg.steps
-        for e in episodes if timed else ():
-            statuses[e.verdict.status] = statuses.get(e.verdict.status, 0) + 1
-    seconds = dict(
-        zip(seconds, (world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size).tolist())
-    )
+        if timed:
+            statuses.update(e.verdict.status for e in episodes)
+            for name, s in clock.seconds.items():
+                seconds[name] = seconds.get(name, 0.0) + s / cfg.steps
+    means = world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size
+    seconds = dict(zip(seconds, means.tolist(), strict=True))
     total = sum(seconds.values())
     policy = grpo.summarize(stats, world.all_sum, world.all_max)
     return {
@@ -354,13 +399,16 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
         "norm": norms[-1],
         "ratio": policy["ratio"],
         "ratio_max": policy["ratio_max"],
-        "statuses_of_rank_0": statuses,
+        "statuses_of_rank_0": dict(statuses),
         **memory(world, parts.sampler),
     }
 
 
 def compare(cfg: Config, world: World) -> dict[str, Any]:
-    """One GRPO step with two optimizer steps (in the second the ratio is no longer 1): what must not depend on the ranks."""
+    """What must not depend on the number of ranks, of one GRPO step with two optimizer steps.
+
+    In the second of the two the ratio is no longer 1.
+    """
     cfg = dataclasses.replace(cfg, warmup=1, steps=1)
     model = make_model(cfg, world, "adamw", cfg.micro_tokens or 16384, copies=1)
     optimizer = distributed.adamw(model, 1e-5)
@@ -386,13 +434,10 @@ def compare(cfg: Config, world: World) -> dict[str, Any]:
     if cfg.against:
         other = json.loads(Path(cfg.against).read_text())
         row |= {f"other_{k}": other[k] for k in ("ranks", "loss", "reward", "norm_1", "norm_2")}
-        row |= {
-            "loss_difference": abs(row["loss"] - other["loss"]),
-            "reward_difference": abs(row["reward"] - other["reward"]),
-        }
-        row |= {
-            f"norm_{k}_relative_difference": abs(row[f"norm_{k}"] / other[f"norm_{k}"] - 1) for k in (1, 2)
-        }
+        for name in ("loss", "reward"):
+            row[f"{name}_difference"] = abs(row[name] - other[name])
+        for name in ("norm_1", "norm_2"):
+            row[f"{name}_relative_difference"] = abs(row[name] / other[name] - 1)
     return row
 
 
@@ -406,41 +451,45 @@ def one_gpu(cfg: Config, world: World) -> dict[str, Any]:
     row = {f"sft_{k}": v for k, v in sft(cfg, world, model, optimizer, micro).items()}
     with make_executor(world, 0) as executor:
         parts = grpo_parts(cfg, world, model, optimizer, executor, True)
-        same = all(a is b for a, b in zip(parts.sampler.model.parameters(), model.parameters(), strict=True))
-        return (
-            row
-            | {f"grpo_{k}": v for k, v in grpo_steps(cfg, parts).items()}
-            | {"sampler_shares_parameters": same}
-        )
+        pairs = zip(parts.sampler.model.parameters(), model.parameters(), strict=True)
+        same = all(a is b for a, b in pairs)
+        row |= {f"grpo_{k}": v for k, v in grpo_steps(cfg, parts).items()}
+    return row | {"sampler_shares_parameters": same}
+
+
+def measure(cfg: Config, world: World) -> dict[str, Any]:
+    """What --what asks for."""
+    if cfg.what == "compare":
+        return compare(cfg, world)
+    if cfg.what == "one-gpu":
+        return one_gpu(cfg, world)
+    if cfg.what == "sft":
+        micro = cfg.micro_tokens or WORK[cfg.shape][1]
+        model = make_model(cfg, world, "adamw", micro, copies=0)
+        return sft(cfg, world, model, distributed.adamw(model, 1e-6), micro)
+    model = make_model(cfg, world, "adamw", cfg.micro_tokens or 16384, copies=1)
+    optimizer = distributed.adamw(model, 1e-6)
+    with make_executor(world, 0) as executor:
+        return grpo_steps(cfg, grpo_parts(cfg, world, model, optimizer, executor, False))
 
 
 def main(cfg: Config, world: World) -> dict[str, Any]:
     if cfg.samples % GROUP:
         raise config.ConfigError(f"--samples {cfg.samples}: a multiple of {GROUP}")
     started = time.perf_counter()
-    if cfg.what == "sft":
-        micro = cfg.micro_tokens or WORK[cfg.shape][1]
-        model = make_model(cfg, world, "adamw", micro, copies=0)
-        row = sft(cfg, world, model, distributed.adamw(model, 1e-6), micro)
-    elif cfg.what == "grpo":
-        model = make_model(cfg, world, "adamw", cfg.micro_tokens or 16384, copies=1)
-        with make_executor(world, 0) as executor:
-            row = grpo_steps(
-                cfg, grpo_parts(cfg, world, model, distributed.adamw(model, 1e-6), executor, False)
-            )
-    else:
-        row = (compare if cfg.what == "compare" else one_gpu)(cfg, world)
-    row = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
-    head = {
+    found = measure(cfg, world)
+    row = {
         **environment(),
-        "command": "python -m bench.speed.training " + shlex.join(sys.argv[1:]),
+        "command": command("bench.speed.training"),
         "what": cfg.what,
         "shape": cfg.shape,
+        "ranks": world.world_size,
+        **{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in found.items()},
+        "benchmark_s": round(time.perf_counter() - started, 1),
     }
-    row = head | {"ranks": world.world_size} | row | {"benchmark_s": round(time.perf_counter() - started, 1)}
     if world.is_main:
         if cfg.out:
-            Path(cfg.out).write_text(json.dumps(row, indent=1) + "\n")
+            write_json(cfg.out, row)
         for key, value in row.items():
             print(f"{key:32s} {value}")
     return row
