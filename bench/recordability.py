@@ -26,7 +26,9 @@ import torch
 
 from bench import environment
 from bench.journal import write_json
+from nanotriton.executor.card import DEFAULT, Card
 from nanotriton.executor.plan import Plan, PlanError
+from nanotriton.executor.processes import read_card, visible_devices
 
 SEED = 0
 MEMORY = 40 << 30  # bytes that a plan may want
@@ -60,13 +62,13 @@ torch.save([t.detach().cpu() for t in torch.utils._pytree.tree_leaves(found) if 
 """
 
 
-def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None:
+def record_all(files: list[Path], limit: float, folder: Path, jobs: int, card: Card) -> None:
     """Writes into `folder`, for each file, what happened (NAME.json) and the plan's bytes (NAME). A child per file, which may die, forked by
     `jobs` processes from one that has warmed up."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from nanotriton.executor import recorder
 
-    recorder.install()
+    recorder.install(card)
     recorder.warm_up(folder)
     workers = []
     for i in range(jobs):
@@ -126,12 +128,12 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     os._exit(0)
 
 
-def compile_plan(data: bytes) -> dict:
+def compile_plan(data: bytes, card: Card) -> dict:
     """{kernel's key: Binary} of the kernels that a replay launches, in a process of its own. Raises CompileError, PlanError."""
     from nanotriton.executor.compiler import compile_kernel
 
     plan = Plan.from_bytes(data, max_memory=MEMORY)
-    return {k.key: compile_kernel(k) for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()}
+    return {k.key: compile_kernel(k, card) for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()}
 
 
 def replay(data: bytes, device: str, binaries: dict) -> dict | list[torch.Tensor]:
@@ -274,13 +276,17 @@ def main() -> None:
     files = sorted(args.data.rglob("*.py"))
     if not files:
         parser.error(f"{args.data}: no .py file")
+    try:
+        card = read_card(visible_devices(None)) if args.replay == "cuda" else DEFAULT
+    except ValueError as error:
+        parser.error(f"--replay cuda: {error}")
     jobs, facts, begun = len(os.sched_getaffinity(0)), {}, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         # Recording needs a process that sees no GPU, replaying on CUDA one that does.
         pid = os.fork()
         if not pid:
             try:
-                record_all(files, args.limit, Path(folder), jobs)
+                record_all(files, args.limit, Path(folder), jobs, card)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -298,7 +304,7 @@ def main() -> None:
                 ThreadPoolExecutor(max(1, jobs // 2)) as runs,
                 ThreadPoolExecutor(len(plans) or 1) as judges,
             ):
-                binaries = {p: compilers.submit(compile_plan, data) for p, data in plans.items()} if args.replay == "cuda" else {}
+                binaries = {p: compilers.submit(compile_plan, data, card) for p, data in plans.items()} if args.replay == "cuda" else {}
                 plain = {p: runs.submit(plain_run, p, args.replay) for p in plans if runs_plain(p, args.replay)}
                 judged = {judges.submit(judge, data, replays, evaluates, binaries.get(p), plain.get(p)): p for p, data in plans.items()}
                 for done in as_completed(judged):

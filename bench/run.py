@@ -10,11 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from bench import environment, report, sources
 from bench.journal import Journal, write_json
 from nanotriton.config import ConfigError
+from nanotriton.executor.processes import check_card
 from nanotriton.executor.verdict import Verdict
 from nanotriton.world import World
 
@@ -32,8 +31,7 @@ def check(cfg, given: str, expected: str) -> None:
         raise ConfigError(f"--data: {expected} is expected")
     if not cfg.out.endswith(".json"):
         raise ConfigError(f"--out {cfg.out}: a name that ends in .json is expected")
-    if cfg.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this machine has no usable CUDA GPU")
+    check_card(cfg.device)
     if any(k < 1 for k in cfg.ks):
         raise ConfigError("--ks: each must be at least 1")
 

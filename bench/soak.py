@@ -27,6 +27,7 @@ from bench import environment, soak_watch
 from bench.soak_candidates import Candidate, mix
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict, sandbox
+from nanotriton.executor.processes import check_card
 from reward.policy import POLICIES
 
 OVER = 2.0  # seconds that anything may take beyond its limit
@@ -51,6 +52,7 @@ class Config:
             raise config.ConfigError(f"--policy {self.policy}: not one of {', '.join(POLICIES)}")
         if missing := sandbox.support():
             raise config.ConfigError(f"{missing}: fork bombs would be real ones here")
+        check_card(self.device)
 
 
 def judge(cfg: Config, executor: Executor, candidates: list[Candidate]) -> list[Verdict | None]:
@@ -133,11 +135,6 @@ def run(cfg: Config) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
-    if cfg.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            config.die("--device cuda: this machine has no usable CUDA GPU")
     results = run(cfg)
     if cfg.out:
         Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from bench import environment
 from bench.timing_kernels import Kernel, cheating, empty, kernels, sibling, tiny
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.processes import check_card
 
 LOUD, WANTED_CV = 20.0, 0.02  # microseconds from which on the clock must repeat; the standard deviation over the mean that is wanted
 FASTER = 0.05  # a cheat that is faster than its sibling by less than this has gained nothing: the clock's own noise and placement in memory
@@ -41,8 +42,7 @@ class Config:
     out: str = ""  # JSON file for the results; empty: print only
 
     def validate(self) -> None:
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
+        check_card(self.device, timed=True)
 
 
 class Renamed:

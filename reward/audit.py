@@ -17,8 +17,8 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import reason
-from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
+from nanotriton.executor.processes import check_card
 from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.tasks.task import Task
 from reward.extract import extract_candidate
@@ -168,8 +168,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for each stage of a candidate (default: 10)")
     parser.add_argument("--page", type=Path, help="where the page goes (default: audit.md in the run's folder)")
     options = parser.parse_args(argv)
-    if options.device == "cuda" and not cuda_is_there():
-        parser.error("--device cuda: this machine has no usable CUDA GPU")
+    try:
+        check_card(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     if options.limit < 1 or options.worst < 1 or options.timeout <= 0:
         parser.error("--limit, --worst and --timeout must be positive")
     return options

@@ -1,12 +1,14 @@
 """Kernels linked with the part of libdevice that they reach have the cubins that they have with all of it, and no line info changes none of their code."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 import triton
 from triton._C.libtriton import llvm
 
 from nanotriton.executor import children, libdevice, sandbox
+from nanotriton.executor.card import DEFAULT, Card
 from nanotriton.executor.compiler import Binary, compile_kernel
 from nanotriton.executor.plan import Kernel
 from nanotriton.executor.servers import CompileServers
@@ -44,8 +46,8 @@ def ttir(kind: str, calls: list[str]) -> str:
     return TTIR.replace("f32", kind).replace(f"arith.addf %x, %x : tensor<128x{kind}>", f"arith.addf {last}, %x : tensor<128x{kind}>").replace("%y =", "\n".join([*lines, "%y ="]))
 
 
-def compiled(text: str) -> Binary:
-    return compile_kernel(Kernel(GOOD["name"], text, GOOD["options"], signature(text, GOOD["name"])))
+def compiled(text: str, card: Card = DEFAULT) -> Binary:
+    return compile_kernel(Kernel(GOOD["name"], text, GOOD["options"], signature(text, GOOD["name"])), card)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,6 +57,14 @@ def test_a_part_of_libdevice_makes_the_same_cubin_as_all_of_it(name, linked, mon
     monkeypatch.setattr(llvm, "link_extern_libs", libdevice.WHOLE)
     assert ours == compiled(text) and linked[len(paths) :] == [libdevice.PATHS] * len(paths)
     assert len(paths) == (name != "none") and all((what == libdevice.PATHS) == (name == "not among ours") for what in paths)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)])
+def test_a_part_of_libdevice_is_the_same_for_all_cards(capability, linked, monkeypatch):
+    text, card = ttir("f32", ["__nv_tanhf", "__nv_powf"]), replace(DEFAULT, major=capability[0], minor=capability[1])
+    ours = compiled(text, card)
+    monkeypatch.setattr(llvm, "link_extern_libs", libdevice.WHOLE)
+    assert ours == compiled(text, card) and linked[0] != libdevice.PATHS and linked[1:] == [libdevice.PATHS]
 
 
 @pytest.mark.parametrize("broken", ["whole_text", "slim"])
@@ -72,7 +82,7 @@ def test_compile_servers_link_a_part_and_make_no_line_info(linked, tmp_path):
     zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     pool.submit(0, GOOD | {"ttir": text}, LIMITS)
-    theirs = Binary.from_bytes(collect(pool, 1)[0].payload)
+    theirs = Binary.from_bytes(collect(pool, 1)[0].payload, DEFAULT)
     zygote.sock.close()
     assert theirs == compiled(text)
     triton.knobs.compilation.disable_line_info = False

@@ -15,6 +15,7 @@ import pytest
 
 from nanotriton.executor import sandbox
 from nanotriton.executor.candidate import Job
+from nanotriton.executor.card import DEFAULT
 from nanotriton.executor.compiler import compile_kernel
 from nanotriton.executor.plan import Kernel
 from nanotriton.executor.process import confinement
@@ -236,7 +237,7 @@ def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
 
         Path("stub.c").write_text(source)
         path = _build("stub", "stub.c", ".", [], [], [], [])
-        cubin = compile_kernel(Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"]))).cubin
+        cubin = compile_kernel(Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"])), DEFAULT).cubin
         return os.path.basename(path).split(".")[0], len(cubin) > 0
 
     task = Task("task", "")

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nanotriton.executor.executor import MODES, Executor
+from nanotriton.executor.processes import check_card
 from nanotriton.executor.verdict import Verdict
 from nanotriton.tasks.task import load_task
 from reward.policy import POLICIES
@@ -65,11 +66,10 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     try:
         task = load_task(options.task)
+        check_card(options.device, options.time)
     except ValueError as error:
         fail(str(error))
     sources = [read(path) for path in options.candidates]
-    if options.device == "cuda" and not cuda_is_there():
-        fail("--device cuda: this machine has no usable CUDA GPU")
     if options.time and options.device == "cpu":
         print("note: nothing is timed on a CPU; --time wants --device cuda", file=sys.stderr)
     with Executor(options.device, options.mode, policy=options.policy, timeout=options.timeout, time=options.time) as executor:
@@ -80,12 +80,6 @@ def main(argv: list[str]) -> int:
             verdicts.append(verdict)
             print(json.dumps({"file": path, **asdict(verdict)}) if options.json else readable(path, verdict), flush=True)
     return 0 if all(v.correct for v in verdicts) else 1
-
-
-def cuda_is_there() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import triton
 from torch.overrides import TorchFunctionMode
 
 from nanotriton.executor import draws, wire
+from nanotriton.executor.card import DEFAULT, Card
 from nanotriton.executor.compare import mapped
 from nanotriton.executor.recorder_torch import GETTERS, answers, is_cuda
 from nanotriton.executor.recorder_triton import RecordingDriver
@@ -59,7 +60,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Compile one kernel after another: our code, hostile TTIR. fds[0]: a socket that brings (job, result) memory files until it closes.
 
-    A job: name, ttir, options, of a validated plan, and seconds: an alarm ends the server if the compiler takes longer, also while
+    A job: name, ttir, options, of a validated plan, the card to compile for, and seconds: an alarm ends the server if the compiler takes longer, also while
     its worker is busy. The answer's payload is a Binary.
     """
     from nanotriton.executor import libdevice
@@ -97,7 +98,7 @@ def compile_one(report: Report, job: dict) -> None:
 
     report.stage("compile")
     try:
-        binary = compile_kernel(Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"])))
+        binary = compile_kernel(Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"])), Card(**job["card"]))
         report.finish({}, binary.to_bytes())
     except CompileError as error:
         report.finish({"status": error.status, "message": error.message})
@@ -167,10 +168,10 @@ class CudaMeansCpu(TorchFunctionMode):
 
 
 def cuda_means_cpu() -> None:
-    """For good: this process has one candidate. torch.cuda and Triton's driver answer as in a recording."""
-    for owner, name, value in answers():
+    """For good: this process has one candidate. torch.cuda and Triton's driver answer as in a recording on a CPU."""
+    for owner, name, value in answers(DEFAULT):
         setattr(owner, name, value)
-    triton.runtime.driver._active = RecordingDriver()
+    triton.runtime.driver._active = RecordingDriver(DEFAULT)
     custom_op = torch.library.custom_op
     torch.library.custom_op = lambda *args, device_types=None, **kwargs: custom_op(*args, **kwargs)
     CudaMeansCpu().__enter__()

@@ -13,11 +13,13 @@ import json
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import torch
 
 from nanotriton.executor import driver
 from nanotriton.executor.candidate import Job, Runner, Spawn, check_ended
+from nanotriton.executor.card import Card
 from nanotriton.executor.compare import Fault, compare, leaves, tensors
 from nanotriton.executor.compiler import Binary, BinaryCache
 from nanotriton.executor.cuda import CudaBackend
@@ -39,12 +41,16 @@ ROTATION = 3  # draws of inputs that timed runs take in turns
 class Gpu:
     """What a worker has on its GPU: at most one candidate's arena, compiled kernels, and a stopwatch."""
 
-    def __init__(self, folder: str, locks: str):
+    def __init__(self, folder: str, locks: str, card: Card):
         driver.sleep_while_waiting()  # the cores are for recordings and compilations
         torch.cuda.init()
+        here = torch.cuda.get_device_properties(torch.cuda.current_device())
+        if (here.name, here.major, here.minor) != (card.name, card.major, card.minor):
+            raise RuntimeError(f"this GPU is a {here.name}, not the {card} that kernels are compiled for")
+        self.card = card
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        self.binaries = BinaryCache(folder)
+        self.binaries = BinaryCache(card, folder)
         # Of what there is for this executor (a trainer may share the GPU) a candidate's buffers get half; inputs and the reference the rest.
         self.budget = most(f"{folder}-free", torch.cuda.mem_get_info()[0]) // 2
         self.share = self.budget // REPLAYERS  # who needs more has the GPU alone
@@ -54,8 +60,7 @@ class Gpu:
         self._watch: Stopwatch | None = None
         folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        name = os.path.join(folder, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
-        self._open_locks(name)
+        self._open_locks(os.path.join(folder, str(here.uuid)))
 
     def _open_locks(self, name: str) -> None:
         """Two locks, each with another that says that somebody wants it alone, so that those are not passed over for ever.
@@ -248,12 +253,12 @@ def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Bin
     if known := worker.gpu.binaries.get(kernel):
         return known
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
-    args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
+    args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options, "card": asdict(worker.gpu.card)}
     ended = yield Spawn("compile", args, limits)
     worker.add_child("compile", ended)
     check_ended(ended, limits)
     try:
-        binary = Binary.from_bytes(ended.payload)
+        binary = Binary.from_bytes(ended.payload, worker.gpu.card)
     except PlanError as error:
         raise Fault("compile_error", f"kernel {kernel.name}: {error}") from None
     worker.gpu.binaries.put(kernel, binary)
@@ -312,7 +317,7 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
             gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, other, trial.weights))
     reference_us, needed = gpu.known(job.task.key)
-    floor = floor_us(needed, sum(t.nbytes for t in tensors(outputs)))
+    floor = floor_us(gpu.card, needed, sum(t.nbytes for t in tensors(outputs)))
     job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
     if timings[0].us < floor:
         raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")

@@ -91,7 +91,7 @@ class Kernel:
 
     @functools.cached_property
     def key(self) -> str:
-        """Names the cubin: the bare text and the options decide it."""
+        """Names the cubin for one GPU: the bare text and the options decide it."""
         return digest((self.bare + json.dumps(self.options, sort_keys=True)).encode())
 
 

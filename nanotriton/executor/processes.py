@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import functools
 import glob
+import json
 import mmap
 import os
 import shutil
@@ -13,18 +15,23 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanotriton.config import ConfigError
+from nanotriton.executor.card import Card
 from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
 
 REPLAYERS = 8  # workers on one GPU, at most: a candidate takes one 50 ms of CPU there, so four end at 70 a second
 REFERENCES = 64  # tasks that a worker keeps loaded
 PREFIX = "nanotriton-executor-"
+ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
-ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT",
+               "CUDA_DEVICE_ORDER")  # by which the GPUs are numbered
+
 
 
 @dataclass(eq=False)
@@ -75,12 +82,53 @@ def visible_devices(index: int | None) -> str | None:
     return names[index].strip() if index < len(names) else str(index)
 
 
-def start_base(flavour: str, root: str, visible: str | None) -> Base:
+def environment(folder: str) -> dict[str, str]:
+    """What a process that is started here gets. folder: its home, and where its temporary files go."""
+    env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": folder, "TMPDIR": folder}
+    return env | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+@functools.cache
+def ask_driver(visible: str | None) -> Card:
+    """The GPU that processes with this CUDA_VISIBLE_DEVICES (None: there is none) would use. Raises ConfigError if they could not.
+
+    In a process of its own: where CUDA has been initialised, forks can't use it, and the devices that may be seen are fixed for good.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment(folder) | ({"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
+        command = [sys.executable, "-c", "from nanotriton.executor.card import main; main()"]
+        try:
+            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWERING)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"this machine's CUDA GPU has not answered for {ANSWERING:g} s") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"the process that asked the CUDA driver ended with code {done.returncode}"]
+        raise ConfigError(said[-1])
+    return Card(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def read_card(visible: str | None, timed: bool = False) -> Card:
+    """As `ask_driver`. timed: candidates are to be timed too."""
+    card = ask_driver(visible)
+    if timed and not card.bandwidth:
+        raise ConfigError(f"candidates can't be timed on this machine's {card}: the driver does not tell how fast its memory is")
+    return card
+
+
+def check_card(device: str, timed: bool = False) -> None:
+    """ConfigError where candidates can't run on what --device has named: call it before anything else is done."""
+    if device == "cuda":
+        try:
+            read_card(visible_devices(None), timed)
+        except ConfigError as error:
+            raise ConfigError(f"--device cuda: {error}") from None
+
+
+def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base:
     """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
     ours, theirs = pair()
-    env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
-    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": root, "TMPDIR": root}
-    env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    env = environment(root)
     if flavour == "cuda":
         env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
         env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
@@ -88,7 +136,7 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
         env["CUDA_VISIBLE_DEVICES"] = ""
     if flavour == "interpret":
         env["TRITON_INTERPRET"] = "1"
-    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
+    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
     command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
     popen = subprocess.Popen(
         command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
@@ -97,14 +145,14 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     return Base(flavour, popen, ours)
 
 
-def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str | None) -> Process:
+def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str | None, card: Card) -> Process:
     """Let a base fork a worker. Its process id comes later; work may be sent to it at once. Raises OSError if the base is dead."""
     ours, theirs = pair()
     fd = os.memfd_create("beacon")
     os.ftruncate(fd, BEACON.size)
     process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(root, f"worker-{number}"))
     options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(root, "cubins"), "locks": tempfile.gettempdir()}
-    options["visible"] = visible
+    options |= {"visible": visible, "card": asdict(card)}
     if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
         options |= {"device": "cuda", "memory": None}
     else:

@@ -21,6 +21,7 @@ from triton.runtime.errors import OutOfResources
 
 from nanotriton.executor import recorder_torch, recorder_triton
 from nanotriton.executor.aten import encode_tree
+from nanotriton.executor.card import Card
 from nanotriton.executor.plan import Plan
 from nanotriton.executor.tape import RecordError, Tape, line_of, quiet
 
@@ -51,10 +52,10 @@ _replaced: list[tuple[object, str, Any]] = []
 _MISSING = object()
 
 
-def install() -> None:
-    """Make torch and Triton record in this process: once, before forking. CUDA must not have been initialised."""
+def install(card: Card) -> None:
+    """Make torch and Triton record in this process, for that GPU: once, before forking. CUDA must not have been initialised."""
     if not _replaced:
-        for owner, name, value in [*recorder_torch.answers(), *recorder_triton.answers()]:
+        for owner, name, value in [*recorder_torch.answers(card), *recorder_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
 

@@ -22,6 +22,7 @@ import torch
 
 from nanotriton.executor import children, probe, sandbox, script
 from nanotriton.executor.candidate import Job, Spawn, Unrecordable, examine, replay_mode
+from nanotriton.executor.card import Card
 from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.process import process_mode
 from nanotriton.executor.processes import REFERENCES, REPLAYERS
@@ -45,13 +46,13 @@ class Overtime(BaseException):
     """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of its own."""
 
 
-def prepare(flavour: str) -> None:
-    """In the base, once: import everything and warm up, so that forks find it done."""
+def prepare(flavour: str, card: Card) -> None:
+    """In the base, once: import everything and warm up, for the GPU that candidates are judged for, so that forks find it done."""
     torch.set_num_threads(1)
     if flavour in ("record", "gpu"):
         from nanotriton.executor import recorder
 
-        recorder.install()
+        recorder.install(card)
         with tempfile.TemporaryDirectory() as folder:
             plan = recorder.warm_up(folder)
         if flavour == "gpu":
@@ -59,7 +60,7 @@ def prepare(flavour: str) -> None:
             from nanotriton.executor.compiler import compile_kernel
 
             plan.validate()
-            compile_kernel(plan.kernels[0])
+            compile_kernel(plan.kernels[0], card)
             libdevice.take_apart()
     elif flavour == "interpret":
         from nanotriton.executor import interpreter
@@ -78,7 +79,7 @@ class Worker:
         if options["flavour"] == "gpu":
             from nanotriton.executor.gpu import Gpu
 
-            self.gpu = Gpu(options["cubins"], options["locks"])
+            self.gpu = Gpu(options["cubins"], options["locks"], Card(**options["card"]))
         self.compilers = CompileServers(zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1))
         self.patience = PATIENCE
         self.references: OrderedDict[str, Reference | Fault] = OrderedDict()

@@ -319,16 +319,17 @@ class Zygote:
 # ---- the base: imports once, forks workers -------------------------------------------------------------------------
 
 
-def base_main(control_fd: int, parent: int, flavour: str, root: str) -> None:
-    """One command: a message with two file descriptors forks a worker (its socket, its beacon). Ends when the executor does."""
+def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict) -> None:
+    """card: the fields of the GPU that candidates are judged for. One command: a message with two file descriptors forks a worker (its socket, its beacon). Ends when the executor does."""
     sandbox.die_with_parent(parent, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from nanotriton.executor import worker
+    from nanotriton.executor.card import Card
 
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()
     try:
-        worker.prepare(flavour)
+        worker.prepare(flavour, Card(**card))
         gc.collect()
         sandbox.stop_counting_references()
         gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share

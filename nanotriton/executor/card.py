@@ -1,0 +1,135 @@
+"""The GPU that candidates are judged for: what Triton compiles for, and what a candidate that asks about its GPU is told.
+
+An executor on a GPU asks the driver once, in a process of its own (`read_card` in processes.py), and hands what it heard as plain data to all
+that record and compile, which see no GPU. On a CPU candidates are judged for DEFAULT, whatever GPU the machine has: verdicts are the same on
+every machine.
+"""
+
+import ctypes
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nanotriton.executor import driver
+
+OLDEST = 8  # major version of the compute capability from which candidates are served: bfloat16 begins there, and TF32
+EMPTY_KERNEL = "module {\n  tt.func public @empty() {\n    tt.return\n  }\n}\n"
+ATTRIBUTES = {  # CUdevice_attribute
+    "major": 75, "minor": 76, "multi_processor_count": 16, "max_threads_per_multi_processor": 39, "warp_size": 10,
+    "regs_per_multiprocessor": 82, "regs_per_block": 12, "shared_memory_per_block": 8, "shared_memory_per_block_optin": 97,
+    "shared_memory_per_multiprocessor": 81, "L2_cache_size": 38, "is_integrated": 18, "clock_rate": 13, "memory_clock_rate": 36,
+    "memory_bus_width": 37,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU's properties as torch.cuda.get_device_properties names them. Memory in bytes, clock rates in kHz, the bus's width in bits."""
+
+    name: str
+    major: int  # of the compute capability
+    minor: int
+    multi_processor_count: int
+    max_threads_per_multi_processor: int
+    warp_size: int
+    regs_per_multiprocessor: int
+    regs_per_block: int
+    shared_memory_per_block: int  # without asking for more
+    shared_memory_per_block_optin: int  # the most that a kernel can ask for
+    shared_memory_per_multiprocessor: int
+    L2_cache_size: int
+    total_memory: int
+    is_integrated: int
+    clock_rate: int
+    memory_clock_rate: int
+    memory_bus_width: int
+
+    @property
+    def arch(self) -> int:
+        """The compute capability as Triton writes it: 90 for 9.0."""
+        return 10 * self.major + self.minor
+
+    @property
+    def sm(self) -> str:
+        return f"sm_{self.arch}"
+
+    @property
+    def target(self):
+        """What Triton compiles for: a GPUTarget."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, self.warp_size)
+
+    @property
+    def bandwidth(self) -> float:
+        """The memory's peak in bytes a second, which nothing reaches: two transfers a clock. 0 where the driver does not tell."""
+        return 2 * self.memory_clock_rate * 1e3 * self.memory_bus_width / 8
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.sm})"
+
+
+DEFAULT = Card(
+    name="NVIDIA H100 80GB HBM3",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    max_threads_per_multi_processor=2_048,
+    warp_size=32,
+    regs_per_multiprocessor=65_536,
+    regs_per_block=65_536,
+    shared_memory_per_block=49_152,
+    shared_memory_per_block_optin=232_448,
+    shared_memory_per_multiprocessor=233_472,
+    L2_cache_size=52_428_800,
+    total_memory=85_017_493_504,
+    is_integrated=0,
+    clock_rate=1_980_000,
+    memory_clock_rate=2_619_000,
+    memory_bus_width=5_120,
+)
+
+
+def describe() -> Card:
+    """The first GPU that this process may see, as the driver has it. CUDA is initialised, no context is made. Raises OSError, DriverError."""
+    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    driver.call("cuInit", 0)
+    driver.call("cuDeviceGet", ctypes.byref(device), 0)
+    driver.call("cuDeviceGetName", name, len(name), device)
+    driver.call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+    found = {}
+    for field, number in ATTRIBUTES.items():
+        value = ctypes.c_int()
+        driver.call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+        found[field] = value.value
+    return Card(name=name.value.decode("utf-8", "replace"), total_memory=memory.value, **found)
+
+
+def serve(card: Card) -> None:
+    """Raise ValueError, one line, if candidates can't run on `card`, or if the installed Triton does not compile for it."""
+    if card.major < OLDEST:
+        raise ValueError(f"this machine's {card} is too old: candidates need sm_{OLDEST}0 or newer")
+    import triton
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "empty.ttir")
+        path.write_text(EMPTY_KERNEL)
+        try:
+            triton.compile(str(path), target=card.target)
+        except Exception as error:
+            text = " ".join(str(error).partition("Repro command")[0].split())[:200]
+            raise ValueError(f"the installed Triton {triton.__version__} does not compile for this machine's {card}: {text}") from None
+
+
+def main() -> None:
+    """In a process of its own: print the GPU as JSON, or end with one line on stderr that says why candidates can't run there."""
+    try:
+        card = describe()
+    except (OSError, driver.DriverError) as error:
+        raise SystemExit(f"this machine has no usable CUDA GPU ({error})") from None
+    try:
+        serve(card)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    print(json.dumps(asdict(card)))
