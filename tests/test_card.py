@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nanotriton.config import ConfigError
-from nanotriton.executor import Executor, children, driver, executor, processes, sandbox
+from nanotriton.executor import Executor, children, compiler, driver, executor, processes, sandbox
 from nanotriton.executor.card import ATTRIBUTES, DEFAULT, Card, main
 from nanotriton.executor.compiler import Binary, BinaryCache, CompileError, compile_kernel
 from nanotriton.executor.plan import Kernel
@@ -93,6 +93,27 @@ def test_a_block_has_the_shared_memory_of_its_card():
         assert refused.value.status == "out_of_resources"
     plan = record(module(forward, top=top), [torch.empty(512, 512)])
     assert RTX3090.shared_memory_per_block_optin < compile_kernel(plan.kernels[0], DEFAULT).shared <= DEFAULT.shared_memory_per_block_optin
+
+
+def test_accumulators_that_blackwells_tensor_memory_has_no_room_for(monkeypatch):
+    """In small: with all of its 512 columns, a kernel that needs more takes 20 s to compile."""
+    top = """
+@triton.jit
+def loops(x, y, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    a = tl.load(x + tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :])
+    b = tl.load(x + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
+    acc = tl.zeros((M, N), dtype=tl.float32)
+    for k in range(0, K):
+        acc = tl.dot(a + k, b, acc)
+    tl.store(y + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], acc)
+"""
+    forward = "y = torch.empty(64, 32, device=x.device)\nloops[(1,)](x, y, 64, 32, 32)\nreturn y"
+    plan = record(module(forward, top=top), [torch.empty(64, 32, dtype=torch.float16)], card=B200)
+    assert sm(compile_kernel(plan.kernels[0], B200).cubin) == 100
+    monkeypatch.setattr(compiler, "TENSOR_MEMORY", 16)
+    with pytest.raises(CompileError, match=r"tensor memory, \d+ columns needed, 16 there are") as refused:
+        compile_kernel(plan.kernels[0], B200)
+    assert refused.value.status == "out_of_resources"
 
 
 # ---- what a candidate sees ----

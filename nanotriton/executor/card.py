@@ -7,9 +7,7 @@ every machine.
 
 import ctypes
 import json
-import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from nanotriton.executor import driver
 
@@ -112,14 +110,13 @@ def serve(card: Card) -> None:
         raise ValueError(f"this machine's {card} is too old: candidates need sm_{OLDEST}0 or newer")
     import triton
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "empty.ttir")
-        path.write_text(EMPTY_KERNEL)
-        try:
-            triton.compile(str(path), target=card.target)
-        except Exception as error:
-            text = " ".join(str(error).partition("Repro command")[0].split())[:200]
-            raise ValueError(f"the installed Triton {triton.__version__} does not compile for this machine's {card}: {text}") from None
+    from nanotriton.executor.stages import compile_ttir
+
+    try:
+        compile_ttir(EMPTY_KERNEL, card.target, {})
+    except Exception as error:
+        text = " ".join(str(error).partition("Repro command")[0].split())[:200]
+        raise ValueError(f"the installed Triton {triton.__version__} does not compile for this machine's {card}: {text}") from None
 
 
 def main() -> None:

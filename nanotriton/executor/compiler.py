@@ -5,10 +5,10 @@
 ever loaded. Measured: 44 ms for a softmax, 220 ms with `tl.dot`, CPU time of one core.
 """
 
+import functools
 import json
 import os
 import re
-import tempfile
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,36 +75,22 @@ class Binary:
 
 def compile_kernel(kernel: Kernel, card: Card) -> Binary:
     """One kernel of a validated plan, for that GPU. Raises CompileError; hostile TTIR can also kill the process."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import Language
-    from triton.compiler.compiler import IRSource, make_backend
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    backend, context = make_backend(card.target), ir.context()
-    stages: dict = {}
-    metadata: dict = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ttir"
-        path.write_text(kernel.bare)
-        try:
-            options = backend.parse_options({k: v for k, v in kernel.options.items() if v is not None})
-            backend.add_stages(stages, options, Language.TRITON)
-            source = IRSource(str(path), context, backend)  # parses, with MLIR's own verifier
-            module = source.make_ir(backend.target, options, {}, {}, context)
-            _check_signature(kernel, source)
-            for name, stage in stages.items():
-                if name != "ttir":  # done where the TTIR came from
-                    module = stage(module, metadata)
-        except OutOfResources as error:
-            raise CompileError("out_of_resources", str(error)) from None
-        except PTXASError as error:
-            raise CompileError("compile_error", f"ptxas: {_first_line(str(error))}") from None
-        except (RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:
-            raise CompileError("compile_error", f"{kernel.name}: {_first_line(str(error))}") from None
+    from nanotriton.executor.stages import compile_ttir
+
+    try:
+        cubin, metadata, options = compile_ttir(kernel.bare, card.target, kernel.options, functools.partial(_check_signature, kernel))
+    except OutOfResources as error:
+        raise CompileError("out_of_resources", str(error)) from None
+    except PTXASError as error:
+        raise CompileError("compile_error", f"ptxas: {_first_line(str(error))}") from None
+    except (RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:
+        raise CompileError("compile_error", f"{kernel.name}: {_first_line(str(error))}") from None
     _check_resources(kernel.name, metadata, card)
     return Binary(
         name=metadata["name"],
-        cubin=module,
+        cubin=cubin,
         shared=metadata["shared"],
         num_warps=metadata.get("num_warps", options.num_warps),
         num_ctas=options.num_ctas,
