@@ -71,7 +71,10 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def record(source: str, inputs: list, init_args: list | None = None, **options) -> Plan:
-    """The validated plan of `source`; raises Refused. card: the GPU that it is recorded for. Tensors of `inputs` travel as meta tensors: data does not."""
+    """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not.
+
+    card: the GPU that it is recorded for.
+    """
     options = {"seed": 0, "card": DEFAULT} | options
     bare = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in inputs]
     return _plan(source, init_args or [], bare, options)

@@ -1,4 +1,4 @@
-"""The GPU that candidates are judged for: what it is comes from the driver, kernels are compiled for it, and one that can't be served is refused."""
+"""Candidates are compiled for the GPU that the driver names, and told of it; one that can't be served is refused."""
 
 import ctypes
 import json
@@ -23,16 +23,25 @@ from tests.test_compile_servers import GOOD, LIMITS, collect
 from tests.test_recorder import X, module
 from tests.test_replayer import MATMUL
 
-A100 = replace(DEFAULT, name="NVIDIA A100-SXM4-80GB", major=8, minor=0, multi_processor_count=108, shared_memory_per_block_optin=166_912,
-               L2_cache_size=41_943_040, clock_rate=1_410_000)  # fmt: skip
-RTX3090 = replace(DEFAULT, name="NVIDIA GeForce RTX 3090", major=8, minor=6, multi_processor_count=82, shared_memory_per_block_optin=101_376)
+A100 = replace(
+    DEFAULT, name="NVIDIA A100-SXM4-80GB", major=8, minor=0, multi_processor_count=108, clock_rate=1_410_000,
+    shared_memory_per_block_optin=166_912, L2_cache_size=41_943_040,
+)  # fmt: skip
+RTX3090 = replace(
+    DEFAULT,
+    name="NVIDIA GeForce RTX 3090",
+    major=8,
+    minor=6,
+    multi_processor_count=82,
+    shared_memory_per_block_optin=101_376,
+)
 RTX4090 = replace(RTX3090, name="NVIDIA GeForce RTX 4090", minor=9, multi_processor_count=128)
 B200 = replace(DEFAULT, name="NVIDIA B200", major=10, minor=0, multi_processor_count=148)
 RTX5090 = replace(RTX3090, name="NVIDIA GeForce RTX 5090", major=12, minor=0, multi_processor_count=170)
 CARDS = [A100, RTX3090, RTX4090, DEFAULT, B200, RTX5090]
 of_each_card = pytest.mark.parametrize("card", CARDS, ids=lambda c: c.sm)
 
-KERNELS = '''
+KERNELS = """
 from triton.language.extra import libdevice
 
 @triton.jit
@@ -43,7 +52,7 @@ def dot_kernel(x, y, N: tl.constexpr, PRECISION: tl.constexpr):
 @triton.jit
 def tanh_kernel(x, y, N: tl.constexpr):
     tl.store(y + tl.arange(0, N), libdevice.tanh(tl.load(x + tl.arange(0, N))))
-'''
+"""
 FORWARD = """
 y = torch.empty_like(x)
 dot_kernel[(1,)](x, y, 32, "tf32")
@@ -53,7 +62,7 @@ return add(x, y)"""
 
 
 def sm(cubin: bytes) -> int:
-    """The compute capability that a cubin is for, in ELF's e_flags: the lowest byte, or the second one since version 8 of CUDA's ABI."""
+    """What a cubin is for, from ELF's e_flags: the lowest byte, or the second from CUDA's ABI 8 on."""
     (flags,) = struct.unpack_from("<I", cubin, 48)
     return flags >> (8 if cubin[8] >= 8 else 0) & 0xFF
 
@@ -73,26 +82,42 @@ def test_compile_servers_compile_for_the_card_of_the_order(tmp_path):
         pool.submit(each.arch, GOOD | {"card": asdict(each)}, LIMITS)
     found = collect(pool, 2)
     zygote.sock.close()
-    assert {arch: sm(Binary.from_bytes(ended.payload, DEFAULT).cubin) for arch, ended in found.items()} == {80: 80, 120: 120}
+    assert {arch: sm(Binary.from_bytes(ended.payload, DEFAULT).cubin) for arch, ended in found.items()} == {
+        80: 80,
+        120: 120,
+    }
 
 
 def test_a_kernel_kept_for_one_card_is_none_of_another(tmp_path):
     kernel = Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"])
-    BinaryCache(DEFAULT, tmp_path).put(kernel, Binary("kernel", b"\x7fELF", shared=0, num_warps=4, num_ctas=1, cooperative=False))
-    assert BinaryCache(DEFAULT, tmp_path).get(kernel) is not None and BinaryCache(A100, tmp_path).get(kernel) is None
+    BinaryCache(DEFAULT, tmp_path).put(
+        kernel, Binary("kernel", b"\x7fELF", shared=0, num_warps=4, num_ctas=1, cooperative=False)
+    )
+    assert (
+        BinaryCache(DEFAULT, tmp_path).get(kernel) is not None
+        and BinaryCache(A100, tmp_path).get(kernel) is None
+    )
 
 
 def test_a_block_has_the_shared_memory_of_its_card():
-    top = MATMUL.replace("((16, 2), (32, 4))", "((128, 8),)").replace("num_warps=w", "num_warps=w, num_stages=2")
+    top = MATMUL.replace("((16, 2), (32, 4))", "((128, 8),)").replace(
+        "num_warps=w", "num_warps=w, num_stages=2"
+    )
     top = top.replace("tl.dot(a, b", "tl.dot(a.to(tl.float16), b.to(tl.float16)")
-    forward = "y = torch.empty(128, 128, device=x.device)\nmatmul_kernel[(1, 1)](x, x, y, 128, 128, 512)\nreturn y"
+    forward = (
+        "y = torch.empty(128, 128, device=x.device)\nmatmul_kernel[(1, 1)](x, x, y, 128, 128, 512)\nreturn y"
+    )
     for small in (RTX3090, RTX5090):
         plan = record(module(forward, top=top), [torch.empty(512, 512)], card=small)
         with pytest.raises(CompileError, match=r"shared memory, .* 101376 there are") as refused:
             compile_kernel(plan.kernels[0], small)
         assert refused.value.status == "out_of_resources"
     plan = record(module(forward, top=top), [torch.empty(512, 512)])
-    assert RTX3090.shared_memory_per_block_optin < compile_kernel(plan.kernels[0], DEFAULT).shared <= DEFAULT.shared_memory_per_block_optin
+    assert (
+        RTX3090.shared_memory_per_block_optin
+        < compile_kernel(plan.kernels[0], DEFAULT).shared
+        <= DEFAULT.shared_memory_per_block_optin
+    )
 
 
 def test_accumulators_that_blackwells_tensor_memory_has_no_room_for(monkeypatch):
@@ -123,13 +148,15 @@ SEES = """
 assert torch.cuda.get_device_capability() == ({major}, {minor}) and torch.cuda.get_device_name(0) == "{name}"
 properties = torch.cuda.get_device_properties(x.device)
 assert properties.multi_processor_count == {multi_processor_count} and properties.name == "{name}"
-assert properties.shared_memory_per_block_optin == {shared_memory_per_block_optin} and properties.L2_cache_size == {L2_cache_size}
-assert torch.cuda.mem_get_info()[1] == properties.total_memory == {total_memory} and torch.cuda.get_arch_list() == ["sm_{major}{minor}"]
+assert properties.shared_memory_per_block_optin == {shared_memory_per_block_optin}
+assert properties.L2_cache_size == {L2_cache_size} and torch.cuda.get_arch_list() == ["sm_{major}{minor}"]
+assert torch.cuda.mem_get_info()[1] == properties.total_memory == {total_memory}
 driver = triton.runtime.driver.active
 assert driver.get_current_target().arch == {major}{minor} and driver.get_current_target().warp_size == 32
 theirs = driver.utils.get_device_properties(0)
-assert theirs["max_shared_mem"] == {shared_memory_per_block_optin} and theirs["multiprocessor_count"] == {multi_processor_count}
-assert theirs["sm_clock_rate"] == {clock_rate} and theirs["max_num_regs"] == {regs_per_block} and theirs["warpSize"] == 32
+assert theirs["max_shared_mem"] == {shared_memory_per_block_optin} and theirs["sm_clock_rate"] == {clock_rate}
+assert theirs["multiprocessor_count"] == {multi_processor_count}
+assert theirs["max_num_regs"] == {regs_per_block} and theirs["warpSize"] == {warp_size}
 """
 
 
@@ -141,8 +168,7 @@ def test_a_recorded_candidate_sees_its_card(card):
 
 def test_an_executors_candidates_see_its_card(monkeypatch):
     monkeypatch.setattr(executor, "DEFAULT", A100)
-    task = Task("double", "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + x\n"
-                "def get_inputs():\n    return [torch.randn(6, 20)]\ndef get_init_inputs():\n    return []\n")  # fmt: skip
+    task = Task("double", DOUBLE)
     sources = [module(SEES.format(**asdict(card)) + "return add(x, x)") for card in (A100, RTX3090)]
     with Executor(workers=1) as judges:
         right, wrong = [judges.submit(task, source).result() for source in sources]
@@ -150,6 +176,19 @@ def test_an_executors_candidates_see_its_card(monkeypatch):
     assert wrong.status == "runtime_error" and "AssertionError" in wrong.message
 
 
+DOUBLE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + x
+
+def get_inputs():
+    return [torch.randn(6, 20)]
+
+def get_init_inputs():
+    return []
+"""
 DESCRIPTORS = """
 from triton.tools.tensor_descriptor import TensorDescriptor
 @triton.jit
@@ -161,8 +200,12 @@ def tile(src, n, dst, B: tl.constexpr):
 
 @pytest.mark.parametrize("card", [RTX3090, DEFAULT, B200], ids=lambda c: c.sm)
 def test_host_side_descriptors_on_cards_with_and_without_them(card):
-    """Before Hopper Triton's front end takes a descriptor apart: the launch then has more arguments than the candidate gave."""
-    forward = "y = torch.empty_like(x)\ntile[(3,)](TensorDescriptor.from_tensor(x, [16, 32]), 3, TensorDescriptor(y, y.shape, y.stride(), [16, 32]), B=16)\nreturn y"
+    """Before Hopper Triton's front end takes a descriptor apart: the kernel has parameters for the parts."""
+    forward = """
+y = torch.empty_like(x)
+source = TensorDescriptor.from_tensor(x, [16, 32])
+tile[(3,)](source, 3, TensorDescriptor(y, y.shape, y.stride(), [16, 32]), B=16)
+return y"""
     x = torch.randn(40, 32)
     plan = record(module(forward, top=DESCRIPTORS), [x], card=card)
     assert any(ty.startswith("tensordesc") for ty, _ in plan.launches()[0].args) == (card.major >= 9)
@@ -211,8 +254,6 @@ class Driver:
         return int(device.value != 7)
 
 
-
-
 @pytest.mark.parametrize("there", [A100, RTX5090], ids=lambda c: c.sm)
 def test_the_card_is_what_the_driver_says(there, monkeypatch, capsys):
     monkeypatch.setattr(driver, "library", lambda: Driver(there))
@@ -223,8 +264,14 @@ def test_the_card_is_what_the_driver_says(there, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        (replace(DEFAULT, name="Tesla T4", major=7, minor=5), r"this machine's Tesla T4 \(sm_75\) is too old: candidates need sm_80 or newer"),
-        (replace(DEFAULT, name="Next", major=19, minor=0), r"the installed Triton \S+ does not compile for this machine's Next \(sm_190\): .*'sm_190a' is not defined for option 'gpu-name'"),
+        (
+            replace(DEFAULT, name="Tesla T4", major=7, minor=5),
+            r"this machine's Tesla T4 \(sm_75\) is too old: candidates need sm_80 or newer",
+        ),
+        (
+            replace(DEFAULT, name="Next", major=19, minor=0),
+            r"the installed Triton \S+ does not compile for this machine's Next \(sm_190\): .*'sm_190a'.*",
+        ),
     ],
     ids=["too old", "too new"],
 )

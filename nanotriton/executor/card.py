@@ -1,8 +1,8 @@
-"""The GPU that candidates are judged for: what Triton compiles for, and what a candidate that asks about its GPU is told.
+"""The GPU that candidates are judged for: Triton compiles for it, and a candidate that asks is told of it.
 
-An executor on a GPU asks the driver once, in a process of its own (`read_card` in processes.py), and hands what it heard as plain data to all
-that record and compile, which see no GPU. On a CPU candidates are judged for DEFAULT, whatever GPU the machine has: verdicts are the same on
-every machine.
+An executor on a GPU asks the driver once, in a process of its own (`ask_driver` in processes.py). The answer
+goes as plain data to the processes that record and compile, which see no GPU. On a CPU candidates are judged
+for DEFAULT, whatever GPU the machine has: verdicts there are the same on every machine.
 """
 
 import ctypes
@@ -11,19 +11,30 @@ from dataclasses import asdict, dataclass
 
 from nanotriton.executor import driver
 
-OLDEST = 8  # major version of the compute capability from which candidates are served: bfloat16 begins there, and TF32
+OLDEST = 8  # major version of the compute capability: bfloat16 and TF32 begin there
 EMPTY_KERNEL = "module {\n  tt.func public @empty() {\n    tt.return\n  }\n}\n"
 ATTRIBUTES = {  # CUdevice_attribute
-    "major": 75, "minor": 76, "multi_processor_count": 16, "max_threads_per_multi_processor": 39, "warp_size": 10,
-    "regs_per_multiprocessor": 82, "regs_per_block": 12, "shared_memory_per_block": 8, "shared_memory_per_block_optin": 97,
-    "shared_memory_per_multiprocessor": 81, "L2_cache_size": 38, "is_integrated": 18, "clock_rate": 13, "memory_clock_rate": 36,
+    "major": 75,
+    "minor": 76,
+    "multi_processor_count": 16,
+    "max_threads_per_multi_processor": 39,
+    "warp_size": 10,
+    "regs_per_multiprocessor": 82,
+    "regs_per_block": 12,
+    "shared_memory_per_block": 8,
+    "shared_memory_per_block_optin": 97,
+    "shared_memory_per_multiprocessor": 81,
+    "L2_cache_size": 38,
+    "is_integrated": 18,
+    "clock_rate": 13,
+    "memory_clock_rate": 36,
     "memory_bus_width": 37,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU's properties as torch.cuda.get_device_properties names them. Memory in bytes, clock rates in kHz, the bus's width in bits."""
+    """A GPU's properties as torch names them. Memory in bytes, clock rates in kHz, bus width in bits."""
 
     name: str
     major: int  # of the compute capability
@@ -61,7 +72,7 @@ class Card:
 
     @property
     def bandwidth(self) -> float:
-        """The memory's peak in bytes a second, which nothing reaches: two transfers a clock. 0 where the driver does not tell."""
+        """The memory's peak in bytes a second: two transfers a clock. 0 where the driver does not tell."""
         return 2 * self.memory_clock_rate * 1e3 * self.memory_bus_width / 8
 
     def __str__(self) -> str:
@@ -90,7 +101,10 @@ DEFAULT = Card(
 
 
 def describe() -> Card:
-    """The first GPU that this process may see, as the driver has it. CUDA is initialised, no context is made. Raises OSError, DriverError."""
+    """The first GPU that this process may see. Initialises CUDA, makes no context.
+
+    Raises OSError where there is no driver, DriverError where the driver has no GPU.
+    """
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     driver.call("cuInit", 0)
     driver.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -104,8 +118,8 @@ def describe() -> Card:
     return Card(name=name.value.decode("utf-8", "replace"), total_memory=memory.value, **found)
 
 
-def serve(card: Card) -> None:
-    """Raise ValueError, one line, if candidates can't run on `card`, or if the installed Triton does not compile for it."""
+def check_served(card: Card) -> None:
+    """Raise ValueError, one line, if `card` is too old or the installed Triton does not compile for it."""
     if card.major < OLDEST:
         raise ValueError(f"this machine's {card} is too old: candidates need sm_{OLDEST}0 or newer")
     import triton
@@ -116,17 +130,18 @@ def serve(card: Card) -> None:
         compile_ttir(EMPTY_KERNEL, card.target, {})
     except Exception as error:
         text = " ".join(str(error).partition("Repro command")[0].split())[:200]
-        raise ValueError(f"the installed Triton {triton.__version__} does not compile for this machine's {card}: {text}") from None
+        version = f"Triton {triton.__version__}"
+        raise ValueError(f"the installed {version} does not compile for this machine's {card}: {text}") from None
 
 
 def main() -> None:
-    """In a process of its own: print the GPU as JSON, or end with one line on stderr that says why candidates can't run there."""
+    """In a process of its own: print the GPU as JSON, or end with a line on stderr that says why not."""
     try:
         card = describe()
     except (OSError, driver.DriverError) as error:
         raise SystemExit(f"this machine has no usable CUDA GPU ({error})") from None
     try:
-        serve(card)
+        check_served(card)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     print(json.dumps(asdict(card)))

@@ -20,7 +20,7 @@ from nanotriton.executor.signature import one_descriptor
 
 MAX_CUBIN = 64 << 20
 MAX_SCRATCH = 1 << 30  # bytes a program
-TENSOR_MEMORY = 512  # columns that a multiprocessor has, from Blackwell (sm_100) on; CUDA has no attribute for it
+TENSOR_MEMORY = 512  # columns, on GPUs that have it (sm_100): CUDA has no attribute for their number
 MAX_KEPT = 256 << 20  # bytes of binaries in memory
 
 
@@ -80,7 +80,8 @@ def compile_kernel(kernel: Kernel, card: Card) -> Binary:
     from nanotriton.executor.stages import compile_ttir
 
     try:
-        cubin, metadata, options = compile_ttir(kernel.bare, card.target, kernel.options, functools.partial(_check_signature, kernel))
+        reads_alike = functools.partial(_check_signature, kernel)
+        cubin, metadata, options = compile_ttir(kernel.bare, card.target, kernel.options, reads_alike)
     except OutOfResources as error:
         raise CompileError("out_of_resources", str(error)) from None
     except PTXASError as error:
@@ -106,7 +107,8 @@ def _check_resources(name: str, metadata: dict, card: Card) -> None:
     """Raise CompileError if a block takes more than the GPU has, as Triton does where it loads a kernel."""
     shared, columns = metadata["shared"], metadata.get("tmem_size") or 0
     if shared > card.shared_memory_per_block_optin:
-        text = f"shared memory, {shared} bytes needed, {card.shared_memory_per_block_optin} there are; smaller blocks or num_stages help"
+        there, help = card.shared_memory_per_block_optin, "smaller blocks or num_stages help"
+        text = f"shared memory, {shared} bytes needed, {there} there are; {help}"
         raise CompileError("out_of_resources", f"{name}: out of resource: {text}")
     if columns > TENSOR_MEMORY:
         text = f"tensor memory, {columns} columns needed, {TENSOR_MEMORY} there are; smaller blocks help"
@@ -126,7 +128,10 @@ def _first_line(text: str) -> str:
 
 
 class BinaryCache:
-    """One GPU's binaries by name (the target, the text and the options decide it): in memory, oldest out first, and in a folder if one is given."""
+    """One GPU's binaries, named after the target, a kernel's text and its options.
+
+    In memory, oldest out first, and in a folder if one is given.
+    """
 
     def __init__(self, card: Card, folder: str | Path | None = None):
         self.card, self.folder, self.size = card, Path(folder) if folder else None, 0

@@ -85,6 +85,6 @@ def whole_text() -> str:
     llvm.init_targets()
     owner = llvm.context()  # has to outlive its module
     linked = llvm.to_module(module, owner)
-    llvm.attach_datalayout(linked, "nvptx64-nvidia-cuda", "", "")  # one layout for all GPUs, so their names are not needed
+    llvm.attach_datalayout(linked, "nvptx64-nvidia-cuda", "", "")  # of no GPU: all have the same layout
     WHOLE(linked, PATHS)
     return str(linked)

@@ -30,9 +30,7 @@ ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
 ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT",
-               "CUDA_DEVICE_ORDER")  # by which the GPUs are numbered
-
-
+               "CUDA_DEVICE_ORDER")  # fmt: skip
 
 @dataclass(eq=False)
 class Process:
@@ -91,33 +89,36 @@ def environment(folder: str) -> dict[str, str]:
 
 @functools.cache
 def ask_driver(visible: str | None) -> Card:
-    """The GPU that processes with this CUDA_VISIBLE_DEVICES (None: there is none) would use. Raises ConfigError if they could not.
+    """The GPU that processes with this CUDA_VISIBLE_DEVICES (None: unset) would use.
 
-    In a process of its own: where CUDA has been initialised, forks can't use it, and the devices that may be seen are fixed for good.
+    A process of its own asks: where CUDA has been initialised, forks can't use it, and which devices are seen is
+    settled. Raises ConfigError, one line, if candidates can't run there.
     """
     with tempfile.TemporaryDirectory() as folder:
         env = environment(folder) | ({"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
         command = [sys.executable, "-c", "from nanotriton.executor.card import main; main()"]
+        options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
-            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWERING)
+            done = subprocess.run(command, timeout=ANSWERING, **options)
         except subprocess.TimeoutExpired:
             raise ConfigError(f"this machine's CUDA GPU has not answered for {ANSWERING:g} s") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"the process that asked the CUDA driver ended with code {done.returncode}"]
-        raise ConfigError(said[-1])
+        silent = f"the process that asked the CUDA driver ended with code {done.returncode}"
+        raise ConfigError((done.stderr.strip().splitlines() or [silent])[-1])
     return Card(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def read_card(visible: str | None, timed: bool = False) -> Card:
-    """As `ask_driver`. timed: candidates are to be timed too."""
+    """As `ask_driver`. timed: also raises where candidates can't be timed."""
     card = ask_driver(visible)
     if timed and not card.bandwidth:
-        raise ConfigError(f"candidates can't be timed on this machine's {card}: the driver does not tell how fast its memory is")
+        reason = "the driver does not tell how fast its memory is"
+        raise ConfigError(f"candidates can't be timed on this machine's {card}: {reason}")
     return card
 
 
 def check_card(device: str, timed: bool = False) -> None:
-    """ConfigError where candidates can't run on what --device has named: call it before anything else is done."""
+    """ConfigError if candidates can't run on what --device names: call it before anything else is done."""
     if device == "cuda":
         try:
             read_card(visible_devices(None), timed)

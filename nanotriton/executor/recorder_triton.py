@@ -125,10 +125,10 @@ def _flatten(tape: Tape, kernel: RecordedKernel, index: int, ty, value, out: lis
 
 
 def _descriptor(ty: str, base: int, value, parameters: list[str], at: int) -> list:
-    """(type, value) of a host-side descriptor: itself, or its parts where the kernel's parameters, from number `at` on, are those.
+    """[(type, value)] of a host-side descriptor: itself, or its parts if the kernel's parameters from `at` on are those.
 
-    GPUs before Hopper know no descriptors, so Triton's front end takes all of a kernel's apart: base, shape and strides, a flag or two,
-    and then shape and strides as for any other GPU.
+    GPUs before Hopper have no descriptors. Triton's front end takes them apart there: base, shape and strides, a
+    flag or two, and then shape and strides once more, which follow a descriptor on any GPU.
     """
     shape, strides = [int(n) for n in value.shape], [int(s) for s in value.strides]
     if any(p.startswith("!tt.tensordesc") for p in parameters):
@@ -138,7 +138,8 @@ def _descriptor(ty: str, base: int, value, parameters: list[str], at: int) -> li
     if parameters[at + 2 + 2 * len(shape)] == "i1":  # not in triton 3.6
         flags.append(value.round_f32_to_tf32)
     wide = [("i64", n) for n in (*shape, *strides)]
-    return [(f"*{element}", base), *wide, *[("i1", flag) for flag in flags], *[("i32", n) for n in shape], *[("i64", s) for s in strides]]
+    again = [("i32", n) for n in shape] + [("i64", s) for s in strides]
+    return [(f"*{element}", base), *wide, *[("i1", flag) for flag in flags], *again]
 
 
 def _pointer(tape: Tape, index: int, value) -> int:
@@ -161,7 +162,10 @@ def dialects(target: GPUTarget):
 
 
 def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=None) -> RecordedKernel:
-    """Stands in for triton.compile: the front end and the ttir passes, for any candidate's kernel, and no further. `here` is what it compiles for."""
+    """Stands in for triton.compile: the front end and the ttir passes, for any candidate's kernel, and no further.
+
+    here: the GPU that it compiles for, whatever the candidate says.
+    """
     if not hasattr(src, "fn"):
         _tape().fail("rule_violation", "triton.compile of an IR file: only @triton.jit functions are launched")
     backend = make_backend(here)

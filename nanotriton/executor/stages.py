@@ -1,4 +1,4 @@
-"""Triton's compiler from TTIR to a cubin, without its cache and its driver. No GPU is needed, and no torch: its import takes seconds."""
+"""Triton's compiler from TTIR to a cubin, without its cache and its driver, without a GPU and torch."""
 
 import tempfile
 from collections.abc import Callable
@@ -11,12 +11,15 @@ from triton.compiler.compiler import IRSource, make_backend
 
 
 def compile_ttir(
-    text: str, target: GPUTarget, options: dict[str, Any], check: Callable[[IRSource], None] = lambda source: None
+    text: str,
+    target: GPUTarget,
+    options: dict[str, Any],
+    check: Callable[[IRSource], None] = lambda source: None,
 ) -> tuple[bytes, dict, Any]:
     """(cubin, metadata, all options) of the one kernel in `text`.
 
-    options: of the launch; None is the default. check: is called with MLIR's reading of the text before that is compiled.
-    Raises what Triton raises, and what `check` does. Hostile text can also kill the process.
+    options: of the launch; None is the default. check: called with MLIR's reading of the text, before that is
+    compiled. Raises what Triton and `check` raise; hostile text can also kill the process.
     """
     backend, context = make_backend(target), ir.context()
     options = backend.parse_options({k: v for k, v in options.items() if v is not None})

@@ -320,7 +320,10 @@ class Zygote:
 
 
 def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict) -> None:
-    """card: the fields of the GPU that candidates are judged for. One command: a message with two file descriptors forks a worker (its socket, its beacon). Ends when the executor does."""
+    """One command: a message with two file descriptors forks a worker (its socket, its beacon). Ends when the executor does.
+
+    card: the GPU that candidates are judged for, the fields of a Card.
+    """
     sandbox.die_with_parent(parent, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from nanotriton.executor import worker

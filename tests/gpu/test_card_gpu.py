@@ -37,16 +37,20 @@ def test_a_candidate_sees_the_card(mode):
     theirs = triton.runtime.driver.active.utils.get_device_properties(0)
     sees = f"""
         there = torch.cuda.get_device_properties(x.device)
-        assert torch.cuda.get_device_name() == {here.name!r} and torch.cuda.get_device_capability() == {(here.major, here.minor)}
-        assert (there.multi_processor_count, there.total_memory) == {(here.multi_processor_count, here.total_memory)}
-        assert there.shared_memory_per_block_optin == {here.shared_memory_per_block_optin} and there.L2_cache_size == {here.L2_cache_size}
+        assert torch.cuda.get_device_name() == {here.name!r} and there.total_memory == {here.total_memory}
+        assert torch.cuda.get_device_capability() == {(here.major, here.minor)}
+        assert there.multi_processor_count == {here.multi_processor_count}
+        assert there.L2_cache_size == {here.L2_cache_size}
+        assert there.shared_memory_per_block_optin == {here.shared_memory_per_block_optin}
         assert triton.runtime.driver.active.utils.get_device_properties(0) == {theirs}
         assert triton.runtime.driver.active.get_current_target().arch == {10 * here.major + here.minor}
 """
     begin = "        y = torch.empty_like(x)\n"
     with Executor(device="cuda", mode=mode, policy="none", workers=1, timeout=20.0) as executor:
         right = executor.submit(Task(**TASK), CANDIDATE.replace(begin, sees + begin)).result()
-        wrong = executor.submit(Task(**TASK), CANDIDATE.replace(begin, f"{sees}        assert False, there.name\n{begin}")).result()
+        wrong = executor.submit(
+            Task(**TASK), CANDIDATE.replace(begin, f"{sees}        assert False, there.name\n{begin}")
+        ).result()
     assert right.correct, right
     assert wrong.status == "runtime_error" and here.name in wrong.message
 
