@@ -82,11 +82,13 @@ class Quiet:
     """A stopwatch that has the GPU to itself while it runs."""
 
     def __init__(self, device: int):
+        from nanotriton.executor.card import describe
         from nanotriton.executor.gpu import Gpu
 
         torch.cuda.set_device(device)
         self.folder = tempfile.TemporaryDirectory()
-        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir())  # for its lock and its stopwatch: no kernel of a candidate comes here
+        # For its lock and its stopwatch: no kernel of a candidate comes here.
+        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir(), describe(device))
         torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:

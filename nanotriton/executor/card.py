@@ -100,14 +100,14 @@ DEFAULT = Card(
 )
 
 
-def describe() -> Card:
-    """The first GPU that this process may see. Initialises CUDA, makes no context.
+def describe(index: int = 0) -> Card:
+    """A GPU among those that this process may see. Initialises CUDA, makes no context.
 
-    Raises OSError where there is no driver, DriverError where the driver has no GPU.
+    Raises OSError where there is no driver, DriverError where there is no such GPU.
     """
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     driver.call("cuInit", 0)
-    driver.call("cuDeviceGet", ctypes.byref(device), 0)
+    driver.call("cuDeviceGet", ctypes.byref(device), index)
     driver.call("cuDeviceGetName", name, len(name), device)
     driver.call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
     found = {}
