@@ -14,7 +14,7 @@ from bench import environment, report, sources
 from bench.journal import Journal, write_json
 from nanotriton.config import ConfigError
 from nanotriton.executor.processes import check_card
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
 REFRESH = 20.0  # seconds between two versions of the results while candidates are judged

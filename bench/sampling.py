@@ -27,7 +27,8 @@ from bench import environment
 from bench.decode import copy_bandwidth
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.sampler import Request, Sampler
+from nanotriton.sampler import Sampler
+from nanotriton.scheduler import Request
 
 QWEN3 = dict(model_type="qwen3", vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, qk_norm=True, rope_theta=1e6)
 SHAPES = {

@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from nanotriton.executor.card import DEFAULT, Card
-from nanotriton.executor.plan import Plan
+from nanotriton.executor.common.card import DEFAULT, Card
+from nanotriton.plan.plan import Plan
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\nimport triton.language as tl\n"
 ADD = '''
@@ -43,14 +43,14 @@ def _start() -> None:
 
 def _install(card: Card) -> None:
     """Record for that GPU from here on."""
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     recorder.uninstall()
     recorder.install(card)
 
 
 def _record(source: str, init_args: list, inputs: list | None, options: dict):
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     _install(options.pop("card"))
     with tempfile.TemporaryDirectory() as folder:

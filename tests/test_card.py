@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from nanotriton.config import ConfigError
-from nanotriton.executor import Executor, children, compiler, driver, executor, processes, sandbox
-from nanotriton.executor.card import ATTRIBUTES, DEFAULT, Card, main
-from nanotriton.executor.compiler import Binary, BinaryCache, CompileError, compile_kernel
-from nanotriton.executor.plan import Kernel
-from nanotriton.executor.replayer import Replay
-from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.zygote import Zygote
+from nanotriton.executor import Executor, children, executor, processes
+from nanotriton.executor.common.card import DEFAULT, Card
+from nanotriton.executor.gpu import compiler, driver
+from nanotriton.executor.gpu.ask import ATTRIBUTES, main
+from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
+from nanotriton.executor.replay.replayer import Replay
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Zygote
+from nanotriton.plan.plan import Kernel
 from nanotriton.tasks.task import Task
 from tests.recording import Refused, record
 from tests.test_compile_servers import GOOD, LIMITS, collect

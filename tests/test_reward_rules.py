@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from reward.rules import POLICIES, check_source
+from nanotriton.rules.policy import POLICIES
+from nanotriton.rules.rules import check_source
 
 HEAD = """import torch
 import torch.nn as nn

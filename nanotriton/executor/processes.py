@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton.config import ConfigError
-from nanotriton.executor.card import Card
-from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
+from nanotriton.executor.common.card import Card
+from nanotriton.executor.common.limits import REFERENCES
+from nanotriton.executor.sandbox.protocol import BEACON, pair, remove_folder, send
+from nanotriton.executor.sandbox.zygote import SLOW
 
-REPLAYERS = 8  # workers on one GPU, at most: a candidate takes one 50 ms of CPU there, so four end at 70 a second
-REFERENCES = 64  # tasks that a worker keeps loaded
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
@@ -96,7 +96,7 @@ def ask_driver(visible: str | None) -> Card:
     """
     with tempfile.TemporaryDirectory() as folder:
         env = environment(folder) | ({"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
-        command = [sys.executable, "-c", "from nanotriton.executor.card import main; main()"]
+        command = [sys.executable, "-c", "from nanotriton.executor.gpu.ask import main; main()"]
         options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
             done = subprocess.run(command, timeout=ANSWERING, **options)
@@ -135,10 +135,8 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
         env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    if flavour == "interpret":
-        env["TRITON_INTERPRET"] = "1"
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
-    command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
+    command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
     )

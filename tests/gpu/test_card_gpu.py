@@ -11,11 +11,12 @@ if not torch.cuda.is_available():
 import triton
 
 from nanotriton.executor import Executor
-from nanotriton.executor.card import DEFAULT, describe
-from nanotriton.executor.gpu import Gpu
-from nanotriton.executor.probe import CANDIDATE, TASK
+from nanotriton.executor.child.fake_triton import device_properties
+from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.common.probe import CANDIDATE, TASK
+from nanotriton.executor.gpu.ask import describe
+from nanotriton.executor.gpu.gpu import Gpu
 from nanotriton.executor.processes import read_card, visible_devices
-from nanotriton.executor.recorder_triton import device_properties
 from nanotriton.tasks.task import Task
 
 CARD = describe()
