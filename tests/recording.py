@@ -13,7 +13,7 @@ from nanotriton.executor.common.card import DEFAULT, Card
 from nanotriton.plan.plan import Plan
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\nimport triton.language as tl\n"
-ADD = '''
+ADD = """
 @triton.jit
 def add_kernel(x_ptr, y_ptr, o_ptr, n, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -24,7 +24,7 @@ def add(x, y):
     out = torch.empty_like(x)
     add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
     return out
-'''
+"""
 
 
 class Refused(Exception):
@@ -76,7 +76,12 @@ def record(source: str, inputs: list, init_args: list | None = None, **options) 
     card: the GPU that it is recorded for.
     """
     options = {"seed": 0, "card": DEFAULT} | options
-    bare = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in inputs]
+    bare = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in inputs
+    ]
     return _plan(source, init_args or [], bare, options)
 
 

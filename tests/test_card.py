@@ -27,9 +27,15 @@ from tests.test_recorder import X, module
 from tests.test_replayer import MATMUL
 
 A100 = replace(
-    DEFAULT, name="NVIDIA A100-SXM4-80GB", major=8, minor=0, multi_processor_count=108, clock_rate=1_410_000,
-    shared_memory_per_block_optin=166_912, L2_cache_size=41_943_040,
-)  # fmt: skip
+    DEFAULT,
+    name="NVIDIA A100-SXM4-80GB",
+    major=8,
+    minor=0,
+    multi_processor_count=108,
+    clock_rate=1_410_000,
+    shared_memory_per_block_optin=166_912,
+    L2_cache_size=41_943_040,
+)
 RTX3090 = replace(
     DEFAULT,
     name="NVIDIA GeForce RTX 3090",

@@ -31,7 +31,8 @@ ROOT = Path(__file__).parent.parent
 LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
 
 
-# ---- a run -----------------------------------------------------------------------------------------------------------
+# ---- a run
+# -----------------------------------------------------------------------------------------------------------
 def make(world, reshard=False, checkpoint_layers=False, defer=False):
     config = ModelConfig("qwen3", 48, 32, 48, 3, 4, 2, tie_word_embeddings=False, qk_norm=True)
     model = Transformer(config).init_weights(seed=1)
@@ -46,7 +47,9 @@ def backward(model, world, max_tokens):
     data = [torch.randint(0, 48, (n + 1,), generator=g) for n in LENGTHS]
     mine = world.share(data)
     total = torch.zeros(())
-    for part in distributed.accumulate(model, distributed.balance([len(x) - 1 for x in mine], max_tokens, world)):
+    for part in distributed.accumulate(
+        model, distributed.balance([len(x) - 1 for x in mine], max_tokens, world)
+    ):
         seqs = [mine[i] for i in part] or [torch.zeros(2, dtype=torch.long)]
         ids, targets = torch.cat([x[:-1] for x in seqs]), torch.cat([x[1:] for x in seqs])
         positions = torch.cat([torch.arange(len(x) - 1) for x in seqs])
@@ -97,7 +100,11 @@ def one_thread():
 def test_training_has_a_second_core_where_there_is_one(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
-    for world, ranks, threads in ((World(), "1", 2), (World(), "2", 1), (World(device=torch.device("cuda")), "1", 1)):
+    for world, ranks, threads in (
+        (World(), "1", 2),
+        (World(), "2", 1),
+        (World(device=torch.device("cuda")), "1", 1),
+    ):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         with idle_cores(world):
             assert torch.get_num_threads() == threads
@@ -126,10 +133,25 @@ def torchrun(*words, nodes=None, timeout=150):
     if nodes:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        layout = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+        layout = [
+            "--nnodes",
+            str(nodes),
+            "--nproc-per-node",
+            "1",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"localhost:{port}",
+        ]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     agents = [
-        subprocess.Popen([*base, *layout, __file__, *map(str, words)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [*base, *layout, __file__, *map(str, words)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for _ in range(nodes or 1)
     ]
     try:
@@ -138,12 +160,16 @@ def torchrun(*words, nodes=None, timeout=150):
         for agent in agents:
             agent.kill()
     failed = [output for agent, output in zip(agents, outputs, strict=True) if agent.returncode]
-    # the agent that holds the rendezvous may be gone when another asks it for the last time: torchrun's own race, after all work is done
-    wrong = [output for output in failed if len(failed) == len(agents) or "RendezvousConnectionError" not in output]
+    # the agent that holds the rendezvous may be gone when another asks it for the last time: torchrun's own
+    # race, after all work is done
+    wrong = [
+        output for output in failed if len(failed) == len(agents) or "RendezvousConnectionError" not in output
+    ]
     assert not wrong, "\n".join(wrong)[-4000:]
 
 
-# ---- the number of microbatches and of ranks changes nothing ---------------------------------------------------------
+# ---- the number of microbatches and of ranks changes nothing
+# ---------------------------------------------------------
 @pytest.mark.parametrize("max_tokens", [1, 15, 30, 10_000])
 @pytest.mark.parametrize("checkpoint_layers", [False, True])
 def test_gradients_do_not_depend_on_the_microbatches(reference, max_tokens, checkpoint_layers):
@@ -169,10 +195,19 @@ def two_ranks(folder):
     world = setup()
     assert (world.world_size, world.is_main, world.dtype) == (2, world.rank == 0, torch.float32)
     loss, expected = torch.load(folder / "reference.pt")
-    ways = ((1, False, False, False), (10_000, False, False, True), (15, True, False, False), (15, True, True, True), (15, False, True, True), (1, False, False, True))
+    ways = (
+        (1, False, False, False),
+        (10_000, False, False, True),
+        (15, True, False, False),
+        (15, True, True, True),
+        (15, False, True, True),
+        (1, False, False, True),
+    )
     for max_tokens, *options in ways:
         model, _ = make(world, *options)
-        assert all(isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters())
+        assert all(
+            isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters()
+        )
         assert abs(backward(model, world, max_tokens) - loss) < 1e-6 * loss
         same(grads(model), expected)
     norm = distributed.clip_grad_norm(model, 0.01)
@@ -180,7 +215,8 @@ def two_ranks(folder):
     assert abs(norm - truth) < 1e-5 * truth
     assert abs(distributed.clip_grad_norm(model, 1.0) - 0.01) < 1e-5
 
-    with torch.no_grad():  # a forward alone leaves the layers gathered; what is read then must be the masters all the same
+    # a forward alone leaves the layers gathered; what is read then must be the masters all the same
+    with torch.no_grad():
         model(torch.arange(4), torch.arange(4), packed(torch.tensor([0, 4], dtype=torch.int32), 4))
     alone, _ = make(World())
     gathered = dict(distributed.full_params(model))
@@ -243,7 +279,8 @@ def resume(folder, steps, die_at="-1"):
     train(setup(), int(steps), folder, die_at=int(die_at))
 
 
-# ---- the rest --------------------------------------------------------------------------------------------------------
+# ---- the rest
+# --------------------------------------------------------------------------------------------------------
 class Pretend(World):
     """A rank beside another that needs `other` microbatches."""
 
@@ -281,7 +318,10 @@ def test_a_plain_python_process_is_one_rank(monkeypatch):
     world.barrier()
 
 
-@pytest.mark.parametrize("error,code,said", [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), "error: disk", "")])
+@pytest.mark.parametrize(
+    "error,code,said",
+    [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), "error: disk", "")],
+)
 def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
     def main(cfg, world):
         assert (cfg, world.world_size) == ("cfg", 1)
@@ -297,7 +337,10 @@ def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
 def test_decay_is_for_matrices_and_the_rate_for_all():
     model, _ = make(World())
     optimizer = distributed.adamw(model, 1e-3, weight_decay=0.1)
-    assert {(p.ndim, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]} == {(2, 0.1), (1, 0.0)}
+    assert {(p.ndim, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]} == {
+        (2, 0.1),
+        (1, 0.0),
+    }
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
     assert distributed.set_lr(optimizer, 5e-5) == 5e-5
     assert [g["lr"] for g in optimizer.param_groups] == [5e-5] * 2

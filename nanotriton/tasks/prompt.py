@@ -40,7 +40,10 @@ def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
     """Token ids of the prompt for a task's source, up to where the answer begins."""
     if not tokenizer.has_chat_template:
         return tokenizer.encode(source)
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(source=source.strip())}]
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": USER.format(source=source.strip())},
+    ]
     return tokenizer.encode(tokenizer.chat(messages))
 
 

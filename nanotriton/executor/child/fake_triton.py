@@ -33,10 +33,14 @@ INVALID = "error encountered during parsing"  # what Triton's front end says of 
 def device_properties(card: Card) -> dict[str, int]:
     """As triton's CUDA driver names them."""
     return {
-        "max_shared_mem": card.shared_memory_per_block_optin, "max_num_regs": card.regs_per_block,
-        "multiprocessor_count": card.multi_processor_count, "warpSize": card.warp_size, "sm_clock_rate": card.clock_rate,
-        "mem_clock_rate": card.memory_clock_rate, "mem_bus_width": card.memory_bus_width,
-    }  # fmt: skip
+        "max_shared_mem": card.shared_memory_per_block_optin,
+        "max_num_regs": card.regs_per_block,
+        "multiprocessor_count": card.multi_processor_count,
+        "warpSize": card.warp_size,
+        "sm_clock_rate": card.clock_rate,
+        "mem_clock_rate": card.memory_clock_rate,
+        "mem_bus_width": card.memory_bus_width,
+    }
 
 
 class RecordingDriver:
@@ -58,7 +62,9 @@ class RecordingDriver:
         self.map_python_to_cpp_type = lambda ty: ty
         self.is_active = lambda: True
         # A candidate that benchmarks on its own gets its function called once, and a constant.
-        self.get_benchmarker = lambda: lambda fn, quantiles=None, **kw: (fn(), [1.0] * len(quantiles or [0]))[1]
+        self.get_benchmarker = lambda: (
+            lambda fn, quantiles=None, **kw: (fn(), [1.0] * len(quantiles or [0]))[1]
+        )
         self.get_empty_cache_for_benchmark = lambda: torch.empty(1, device=CUDA)
         self.clear_cache = lambda cache: None
 
@@ -66,14 +72,17 @@ class RecordingDriver:
 class RecordedKernel:
     """What `kernel[grid](...)` and `kernel.warmup(...)` return: looks like triton's CompiledKernel, runs nothing."""
 
-    n_regs, n_spills, n_max_threads = 32, 0, 1024  # unknown before ptxas; enough for code that computes an occupancy
+    # unknown before ptxas; enough for code that computes an occupancy
+    n_regs, n_spills, n_max_threads = 32, 0, 1024
     function = packed_metadata = module = None
 
     def __init__(self, src, options, kernel: Kernel, target: GPUTarget):
         self.src, self.recorded, self.name = src, kernel, kernel.name
         self.hash = digest(kernel.ttir.encode())
         self.asm = {"ttir": kernel.ttir}
-        self.metadata = SimpleNamespace(**{**options.__dict__, "shared": 1024, "name": kernel.name, "target": target})
+        self.metadata = SimpleNamespace(
+            **{**options.__dict__, "shared": 1024, "name": kernel.name, "target": target}
+        )
 
     @functools.cached_property
     def parameters(self) -> list[str]:
@@ -143,7 +152,8 @@ def _descriptor(ty: str, base: int, value, parameters: list[str], at: int) -> li
 
 
 def _pointer(tape: Tape, index: int, value) -> int:
-    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value  # triton.reinterpret
+    # triton.reinterpret
+    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
     if not isinstance(value, torch.Tensor):
         tape.unrecordable(f"argument {index} is a {type(value).__name__}, neither a number nor a tensor")
     with torch._C.DisableTorchFunction():
@@ -167,22 +177,32 @@ def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=N
     here: the GPU that it compiles for, whatever the candidate says.
     """
     if not hasattr(src, "fn"):
-        _tape().fail("rule_violation", "triton.compile of an IR file: only @triton.jit functions are launched")
+        _tape().fail(
+            "rule_violation", "triton.compile of an IR file: only @triton.jit functions are launched"
+        )
     backend = make_backend(here)
     options = backend.parse_options(dict(options or {}))
     default = backend.parse_options({})
     for name, value in options.__dict__.items():
         if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
-            _tape().fail("rule_violation", f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}")
-    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the front end's time.
+            _tape().fail(
+                "rule_violation",
+                f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}",
+            )
+    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the
+    # front end's time.
     checked = options if options.debug else dataclasses.replace(options, sanitize_overflow=False)
     context = dialects(here)
     try:
-        module = src.make_ir(here, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+        module = src.make_ir(
+            here, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context
+        )
     except RuntimeError as error:
         if str(error) != INVALID:
             raise
-        raise RuntimeError(f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit (is a tensor the condition of an if or a while? use tl.where)") from None
+        raise RuntimeError(
+            f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit (is a tensor the condition of an if or a while? use tl.where)"
+        ) from None
     stages: dict = {}
     backend.add_stages(stages, options, Language.TRITON)
     module = stages["ttir"](module, {})

@@ -74,9 +74,3 @@ DEFAULT = Card(
     memory_clock_rate=2_619_000,
     memory_bus_width=5_120,
 )
-
-
-
-
-
-

@@ -62,7 +62,9 @@ def check_served(card: Card) -> None:
     except Exception as error:
         text = " ".join(str(error).partition("Repro command")[0].split())[:200]
         version = f"Triton {triton.__version__}"
-        raise ValueError(f"the installed {version} does not compile for this machine's {card}: {text}") from None
+        raise ValueError(
+            f"the installed {version} does not compile for this machine's {card}: {text}"
+        ) from None
 
 
 def main() -> None:
