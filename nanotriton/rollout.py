@@ -1,6 +1,5 @@
 """Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -110,7 +109,3 @@ def rollout(
             progress.update()
         clock("reward")
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
-
-
-def statuses(groups: Sequence[Sequence[Episode]]) -> dict[str, int]:
-    return dict(Counter(e.verdict.status for group in groups for e in group).most_common())
