@@ -9,10 +9,10 @@ from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.verdict import Verdict
 from nanotriton.sampler import Request, Sample, Sampler
-from nanotriton.tasks.prompt import build_prompt
+from nanotriton.tasks.prompt import build_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from reward.extract import extract_candidate
+from reward.extract import extract_candidate, opened_reasoning
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Episode:
     logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
     finish_reason: str  # "stop" or "length"
     old: list[float] | None = None  # the trainer's logprobs of them, where a mismatch correction needs them
-    completion: str = ""
+    completion: str = ""  # their text without the end token, behind the <think> that the chat template opened, if it did
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
     group: int = 0  # the place of its task in the step's batch, over all ranks: samples of one group are compared
@@ -73,6 +73,7 @@ def rollout(
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest)
+    opened = [opened_reasoning(prompt_text(task.source, tokenizer)) for task in tasks]
     requests = [
         Request(p, n=n, max_tokens=min(max_tokens, longest - len(p)), temperature=temperature, stop_ids=stop, seeds=list(s))
         for p, s in zip(prompts, seeds)
@@ -86,7 +87,7 @@ def rollout(
         task = tasks[sample.request]
         episode = Episode(task, prompts[sample.request], sample.ids, sample.logprobs, sample.finish_reason)
         ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-        episode.completion = tokenizer.decode(ids)
+        episode.completion = opened[sample.request] + tokenizer.decode(ids)
         episode.candidate = extract_candidate(episode.completion)
         episodes[sample.request, sample.index] = episode
         progress.update()
