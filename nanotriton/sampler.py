@@ -23,7 +23,7 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import die
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
 from nanotriton.model import Transformer
@@ -59,7 +59,7 @@ class Sampler:
         self.kv_fraction = 0.7 if kv_fraction is None else kv_fraction
         self.max_batch, self.page_size = max_batch or (512 if cuda else 256), page_size or (64 if cuda else 32)
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
-        self.per_tile = max(64 * self.config.num_key_value_heads // self.config.num_attention_heads, 1)  # samples that read a prompt at once
+        self.per_tile = max(TILE_ROWS * self.config.num_key_value_heads // self.config.num_attention_heads, 1)  # samples that read a prompt at once
         self.width = pages_for(self.config.max_position_embeddings, self.page_size)
         self.kv = KVCache(
             self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim, self.page_size,
