@@ -87,7 +87,6 @@ import train_sft
 from nanotriton import distributed, grpo
 from nanotriton.data import pack, score
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import STATUSES, Verdict
 from nanotriton.model import Transformer
 from nanotriton.rollout import Episode, prompts_of, rollout, seed_of
 from nanotriton.run import (
@@ -105,6 +104,7 @@ from nanotriton.sampler import Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, load_tasks
 from nanotriton.tokenizer import Tokenizer
+from nanotriton.verdict import STATUSES, Verdict
 from nanotriton.world import World, idle_cores
 from reward.reward import RewardConfig, load_reward, reward
 

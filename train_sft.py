@@ -80,7 +80,7 @@ from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
-from reward.extract import CLOSE, opened_reasoning
+from nanotriton.rules.extract import CLOSE, opened_reasoning
 
 PAIR = '{"prompt": text, "completion": text}'  # what a line of --data is
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included

@@ -19,7 +19,7 @@ from bench.journal import all_paths, write_json
 from bench.report import load, table
 from nanotriton import log
 from nanotriton.config import die
-from nanotriton.executor.draws import seed_everything
+from nanotriton.executor.common.construct import seed_everything
 from nanotriton.tasks import kernelbench
 
 LIMIT = 0.05  # of the speed-up
@@ -30,7 +30,7 @@ def bench(request: dict) -> dict:
     """{"time_us", "reference_us"} by do_bench. It runs the candidate's Python, unconfined: only for candidates that one trusts."""
     import torch
 
-    from nanotriton.executor.children import load as load_file
+    from nanotriton.executor.child.process import load as load_file
 
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         modules = []

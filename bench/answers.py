@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from nanotriton.executor.compare import Fault, leaves, mapped, same_structure
+from nanotriton.executor.judge.compare import same_structure
+from nanotriton.plan.trees import leaves, mapped
+from nanotriton.verdict import Fault
 
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}  # others (fp8): 0.3
 

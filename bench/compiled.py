@@ -14,9 +14,9 @@ import torch
 
 from bench.helper import Helper, serve
 from nanotriton import log
-from nanotriton.executor.compare import leaves
-from nanotriton.executor.draws import seed_everything
-from nanotriton.executor.timing import Work
+from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.gpu.timing import Work
+from nanotriton.plan.trees import leaves
 from nanotriton.tasks.task import Task
 
 SECONDS = 600.0  # for one task, compilation included
@@ -82,7 +82,7 @@ class Quiet:
     """A stopwatch that has the GPU to itself while it runs."""
 
     def __init__(self, device: int):
-        from nanotriton.executor.gpu import Gpu
+        from nanotriton.executor.gpu.gpu import Gpu
 
         torch.cuda.set_device(device)
         self.folder = tempfile.TemporaryDirectory()

@@ -20,8 +20,8 @@ from typing import Annotated
 
 from bench.sources import read_jsonl
 from nanotriton import config, log
+from nanotriton.rules.extract import parse, python_blocks
 from nanotriton.tasks.tritonbench import SEPARATOR
-from reward.extract import parse, python_blocks
 
 N = 16  # tokens of an n-gram
 FLAG = 0.5  # a gold solution of which so much is there is flagged

@@ -141,7 +141,7 @@ def run(cfg: Config) -> Iterator[tuple[str, Any]]:
         with started(cfg, timed=True)[0] as executor:
             yield "timed_maps_and_reductions", measure(executor, plain)
             yield "timed_dots", measure(executor, dots)
-    if cfg.fresh:
+    if cfg.fresh and cfg.device == "cuda":
         with started(cfg, "process", "none")[0] as executor:
             yield "fresh_process_each", measure(executor, (plain[: cfg.fresh] + dots[: cfg.fresh])[::2])
 

@@ -30,14 +30,14 @@ from bench.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rollout import seed_of
+from nanotriton.rules import rules
+from nanotriton.rules.extract import defines, extract_candidate, parse
+from nanotriton.rules.policy import POLICIES
 from nanotriton.run import launch
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
-from reward import rules
-from reward.extract import defines, extract_candidate, parse
-from reward.policy import POLICIES
 
 COMPILE = "torch.compile"  # what its baseline is called
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from bench.helper import serve
-from nanotriton.executor.compare import mapped, tensors
-from nanotriton.executor.verdict import Verdict
+from nanotriton.plan.trees import mapped, tensors
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 
 LIMIT = 512 << 20  # bytes of one input: larger ones are not timed
 OWN = ("performance_utils", "TritonBench_v1", "TorchBench_v1")  # what scripts import of the benchmark's

@@ -26,7 +26,7 @@ import torch
 
 from bench import environment
 from bench.journal import write_json
-from nanotriton.executor.plan import Plan, PlanError
+from nanotriton.plan.plan import Plan, PlanError
 
 SEED = 0
 MEMORY = 40 << 30  # bytes that a plan may want
@@ -64,7 +64,7 @@ def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None
     """Writes into `folder`, for each file, what happened (NAME.json) and the plan's bytes (NAME). A child per file, which may die, forked by
     `jobs` processes from one that has warmed up."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     recorder.install()
     recorder.warm_up(folder)
@@ -108,7 +108,7 @@ def record_one(path: Path, limit: float, results: Path) -> None:
 def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     import resource
 
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
     null = os.open(os.devnull, os.O_WRONLY)
@@ -128,7 +128,7 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
 
 def compile_plan(data: bytes) -> dict:
     """{kernel's key: Binary} of the kernels that a replay launches, in a process of its own. Raises CompileError, PlanError."""
-    from nanotriton.executor.compiler import compile_kernel
+    from nanotriton.executor.gpu.compiler import compile_kernel
 
     plan = Plan.from_bytes(data, max_memory=MEMORY)
     return {k.key: compile_kernel(k) for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()}
@@ -136,7 +136,7 @@ def compile_plan(data: bytes) -> dict:
 
 def replay(data: bytes, device: str, binaries: dict) -> dict | list[torch.Tensor]:
     """The answer's tensors of one plan, on the CPU, or why there are none. In a process that may lose its CUDA context."""
-    from nanotriton.executor.replayer import Replay, ReplayError
+    from nanotriton.executor.replay.replayer import Replay, ReplayError
 
     torch.set_num_threads(1)
     torch.multiprocessing.set_sharing_strategy("file_system")  # or every tensor of an answer would take a descriptor
@@ -145,7 +145,7 @@ def replay(data: bytes, device: str, binaries: dict) -> dict | list[torch.Tensor
         if device == "cpu":
             outputs = Replay(plan).run([])
         else:
-            from nanotriton.executor.cuda import CudaBackend
+            from nanotriton.executor.gpu.arena import CudaBackend
 
             backend = CudaBackend(binaries)
             outputs = Replay(plan, backend=backend).run([])
@@ -206,7 +206,7 @@ class Replayers:
 
 def judge(data: bytes, replays: Replayers, evaluates: Replayers, binaries: Future | None, plain: Future | None) -> dict:
     """Replay one plan, compare with a plain run where there can be one, and ask the evaluator why, where a GPU finds a difference."""
-    from nanotriton.executor.compiler import CompileError
+    from nanotriton.executor.gpu.compiler import CompileError
 
     try:
         outputs = replays(data, binaries.result() if binaries else {})

@@ -15,7 +15,7 @@ import torch
 from bench import environment, report, sources
 from bench.journal import Journal, write_json
 from nanotriton.config import ConfigError
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
 REFRESH = 20.0  # seconds between two versions of the results while candidates are judged

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.metrics import SPEEDS, bootstrap, fast_p, geometric_mean, mean, pass_at_k
-from nanotriton.executor.verdict import UNSCORED
+from nanotriton.verdict import UNSCORED
 
 # "Compiled" in KernelBench's sense: the file loads. What a rule refuses never gets there.
 NOT_COMPILED = frozenset(["no_code", "syntax_error", "rule_violation", "import_error", "compile_error", "infra_error", "unsupported", "weak_task"])

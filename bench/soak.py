@@ -26,8 +26,9 @@ from typing import Annotated, Literal
 from bench import environment, soak_watch
 from bench.soak_candidates import Candidate, mix
 from nanotriton import config, log
-from nanotriton.executor import Executor, Verdict, sandbox
-from reward.policy import POLICIES
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.rules.policy import POLICIES
 
 OVER = 2.0  # seconds that anything may take beyond its limit
 

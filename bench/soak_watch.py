@@ -10,7 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 from nanotriton.executor import Executor
-from nanotriton.executor.process import STARTUP as STARTUP  # what a child of process mode on CUDA gets beside its limit
+from nanotriton.executor.judge.process import (
+    STARTUP as STARTUP,  # what a child of process mode on CUDA gets beside its limit
+)
 
 LEVELS = ("base", "worker", "zygote", "child")
 ROUND = ("child", "worker", "child", "zygote", "child", "base")  # whom a round of kills hits, in random order

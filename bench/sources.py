@@ -22,7 +22,7 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import ConfigError, reason
-from reward.extract import CLOSE, OPEN, opened_reasoning
+from nanotriton.rules.extract import CLOSE, OPEN, opened_reasoning
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # the server's trouble, or its way of saying "later"
 REFUSED = frozenset({400, 413, 422})  # this one request can't be answered (its prompt is too long, say)

@@ -112,7 +112,7 @@ def empty_us(cfg: Config) -> float | None:
     """A kernel without a body, launched by Triton itself in this process, under the executor's stopwatch."""
     if cfg.device == "cpu":
         return None
-    from nanotriton.executor.timing import Stopwatch, Work
+    from nanotriton.executor.gpu.timing import Stopwatch, Work
 
     x = torch.zeros(1, device="cuda")
     return round(Stopwatch().time([Work(lambda: empty[(1,)](x), lambda i: None)])[0].us, 3)

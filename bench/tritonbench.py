@@ -8,7 +8,7 @@
 `paper`: call, the candidate with the test behind it runs to its end; and stdout, what it prints is what the gold file prints. `tensors`: the
 test runs in the candidate's and in the gold's namespace, with the same seed, in separate sandboxed processes, and the structures that it
 returns are compared. Tests that can't tell (no float tensor, only shapes, zeros pass) are flagged and scored apart. Without a GPU files are
-recorded and replayed (nanotriton/executor/script.py); what can't be is `unsupported`.
+recorded and replayed (nanotriton/executor/judge/script.py); what can't be is `unsupported`.
 
 On a GPU correct candidates are timed on inputs of the benchmark's own performance scripts, against the gold kernel (G) or the torch code (T),
 timed beside them (bench/perf.py). What is not recordable is not timed: no clock here is within reach of a candidate.
@@ -34,15 +34,15 @@ from bench.run import FREE, Run, check
 from bench.scores import Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.script import ScriptExecutor, answer_path
-from nanotriton.executor.verdict import Verdict
+from nanotriton.executor.judge.script import answer_path
+from nanotriton.executor.script import ScriptExecutor
 from nanotriton.rollout import seed_of
+from nanotriton.rules import rules
 from nanotriton.run import launch
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.tritonbench import Problem
+from nanotriton.verdict import Fault, Verdict
 from nanotriton.world import World
-from reward import rules
 
 SECONDS = 120.0  # for a look at one performance script
 AHEAD = 16  # problems whose files run before the first of them is compared: answers lie on the disk meanwhile

@@ -27,12 +27,14 @@ import torch
 from bench import environment
 from bench.journal import write_json
 from nanotriton import config, log
-from nanotriton.executor import probe
-from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves, mapped, tensors
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference
-from nanotriton.executor.worker import ALLOCATOR
+from nanotriton.executor.common import probe
+from nanotriton.executor.judge.compare import kernelbench_allclose
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.worker import ALLOCATOR
+from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.verdict import Fault
 
 QUICK = 6  # a larger size is tried where one took less than this share of the limit
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from nanotriton import log
 from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import Verdict
+from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks.prompt import build_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from reward.extract import extract_candidate, opened_reasoning
+from nanotriton.verdict import Verdict
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Episode:
     advantage: float = 0.0
 
     def row(self, step: int, split: str) -> dict:
-        """What samples.jsonl keeps of it. The candidate is reward.extract's of the completion; Verdict(**row["verdict"]) is the verdict."""
+        """What samples.jsonl keeps of it. The candidate is nanotriton.rules.extract's of the completion; Verdict(**row["verdict"]) is the verdict."""
         return {
             "step": step, "split": split, "task": self.task.name, "task_source": self.task.source,
             "completion": self.completion, "verdict": self.verdict.brief(),

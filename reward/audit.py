@@ -19,9 +19,9 @@ from nanotriton import log
 from nanotriton.config import reason
 from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import STATUSES, Verdict
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.task import Task
-from reward.extract import extract_candidate
+from nanotriton.verdict import STATUSES, Verdict
 
 NEEDED = {"task": str, "task_source": str, "completion": str, "verdict": dict, "reward": int | float | None}
 

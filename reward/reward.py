@@ -1,6 +1,6 @@
 """A verdict becomes a number, here and nowhere else. Change this function, or name a file of your own on the command line.
 
-Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules (reward/rules.py) before and after it runs a
+Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules (nanotriton/rules/rules.py) before and after it runs a
 candidate, so `correct` under policy strict means both.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton.config import ConfigError
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 from reward import execution
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from nanotriton.executor.plan import Plan
+from nanotriton.plan.plan import Plan
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\nimport triton.language as tl\n"
 ADD = '''
@@ -37,13 +37,13 @@ class Refused(Exception):
 def _start() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     recorder.install()
 
 
 def _record(source: str, init_args: list, inputs: list | None, options: dict):
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     with tempfile.TemporaryDirectory() as folder:
         try:

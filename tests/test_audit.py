@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from nanotriton.executor.verdict import Verdict
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 from reward import audit
 from reward.audit import Sample, fenced, main, page, read_samples, suspect
 from tests.candidates import read

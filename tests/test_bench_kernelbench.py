@@ -18,7 +18,8 @@ from bench import report
 from bench.journal import Journal
 from nanotriton import config
 from nanotriton.config import ConfigError
-from nanotriton.executor import Verdict, probe
+from nanotriton.executor import Verdict
+from nanotriton.executor.common import probe
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.run import launch
 from nanotriton.tasks import kernelbench as tasks

@@ -13,7 +13,8 @@ from bench import soak, soak_watch
 from bench.soak_candidates import Candidate, attacks, mix
 from bench.timing import Renamed
 from bench.timing_kernels import cheating, kernels, sibling
-from nanotriton.executor import Executor, Verdict, probe
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,9 @@ from bench import agreement, compiled, eval_throughput, kernelbench, perf, trito
 from bench.helper import Helper
 from bench.journal import Journal
 from nanotriton.config import ConfigError
-from nanotriton.executor import Executor, Verdict, probe
-from nanotriton.executor.timing import Timing
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.common import probe
+from nanotriton.executor.gpu.timing import Timing
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 from tests.test_bench_tritonbench import DOUBLE, lay_out

@@ -11,9 +11,10 @@ import torch
 from bench import answers
 from bench import tritonbench as bench
 from nanotriton.config import ConfigError
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.script import ScriptExecutor, run_file
+from nanotriton.executor.child.script import run_file
+from nanotriton.executor.script import ScriptExecutor
 from nanotriton.tasks import tritonbench as tasks
+from nanotriton.verdict import Fault
 from nanotriton.world import World
 
 LINE = "#" * 146

@@ -8,12 +8,14 @@ import time
 
 import pytest
 
-from nanotriton.executor import children, compiler, sandbox, servers
-from nanotriton.executor.candidate import check_ended
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.compiler import Binary
-from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.zygote import Ended, Report, Zygote
+from nanotriton.executor.gpu import compile_server, compiler
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.judge.job import check_ended
+from nanotriton.executor.sandbox import sandbox, servers
+from nanotriton.executor.sandbox.protocol import Ended, Report
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Zygote
+from nanotriton.verdict import Fault
 
 TTIR = """module {
   tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {
@@ -34,7 +36,7 @@ LIMITS = sandbox.Limits(60.0, 4 << 30, output=64 << 20)
 
 @pytest.fixture(scope="module")
 def zygote():
-    zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
     yield zygote
     zygote.sock.close()
 
@@ -131,7 +133,7 @@ def test_a_kernel_that_takes_too_much_memory_to_compile(monkeypatch, tmp_path, e
     monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
     with open(tmp_path / "result", "wb+", buffering=0) as file:
         with pytest.raises(type(error)):  # which ends the server
-            children.compile_one(Report(os.dup(file.fileno())), GOOD)
+            compile_server.compile_one(Report(os.dup(file.fileno())), GOOD)
         ended = Ended(1, 0.0, 0.0, code=1).read(file.fileno(), 1 << 20)
     with pytest.raises(Fault, match="kernel kernel: to compile it takes more memory") as fault:
         check_ended(ended, LIMITS)

@@ -25,7 +25,7 @@ from nanotriton import run as run_module
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import Episode

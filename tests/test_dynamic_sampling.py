@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import train_grpo
-from nanotriton.executor.verdict import Verdict
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]

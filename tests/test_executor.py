@@ -1,10 +1,12 @@
 """The executor, end to end on a CPU: each verdict, both modes, and nothing that happens twice."""
 
 import dataclasses
+import re
 
 import pytest
 
-from nanotriton.executor import Executor, Verdict, probe
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 TASK = Task(**probe.TASK)
@@ -71,11 +73,6 @@ def free(executors):
     return executors(policy="none", timeout=6.0)
 
 
-@pytest.fixture
-def process(executors):
-    return executors(policy="none", mode="process", timeout=6.0)
-
-
 def judge(executor: Executor, candidates: dict[str, str]) -> dict[str, Verdict]:
     futures = {name: executor.submit(TASK, source) for name, source in candidates.items()}
     return {name: future.result() for name, future in futures.items()}
@@ -120,22 +117,11 @@ def test_hostile_candidates_get_their_own_verdict(free):
     found = {name: verdict.status for name, verdict in verdicts.items()}
     assert found == {
         "crashed": "crashed", "runtime_error": "runtime_error", "timeout": "timeout", "exit": "crashed", "torch": "correct",
-        "self_kill": "crashed", "reads": "correct", "forged": "crashed", "excuse": "memory_limit",
+        "self_kill": "crashed", "reads": "unsupported", "forged": "crashed", "excuse": "memory_limit",
     }  # fmt: skip
-    assert verdicts["reads"].mode == "process" and verdicts["reads"].recordable is False
+    assert verdicts["reads"].recordable is False and not verdicts["reads"].scored
+    assert re.search(r"^line 17: .*needs a GPU$", verdicts["reads"].message), verdicts["reads"]
     assert "segmentation fault" in verdicts["crashed"].message and "PermissionError" in verdicts["runtime_error"].message
-
-
-def test_process_mode_agrees(process):
-    same = ("correct", "syntax_error", "import_error", "runtime_error", "out_of_bounds", "wrong_shape", "wrong_dtype", "wrong_value")
-    same += ("input_modified", "memory_limit", "output_limit", "nondeterministic", "no_code")
-    for name, verdict in judge(process, {name: CANDIDATES[name] for name in same}).items():
-        assert verdict.status == name and verdict.mode == "process", verdict
-    found = {name: verdict.status for name, verdict in judge(process, FREE).items()}
-    assert found == {
-        "crashed": "crashed", "runtime_error": "runtime_error", "timeout": "timeout", "exit": "crashed", "torch": "correct",
-        "self_kill": "crashed", "reads": "correct", "forged": "crashed", "excuse": "memory_limit",
-    }  # fmt: skip
 
 
 WEIGHTS = Task(
@@ -179,8 +165,8 @@ def test_weights(strict):
     assert {name: f.result().status for name, f in futures.items()} == dict.fromkeys(good, "correct") | dict.fromkeys(bad, "wrong_value")
 
 
-def test_weights_in_process_mode(process):
-    futures = [process.submit(WEIGHTS, source) for source in (HOLDS, PACKED, OTHER_ORDER, OTHER_NAMES, SKIPS)]
+def test_weights_without_rules(free):
+    futures = [free.submit(WEIGHTS, source) for source in (HOLDS, PACKED, OTHER_ORDER, OTHER_NAMES, SKIPS)]
     assert [f.result().status for f in futures] == ["correct"] * 4 + ["wrong_value"]
 
 
@@ -287,7 +273,7 @@ def test_large_weights_stay_at_home(strict, name, draw, status):
     assert verdict.status == status, verdict.message
 
 
-@pytest.mark.parametrize("mode", [None, "process"])
+@pytest.mark.parametrize("mode", [None, "replay"])
 def test_an_expected_task_is_examined_before_its_candidates_come(executors, mode):
     task = Task("expected", TASK.source + f"\n# {mode}\n")  # that nobody has seen
     executor = executors(policy="none", mode=mode, timeout=6.0)

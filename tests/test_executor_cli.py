@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import Verdict, probe
+from nanotriton.executor import Verdict
 from nanotriton.executor.__main__ import main
+from nanotriton.executor.common import probe
 
 ROOT = Path(__file__).resolve().parents[1]
 RIGHT = probe.CANDIDATE

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import Executor, probe, sandbox
-from nanotriton.executor.candidate import check_ended, not_its_own
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.zygote import BEACON, Zygote
+from nanotriton.executor import Executor
+from nanotriton.executor.common import probe
+from nanotriton.executor.judge.job import check_ended, not_its_own
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.protocol import BEACON
+from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault
 
 TASK = Task(**probe.TASK)
 RIGHT = probe.CANDIDATE
@@ -117,7 +120,9 @@ def grandchildren(executor: Executor, pid: int) -> list[int]:
 
 SCRIPT = """
 import sys
-from nanotriton.executor import Executor, probe, sandbox
+from nanotriton.executor import Executor
+from nanotriton.executor.common import probe
+from nanotriton.executor.sandbox import sandbox
 from nanotriton.tasks.task import Task
 executor = Executor(workers=1, timeout=100.0)
 futures = [executor.submit(Task(**probe.TASK), sys.argv[1] + f"# {i}") for i in range(4)]

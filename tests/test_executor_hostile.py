@@ -1,6 +1,6 @@
 """What a candidate could do to the executor, or to the question who is to blame: each gets a verdict of its own, and no one else's changes."""
 
-from nanotriton.executor import probe
+from nanotriton.executor.common import probe
 from nanotriton.executor.executor import Executor
 from nanotriton.tasks.task import Task
 from tests.test_executor import RIGHT, TASK, before_launch, edit
@@ -71,12 +71,12 @@ def test_a_candidate_that_hoards_memory_leaves_the_reference_its_own():
             assert verdict.status == status and verdict.scored, verdict
 
 
-def test_a_module_of_many_weights_in_process_mode():
+def test_a_module_of_many_weights():
     weights = "self.ws = nn.ParameterList([nn.Parameter(torch.randn(33)) for _ in range(700)])"
     init = f"    def __init__(self):\n        super().__init__()\n        {weights}\n\n    def forward(self, x):\n"
     task = Task("many", probe.TASK["source"].replace("    def forward(self, x):\n", init).replace("x * 2 + 1", "x * self.ws[699]"))
     source = before_launch("w = self.ws[699]").replace("    def forward(self, x):\n", init)
     source = source.replace("x * 2 + 1", "x * tl.load(w_ptr + i % 33, mask=i < n)").replace("x_ptr, y_ptr", "x_ptr, w_ptr, y_ptr").replace("(x, y,", "(x, w, y,")
-    with Executor(mode="process", policy="none", workers=1, timeout=60.0, seed=0) as executor:
+    with Executor(policy="none", workers=1, timeout=60.0, seed=0) as executor:
         verdict = executor.submit(task, source).result()
     assert verdict.correct, verdict

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from nanotriton.executor import Executor, executor, probe
-from nanotriton.executor.zygote import BEACON
+from nanotriton.executor import Executor, executor
+from nanotriton.executor.common import probe
+from nanotriton.executor.sandbox.protocol import BEACON
 from nanotriton.tasks.task import Task
 from tests.test_executor_deaths import PATIENCE, grandchildren, wait_for
 

@@ -1,10 +1,10 @@
-"""The one rule of reward/extract.py on completions as models (and cheats) write them."""
+"""The one rule of nanotriton/rules/extract.py on completions as models (and cheats) write them."""
 
 import time
 
 import pytest
 
-from reward.extract import extract_candidate, parse, python_blocks
+from nanotriton.rules.extract import extract_candidate, parse, python_blocks
 
 CODE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 OLD = "class ModelNew:\n    draft = True\n"

@@ -10,16 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton.executor import cuda, driver, gpu, process, timing
-from nanotriton.executor.candidate import Job
-from nanotriton.executor.compare import Fault, TaskFault
-from nanotriton.executor.compiler import Binary
-from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
-from nanotriton.executor.plan import Choice, Launch, Plan, Storage
-from nanotriton.executor.reference import Reference
-from nanotriton.executor.replayer import ReplayError, poison
-from nanotriton.executor.zygote import Ended
+from nanotriton.executor.gpu import arena, driver, gpu, timing
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.judge import gpu_runner, process
+from nanotriton.executor.judge.gpu_runner import drop_refused
+from nanotriton.executor.judge.job import Job
+from nanotriton.executor.judge.measure import needed_bytes, reference_work
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.replay.replayer import ReplayError, poison
+from nanotriton.executor.sandbox.protocol import Ended
+from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, TaskFault
 
 
 def function(sizes: list[int], descriptors: list | None = None) -> driver.Function:
@@ -158,11 +160,11 @@ def test_a_tuner_without_memory_ends_its_candidate_and_not_the_worker():
     reference = SimpleNamespace(inputs=lambda kind, seed: [])
     message = "CUDA out of memory. Tried to allocate 2 GiB"
     with pytest.raises(Fault) as fault:
-        gpu.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
+        gpu_runner.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
     assert fault.value.status == "memory_limit"
     message = "a mistake of ours"
     with pytest.raises(RuntimeError, match=message):
-        gpu.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
+        gpu_runner.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
 
 
 def _holders(fd: int) -> int:
@@ -184,7 +186,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def test_what_a_run_left_is_read_with_its_guards():
-    backend = cuda.CudaBackend.__new__(cuda.CudaBackend)
+    backend = arena.CudaBackend.__new__(arena.CudaBackend)
     backend.storages, backend.guards = [Storage("empty", 64, "float32")], [(0, 32), (96, 128)]
     backend.arena = torch.zeros(128, dtype=torch.uint8)
     poison(backend.arena, "float32")
@@ -251,13 +253,13 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
         return kernel.key
         yield
 
-    monkeypatch.setattr(gpu, "compile_one", compile_one)
-    monkeypatch.setattr(gpu, "tune", lambda *args: None)
-    monkeypatch.setattr(gpu, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
-    monkeypatch.setattr(gpu, "add_halves", lambda *args: iter(()))
+    monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
+    monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
+    monkeypatch.setattr(gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
+    monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
-        next(gpu.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
+        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
     assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
     assert [a[0].kernel for a in plan.steps[0].alternatives] == [1, 2]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nanotriton.executor import ttir
-from nanotriton.executor.compiler import compile_kernel
-from nanotriton.executor.halves import half, may_meet
+from nanotriton.executor.gpu.compiler import compile_kernel
+from nanotriton.executor.gpu.halves import half, may_meet
 from tests.recording import HEAD, record
 
 X = [torch.empty(64)]

@@ -5,11 +5,14 @@ import gc
 import pytest
 import torch
 
-from nanotriton.executor import draws
-from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, identical, kernelbench_allclose
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference, Trial
+from nanotriton.executor.common import construct
+from nanotriton.executor.judge import draws
+from nanotriton.executor.judge.compare import Answer, compare, kernelbench_allclose
+from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, ValueFault
 
 
 def task(forward: str, inputs: str = "torch.randn(8, 33)", init: str = "", more: str = "") -> Task:
@@ -137,7 +140,7 @@ def test_pieces_haste_and_holes_change_no_verdict(seed, monkeypatch):
     with_hole = [torch.cat([t, torch.tensor([float("-inf")], dtype=t.dtype)]) for t in (got, own, exact)]
     masked = judged(*with_hole)
     assert masked == whole.replace("of 100", "of 101") if isinstance(whole, str) else masked == pytest.approx(whole)
-    monkeypatch.setattr("nanotriton.executor.compare.CHUNK", 17)
+    monkeypatch.setattr("nanotriton.executor.judge.compare.CHUNK", 17)
     assert judged(got, own, exact) == (whole if isinstance(whole, str) else pytest.approx(whole))
     assert (judged(got, own, exact, hurry=True) == "wrong") == isinstance(whole, str)
 
@@ -281,7 +284,7 @@ def test_weights_at_their_initial_values_are_moved():
     reference = Reference(task("return self.norm(x)", init="self.norm = nn.LayerNorm(33)"))
     assert verdict(reference, lambda m, x: layer_norm(x)) == "wrong_value"
     assert verdict(reference, lambda m, x: layer_norm(x) * m.norm.weight + m.norm.bias) == "correct"
-    with draws.moved_constants(5) as settled:
+    with construct.moved_constants(5) as settled:
         by_hand = torch.nn.Module()
         by_hand.scale = torch.nn.Parameter(torch.ones(33))
         by_hand.gamma, by_hand.beta = torch.nn.Parameter(torch.full((33, 1), 3.0)), torch.nn.Parameter(torch.empty(33))
@@ -296,9 +299,9 @@ def test_weights_at_their_initial_values_are_moved():
 def test_memory_that_a_constructor_has_not_filled_yet_is_no_constant(monkeypatch):
     """torch.empty is zeros as often as not: a layer of gigabytes would get noise that its own initialisation overwrites."""
     looked = []
-    monkeypatch.setattr(draws, "BLANK", 4)
-    monkeypatch.setattr(draws, "constant", lambda t: looked.append(t.shape) or 0.0)
-    with draws.moved_constants(5) as settled:
+    monkeypatch.setattr(construct, "BLANK", 4)
+    monkeypatch.setattr(construct, "constant", lambda t: looked.append(t.shape) or 0.0)
+    with construct.moved_constants(5) as settled:
         layer = torch.nn.Linear(8, 8)
         assert looked == []
         layer.first, layer.second = torch.nn.Parameter(torch.empty(3).fill_(1)), torch.nn.Parameter(torch.zeros(3))
@@ -336,7 +339,7 @@ def test_buffers_move_by_the_names_that_the_reference_registers():
 
     reference = Reference(task("return x + self.shift", init='self.register_buffer("shift", torch.zeros(33)); self.register_buffer("n", torch.zeros(1).long())'))
     assert reference.moved_buffers == {"shift"} and reference.build(3).shift.unique().numel() > 1
-    with draws.moved_constants(3, frozenset(["shift"])):
+    with construct.moved_constants(3, frozenset(["shift"])):
         made = module()
     assert made.shift.count_nonzero() == 5 and not made.own.any() and torch.equal(made.plain, torch.arange(9.0))
     assert (made.slope >= 0.1).all() and made.slope.unique().numel() > 1 and (made.eye != torch.eye(9)).all()

@@ -6,12 +6,13 @@ import pytest
 import triton
 from triton._C.libtriton import llvm
 
-from nanotriton.executor import children, libdevice, sandbox
-from nanotriton.executor.compiler import Binary, compile_kernel
-from nanotriton.executor.plan import Kernel
-from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.signature import signature
-from nanotriton.executor.zygote import Zygote
+from nanotriton.executor.gpu import compile_server, libdevice
+from nanotriton.executor.gpu.compiler import Binary, compile_kernel
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Zygote
+from nanotriton.plan.plan import Kernel
+from nanotriton.plan.signature import signature
 from tests.test_compile_servers import GOOD, LIMITS, TTIR, collect
 
 CASES = {
@@ -69,7 +70,7 @@ def test_what_goes_wrong_is_linked_with_all_of_libdevice(broken, linked, monkeyp
 
 def test_compile_servers_link_a_part_and_make_no_line_info(linked, tmp_path):
     text = ttir("f32", ["__nv_tanhf"])
-    zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     pool.submit(0, GOOD | {"ttir": text}, LIMITS)
     theirs = Binary.from_bytes(collect(pool, 1)[0].payload)

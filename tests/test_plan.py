@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from nanotriton.executor import aten
-from nanotriton.executor.plan import (
+from nanotriton.plan import aten
+from nanotriton.plan.plan import (
     MAGIC,
     OPTIONS,
     Aten,
@@ -20,7 +20,7 @@ from nanotriton.executor.plan import (
     Weight,
     digest,
 )
-from nanotriton.executor.signature import signature
+from nanotriton.plan.signature import signature
 
 TTIR = """module {
   tt.func public @kernel(%arg0: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %arg1: !tt.ptr<f32>, %arg2: i32, %arg3: f32) attributes {noinline = false} {
@@ -161,7 +161,7 @@ def test_limits_on_memory_and_bytes(monkeypatch):
     data = make().to_bytes()
     with pytest.raises(PlanError, match="bytes of tensors"):
         Plan.from_bytes(data, max_memory=100)
-    monkeypatch.setattr("nanotriton.executor.plan.MAX_BYTES", 100)
+    monkeypatch.setattr("nanotriton.plan.plan.MAX_BYTES", 100)
     with pytest.raises(PlanError, match="the limit is 100"):
         Plan.from_bytes(data)
 

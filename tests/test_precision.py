@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from nanotriton.executor.compare import Fault, ValueFault
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, ValueFault
 
 SIZES = [64, 256, 1024, 4096, 16384]
 DRAWS = {"signed": "randn", "positive": "rand"}

@@ -2,12 +2,12 @@
 
 import pytest
 
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, build_prompt, prompt_ids
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from reward.extract import extract_candidate
 
 
 class ChatTokenizer:

@@ -11,7 +11,7 @@ import train_sft
 from bench import sources
 from bench.kernelbench import Config as KernelBenchConfig
 from bench.kernelbench import KernelBench
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import rollout
 from nanotriton.scheduler import Sample
@@ -22,7 +22,7 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World
 from reward.audit import read_samples
-from reward.extract import extract_candidate, opened_reasoning
+from nanotriton.rules.extract import extract_candidate, opened_reasoning
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 OPENS = PLAIN + "{{ '<think>\n' }}"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nanotriton.executor.plan import Aten, Choice, Launch
-from nanotriton.executor.replayer import Replay
+from nanotriton.executor.replay.replayer import Replay
+from nanotriton.plan.plan import Aten, Choice, Launch
 from tests.recording import ADD, HEAD, Refused, record, record_script
 
 X = torch.randn(6, 20)

@@ -9,10 +9,10 @@ import torch
 
 import train_grpo
 from nanotriton import config, grpo, run
-from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.rollout import rollout
 from nanotriton.sampler import Sample
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.world import World
 from reward.execution import PROGRESS, is_triton, speed
 from reward.reward import RewardConfig, load_reward, overlong_penalty, reward

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.executor.plan import Aten, Choice, Launch, Plan, Storage, Tensor
-from reward.plan_rules import Facts, facts, keeps_value
-from reward.rules import check_effective, check_plan
+from nanotriton.plan.facts import Facts, facts, keeps_value
+from nanotriton.plan.plan import Aten, Choice, Launch, Plan, Storage, Tensor
+from nanotriton.rules.rules import check_effective, check_plan
 
 X, W, OUT, TABLE, INTS, HALF, COUNT, PART, TWICE = range(9)  # tensors of every plan below
 T = lambda i: {"t": i}

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from reward.rules import POLICIES, check_source
+from nanotriton.rules.rules import POLICIES, check_source
 
 HEAD = """import torch
 import torch.nn as nn

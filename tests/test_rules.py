@@ -15,7 +15,6 @@ import train_grpo
 from nanotriton import distributed, grpo
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
-from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
@@ -24,6 +23,7 @@ from nanotriton.rollout import Episode, seed_of
 from nanotriton.run import Clock
 from nanotriton.sampler import Request, Sampler
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.weights import load_config, load_model, save_model
 from nanotriton.world import World
 from reward.reward import reward

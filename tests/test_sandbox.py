@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import sandbox
-from nanotriton.executor.candidate import Job
-from nanotriton.executor.compiler import compile_kernel
-from nanotriton.executor.plan import Kernel
-from nanotriton.executor.process import confinement
-from nanotriton.executor.signature import signature
+from nanotriton.executor.gpu.compiler import compile_kernel
+from nanotriton.executor.judge.job import Job
+from nanotriton.executor.judge.process import confinement
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.plan.plan import Kernel
+from nanotriton.plan.signature import signature
 from nanotriton.tasks.task import Task
 from tests.test_compile_servers import GOOD
 
@@ -240,7 +240,7 @@ def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
         return os.path.basename(path).split(".")[0], len(cubin) > 0
 
     task = Task("task", "")
-    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), "cuda", 1 << 20)
+    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), 1 << 20)
     assert confined(tmp_path, build, limits, **options) == ["stub", True]
 
 
@@ -248,7 +248,7 @@ def test_references_to_what_a_fork_finds_are_not_counted():
     """Where Python has immortal objects (3.12); a new object's are counted as ever."""
     code = """
 import sys
-from nanotriton.executor import sandbox
+from nanotriton.executor.sandbox import sandbox
 old = [object()]
 sandbox.stop_counting_references()
 new = [object()]

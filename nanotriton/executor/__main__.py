@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 
-from nanotriton.executor.executor import MODES, Executor
-from nanotriton.executor.verdict import Verdict
+from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
+from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import load_task
-from reward.policy import POLICIES
+from nanotriton.verdict import Verdict
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +35,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("task", help="a file with class Model, get_inputs() and get_init_inputs()")
     parser.add_argument("candidates", nargs="+", help="files that define ModelNew")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run (default: cpu)")
-    parser.add_argument("--mode", choices=MODES, help="default: replay, then process for what can't be recorded, if the policy allows it")
+    parser.add_argument("--mode", choices=MODES, help="default: replay; on a GPU then process for what can't be recorded, if the policy allows it")
     parser.add_argument("--policy", choices=POLICIES, default="strict", help="what counts as Triton (default: strict)")
     parser.add_argument("--time", action="store_true", help="time correct candidates (needs --device cuda)")
     parser.add_argument("--json", action="store_true", help="one JSON object a candidate")
@@ -70,6 +70,8 @@ def main(argv: list[str]) -> int:
     sources = [read(path) for path in options.candidates]
     if options.device == "cuda" and not cuda_is_there():
         fail("--device cuda: this machine has no usable CUDA GPU")
+    if options.mode == "process" and options.device == "cpu":
+        fail(f"--mode process: {NEEDS_GPU}")
     if options.time and options.device == "cpu":
         print("note: nothing is timed on a CPU; --time wants --device cuda", file=sys.stderr)
     with Executor(options.device, options.mode, policy=options.policy, timeout=options.timeout, time=options.time) as executor:

@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nanotriton.executor import probe, sandbox
+from nanotriton.executor.common import probe
+from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
-    REPLAYERS,
     Base,
     Process,
     ask_for_worker,
@@ -39,12 +39,14 @@ from nanotriton.executor.processes import (
     start_base,
     visible_devices,
 )
-from nanotriton.executor.verdict import Verdict
-from nanotriton.executor.zygote import memory_file, receive, send
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.protocol import memory_file, receive, send
+from nanotriton.rules.policy import check_policy
 from nanotriton.tasks.task import Task
-from reward.policy import check_policy
+from nanotriton.verdict import Verdict
 
 MODES = ("replay", "process")
+NEEDS_GPU = "process mode needs a GPU (device cuda); on a CPU candidates are recorded and replayed"
 GRACE = 1.5  # seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a stage's limit
 LOOK = 0.25  # seconds between two looks for overdue workers
 RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
@@ -89,8 +91,8 @@ def take(queue: deque[Entry], own: set[str], known: set[str]) -> Entry:
 class Executor:
     """Judges candidates in sandboxed processes. A context manager; `close` leaves no process and no file behind.
 
-    device: where candidates run: cpu, cuda or cuda:N. mode: None (replay, and process for what can't be recorded where the policy lets it), "replay" or
-    "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
+    device: where candidates run: cpu, cuda or cuda:N. mode: None (replay; on a GPU process mode for what can't be recorded, where the policy lets it),
+    "replay" or "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
     timeout: seconds for each stage of a candidate, counted from the stage's start. memory_gib: for each process.
     seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments.
     """
@@ -104,6 +106,8 @@ class Executor:
             raise ValueError(f"unknown device {':'.join(filter(None, (device, index)))!r}; one of cpu, cuda, cuda:N")
         if mode is not None and mode not in MODES:
             raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
+        if mode == "process" and device == "cpu":
+            raise ValueError(NEEDS_GPU)
         if timeout <= 0 or memory_gib <= 0 or (workers is not None and workers < 1) or depth < 1:
             raise ValueError("timeout and memory_gib must be positive, workers and depth at least 1")
         self.device, self.mode, self.policy, self.timeout, self.time = device, mode, check_policy(policy), timeout, time
@@ -183,12 +187,13 @@ class Executor:
         if phase == "record":  # strict insists on a plan; otherwise a candidate that the recorder can't follow may still run
             goes_on = status == "correct" or (self.policy != "strict" and status != "rule_violation")
             return "process" if goes_on else None
-        return "process" if status == "unsupported" and self.mode is None and self.policy != "strict" and result["fallback"] else None
+        may_fall_back = self.device != "cpu" and self.mode is None and self.policy != "strict"
+        return "process" if may_fall_back and status == "unsupported" and result["fallback"] else None
 
     def _flavour(self, phase: str) -> str:
         phase = self._first_phase() if phase == "task" else phase
         if self.device == "cpu":
-            return "interpret" if phase == "process" else "record"
+            return "record"
         return "cuda" if phase == "process" else "gpu"
 
     def _wanted(self, flavour: str) -> tuple[int, int]:

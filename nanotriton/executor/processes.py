@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanotriton.executor.zygote import BEACON, SLOW, pair, remove_folder, send
+from nanotriton.executor.common.limits import REFERENCES
+from nanotriton.executor.sandbox.protocol import BEACON, pair, remove_folder, send
+from nanotriton.executor.sandbox.zygote import SLOW
 
-REPLAYERS = 8  # workers on one GPU, at most: a candidate takes one 50 ms of CPU there, so four end at 70 a second
-REFERENCES = 64  # tasks that a worker keeps loaded
 PREFIX = "nanotriton-executor-"
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
@@ -86,10 +86,8 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
         env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    if flavour == "interpret":
-        env["TRITON_INTERPRET"] = "1"
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
-    command = [sys.executable, "-c", f"from nanotriton.executor.zygote import base_main; {call}"]
+    command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
     )

@@ -4,7 +4,7 @@ A model with a chat template gets the task inside instructions, in the spirit of
 without one, such as those trained here from nothing, gets the task's source and nothing else: it has seen nothing but
 (source, completion) pairs, and the fence that opens the completion is the separator.
 
-The answer is a fenced Python block in both cases, which is what reward/extract.py looks for.
+The answer is a fenced Python block in both cases, which is what nanotriton/rules/extract.py looks for.
 """
 
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanotriton.config import reason
-from reward.extract import after_reasoning, defines, parse, python_blocks
+from nanotriton.rules.extract import after_reasoning, defines, parse, python_blocks
 
 SEPARATOR = re.compile(r"^#{146}[ \t]*$", re.M)
 MAIN = re.compile(r"^if[ \t]+__name__[ \t]*==[ \t]*(['\"])__main__\1[ \t]*:", re.M)

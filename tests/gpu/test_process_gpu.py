@@ -6,7 +6,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from nanotriton.executor import Executor, probe
+from nanotriton.executor import Executor
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 TASK = Task(**probe.TASK)

@@ -8,11 +8,11 @@ if not torch.cuda.is_available():
 
 import torch.nn.functional as F
 
-from nanotriton.executor import driver
-from nanotriton.executor.compiler import compile_kernel
-from nanotriton.executor.cuda import CudaBackend
-from nanotriton.executor.replayer import Replay, ReplayError
-from nanotriton.executor.timing import Stopwatch, Work, floor_us
+from nanotriton.executor.gpu import driver
+from nanotriton.executor.gpu.arena import CudaBackend
+from nanotriton.executor.gpu.compiler import compile_kernel
+from nanotriton.executor.gpu.timing import Stopwatch, Work, floor_us
+from nanotriton.executor.replay.replayer import Replay, ReplayError
 from tests.recording import record
 from tests.test_recorder import module
 from tests.test_replayer import MATMUL, SOFTMAX
