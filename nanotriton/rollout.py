@@ -25,26 +25,36 @@ class Episode:
     logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
     finish_reason: str  # "stop" or "length"
     old: list[float] | None = None  # the trainer's logprobs of them, where a mismatch correction needs them
-    completion: str = ""  # their text without the end token, behind the <think> that the chat template opened, if it did
+    # their text without the end token, behind the <think> that the chat template opened, if it did
+    completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
-    group: int = 0  # the place of its task in the step's batch, over all ranks: samples of one group are compared
+    # the place of its task in the step's batch, over all ranks: samples of one group are compared
+    group: int = 0
     reward: float | None = None
     advantage: float = 0.0
 
     def row(self, step: int, split: str) -> dict:
         """What samples.jsonl keeps of it. The candidate is nanotriton.rules.extract's of the completion; Verdict(**row["verdict"]) is the verdict."""
         return {
-            "step": step, "split": split, "task": self.task.name, "task_source": self.task.source,
-            "completion": self.completion, "verdict": self.verdict.brief(),
-            "finish_reason": self.finish_reason, "tokens": len(self.ids), "reward": self.reward, "advantage": self.advantage,
-        }  # fmt: skip
+            "step": step,
+            "split": split,
+            "task": self.task.name,
+            "task_source": self.task.source,
+            "completion": self.completion,
+            "verdict": self.verdict.brief(),
+            "finish_reason": self.finish_reason,
+            "tokens": len(self.ids),
+            "reward": self.reward,
+            "advantage": self.advantage,
+        }
 
 
 def seed_of(seed: int, stream: int, step: int, task: int, sample: int) -> int:
     """A seed for one sample, a function of what it is and not of who draws it: any number of ranks draws the same."""
     value = seed
-    for part in (stream, step, task, sample):  # splitmix64's finalizer between the parts keeps neighbours apart
+    # splitmix64's finalizer between the parts keeps neighbours apart
+    for part in (stream, step, task, sample):
         value = (value * 0x9E3779B97F4A7C15 + part + 1) & 0xFFFFFFFFFFFFFFFF
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -57,15 +67,25 @@ def prompts_of(tasks: Sequence[Task], tokenizer: Tokenizer, longest: int) -> lis
     prompts = [build_prompt(task, tokenizer) for task in tasks]
     for task, prompt in zip(tasks, prompts):
         if len(prompt) >= longest:
-            raise ConfigError(f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}")
+            raise ConfigError(
+                f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}"
+            )
     return prompts
 
 
 def rollout(
-    tasks: Sequence[Task], n: int, sampler: Sampler, executor: Executor, tokenizer: Tokenizer, *,
-    seeds: Sequence[Sequence[int]], temperature: float = 1.0, max_tokens: int = 256, desc: str = "sampling",
+    tasks: Sequence[Task],
+    n: int,
+    sampler: Sampler,
+    executor: Executor,
+    tokenizer: Tokenizer,
+    *,
+    seeds: Sequence[Sequence[int]],
+    temperature: float = 1.0,
+    max_tokens: int = 256,
+    desc: str = "sampling",
     clock: Callable[[str], None] = lambda part: None,
-) -> list[list[Episode]]:  # fmt: skip
+) -> list[list[Episode]]:
     """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
 
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates are timed it
@@ -75,7 +95,14 @@ def rollout(
     prompts = prompts_of(tasks, tokenizer, longest)
     opened = [opened_reasoning(prompt_text(task.source, tokenizer)) for task in tasks]
     requests = [
-        Request(p, n=n, max_tokens=min(max_tokens, longest - len(p)), temperature=temperature, stop_ids=stop, seeds=list(s))
+        Request(
+            p,
+            n=n,
+            max_tokens=min(max_tokens, longest - len(p)),
+            temperature=temperature,
+            stop_ids=stop,
+            seeds=list(s),
+        )
         for p, s in zip(prompts, seeds)
     ]
     episodes: dict[tuple[int, int], Episode] = {}

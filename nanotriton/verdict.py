@@ -9,7 +9,8 @@ STATUSES = frozenset(
     illegal_memory out_of_bounds timeout crashed memory_limit output_limit wrong_shape wrong_dtype wrong_value
     not_finite input_modified nondeterministic too_fast weak_task unsupported infra_error""".split()  # noqa: SIM905
 )
-# Neither right nor wrong: the sample leaves the batch, it is never scored 0 (our failure, or the task's, is not the model's).
+# Neither right nor wrong: the sample leaves the batch, it is never scored 0 (our failure, or the task's, is
+# not the model's).
 UNSCORED = frozenset({"infra_error", "unsupported", "weak_task"})
 
 
@@ -30,7 +31,9 @@ class Verdict:
     effective_launches: int | None = None  # launches without which the answer changes; None: not measured
     torch_ops: dict[str, int] = field(default_factory=dict)  # ATen calls by name that touch data
     torch_bytes: int | None = None  # what torch read and wrote to move data (copies, casts, joins)
-    torch_share: float | None = None  # FLOPs of the candidate's ATen calls over the reference's; None: the reference's are unknown or 0
+    # FLOPs of the candidate's ATen calls over the reference's; None: the reference's are unknown or
+    # 0
+    torch_share: float | None = None
     answer: str = ""  # where the answer lies: own memory, an input's, a weight's, a constant's
     max_error: float | None = None  # worst |candidate - reference| over the RMS of the reference
     kernelbench_allclose: bool | None = None  # what KernelBench's own tolerance would have said
@@ -95,4 +98,6 @@ class Unrecordable(Fault):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(text in str(error) for text in ("allocate memory", "out of memory"))
+    return isinstance(error, MemoryError) or any(
+        text in str(error) for text in ("allocate memory", "out of memory")
+    )

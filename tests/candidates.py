@@ -34,11 +34,17 @@ def read(suite: str) -> list[Case]:
         if file.name == "task.py":
             continue
         text = file.read_text()
-        header = dict(re.findall(r"^# (\w+): (.*)$", re.split(r"\n(?:import|from)", text, maxsplit=1)[0], re.M))
+        header = dict(
+            re.findall(r"^# (\w+): (.*)$", re.split(r"\n(?:import|from)", text, maxsplit=1)[0], re.M)
+        )
         honest = suite == "honest" or file.name == "honest.py"
         expected = {p: frozenset(header[p].replace(" ", "").split(",")) for p in POLICIES if p in header}
         if honest:
             expected |= {"strict": frozenset({"correct"})}
         kind = "honest" if honest else header["kind"]
-        cases.append(Case(f"{file.parent.name}/{file.stem}", load_task(file.with_name("task.py")), text, kind, expected))
+        cases.append(
+            Case(
+                f"{file.parent.name}/{file.stem}", load_task(file.with_name("task.py")), text, kind, expected
+            )
+        )
     return cases

@@ -12,7 +12,7 @@ import torch
 from nanotriton.plan.plan import Plan
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\nimport triton.language as tl\n"
-ADD = '''
+ADD = """
 @triton.jit
 def add_kernel(x_ptr, y_ptr, o_ptr, n, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -23,7 +23,7 @@ def add(x, y):
     out = torch.empty_like(x)
     add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
     return out
-'''
+"""
 
 
 class Refused(Exception):
@@ -65,7 +65,12 @@ def _pool() -> ProcessPoolExecutor:
 def record(source: str, inputs: list, init_args: list | None = None, **options) -> Plan:
     """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not."""
     options.setdefault("seed", 0)
-    bare = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in inputs]
+    bare = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in inputs
+    ]
     return _plan(source, init_args or [], bare, options)
 
 

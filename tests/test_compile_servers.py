@@ -29,7 +29,17 @@ TTIR = """module {
   }
 }
 """
-GOOD = {"name": "kernel", "ttir": TTIR, "options": {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}}
+GOOD = {
+    "name": "kernel",
+    "ttir": TTIR,
+    "options": {
+        "num_warps": 4,
+        "num_stages": 3,
+        "num_ctas": 1,
+        "maxnreg": None,
+        "launch_cooperative_grid": False,
+    },
+}
 BAD = GOOD | {"ttir": TTIR.replace("arith.addf %x, %x", "arith.addf %x, %n")}
 LIMITS = sandbox.Limits(60.0, 4 << 30, output=64 << 20)
 
@@ -51,7 +61,13 @@ def collect(pool: CompileServers, count: int, meanwhile=lambda: None) -> dict:
         pool.kill_overdue(set(ready))
         for fd in ready:
             event = pool.zygote.event() if fd is pool.zygote.sock else None
-            answer = pool.ended(event) if event else pool.answered(socks[fd]) if fd is not pool.zygote.sock else None
+            answer = (
+                pool.ended(event)
+                if event
+                else pool.answered(socks[fd])
+                if fd is not pool.zygote.sock
+                else None
+            )
             found.update([answer] if answer else [])
         meanwhile()
     return found

@@ -18,8 +18,18 @@ CANDIDATES = {
     "right": (RIGHT, "correct"),
     "wrong": (RIGHT.replace("x * 2 + 1", "x * 3"), "wrong_value"),
     "hanging": (RIGHT.replace(START, f"        while True: pass\n{START}"), "timeout"),
-    "crashing": (RIGHT.replace(START, f"        torch.cuda.synchronize()\n        f = lambda: f()\n        [[f()]]\n{START}"), "runtime_error"),
-    "forking": (RIGHT.replace("import torch\n", "import torch\nimport os\n", 1).replace(START, f"        os.fork()\n{START}"), "rule_violation"),
+    "crashing": (
+        RIGHT.replace(
+            START, f"        torch.cuda.synchronize()\n        f = lambda: f()\n        [[f()]]\n{START}"
+        ),
+        "runtime_error",
+    ),
+    "forking": (
+        RIGHT.replace("import torch\n", "import torch\nimport os\n", 1).replace(
+            START, f"        os.fork()\n{START}"
+        ),
+        "rule_violation",
+    ),
     "cheating": (RIGHT.replace("return y", "return x * 2 + 1"), "rule_violation"),
 }
 
@@ -33,7 +43,12 @@ def folder(tmp_path):
 
 
 def run(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "nanotriton.executor", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "nanotriton.executor", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_six_candidates_get_their_verdicts(folder):
@@ -44,7 +59,8 @@ def test_six_candidates_get_their_verdicts(folder):
     assert [line.pop("file") for line in lines] == [str(f) for f in files]
     verdicts = [Verdict(**line) for line in lines]
     assert [v.status for v in verdicts] == [status for _, status in CANDIDATES.values()]
-    assert sum(sum(v.cost.values()) for v in verdicts) < 30  # one after another; a start takes 4 s, and much longer on a loaded machine
+    # one after another; a start takes 4 s, and much longer on a loaded machine
+    assert sum(sum(v.cost.values()) for v in verdicts) < 30
 
 
 def test_all_correct_is_exit_0_and_readable(folder):

@@ -29,12 +29,27 @@ def function(sizes: list[int], descriptors: list | None = None) -> driver.Functi
 
 
 def test_arguments_are_packed_as_the_kernel_reads_them():
-    args = [("!tt.ptr<f32>", 0x1234567890), ("i1", True), ("i8", -1), ("i32", -5), ("i32", 2**32 - 1), ("i64", -(2**63)), ("f16", 1.5),
-            ("bf16", 1.5), ("f32", 1e300), ("f64", 0.1)]  # fmt: skip
+    args = [
+        ("!tt.ptr<f32>", 0x1234567890),
+        ("i1", True),
+        ("i8", -1),
+        ("i32", -5),
+        ("i32", 2**32 - 1),
+        ("i64", -(2**63)),
+        ("f16", 1.5),
+        ("bf16", 1.5),
+        ("f32", 1e300),
+        ("f64", 0.1),
+    ]
     packed = driver.pack(function([8, 1, 1, 4, 4, 8, 2, 2, 4, 8, 8, 8]), args, 7, 0)
     want = [0x1234567890, 1, 0xFF, 2**32 - 5, 2**32 - 1, 2**63]
     assert [int.from_bytes(p, "little") for p in packed[:6]] == want
-    assert packed[6:10] == [struct.pack("<e", 1.5), b"\xc0\x3f", struct.pack("<f", float("inf")), struct.pack("<d", 0.1)]
+    assert packed[6:10] == [
+        struct.pack("<e", 1.5),
+        b"\xc0\x3f",
+        struct.pack("<f", float("inf")),
+        struct.pack("<d", 0.1),
+    ]
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
@@ -155,7 +170,10 @@ def test_a_tuner_without_memory_ends_its_candidate_and_not_the_worker():
     def fails(*_):
         raise RuntimeError(message)
 
-    worker = SimpleNamespace(gpu=SimpleNamespace(own=lambda runner: None, watch=SimpleNamespace(quick=None)), stage=lambda *_: contextlib.nullcontext())
+    worker = SimpleNamespace(
+        gpu=SimpleNamespace(own=lambda runner: None, watch=SimpleNamespace(quick=None)),
+        stage=lambda *_: contextlib.nullcontext(),
+    )
     runner = SimpleNamespace(replay=SimpleNamespace(tune=fails), by_name=lambda seed: {}, recorded=0)
     reference = SimpleNamespace(inputs=lambda kind, seed: [])
     message = "CUDA out of memory. Tried to allocate 2 GiB"
@@ -208,7 +226,8 @@ def test_what_a_run_left_is_read_with_its_guards():
     assert error.value.status == "illegal_memory" and error.value.fatal
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         backend.finish(lambda: fails("CUDA out of memory. Tried to allocate 2 GiB"))
-    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):  # the driver's words, which cost no context
+    # the driver's words, which cost no context
+    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
         backend.finish(lambda: fails("CUDA error: out of memory"))
 
 
@@ -221,13 +240,39 @@ def test_too_few_or_other_arguments_never_reach_the_driver():
 @pytest.mark.parametrize("flags", [1, 2])  # triton 3.6, triton 3.8
 def test_a_descriptor_without_tma_is_spelled_out(flags):
     value = [4096, [48, 32], [32, 1], "nan"]
-    packed = driver.pack(function([8, 8, 8, 8, 8, *[1] * flags, 4, 4, 8, 8, 4, 8, 8]), [("!tt.tensordesc<16x32xf32>", value), ("i32", 9)], 0, 0)
-    assert [int.from_bytes(p, "little") for p in packed] == [4096, 48, 32, 32, 1, 1, *[0] * (flags - 1), 48, 32, 32, 1, 9, 0, 0]
+    packed = driver.pack(
+        function([8, 8, 8, 8, 8, *[1] * flags, 4, 4, 8, 8, 4, 8, 8]),
+        [("!tt.tensordesc<16x32xf32>", value), ("i32", 9)],
+        0,
+        0,
+    )
+    assert [int.from_bytes(p, "little") for p in packed] == [
+        4096,
+        48,
+        32,
+        32,
+        1,
+        1,
+        *[0] * (flags - 1),
+        48,
+        32,
+        32,
+        1,
+        9,
+        0,
+        0,
+    ]
 
 
 def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
     launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
-    make = lambda: Plan(steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3), Choice(0, [[launch(0)], [launch(1)], [launch(4)]])])
+    make = lambda: Plan(
+        steps=[
+            Choice(0, [[launch(0)], [launch(1)], [launch(2)]]),
+            launch(3),
+            Choice(0, [[launch(0)], [launch(1)], [launch(4)]]),
+        ]
+    )
     fault = Fault("out_of_resources", "shared memory")
     plan = make()
     drop_refused(plan, {0: fault, 4: fault})
@@ -244,7 +289,10 @@ def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
 def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monkeypatch, time, compiled):
     launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
     kernels = [SimpleNamespace(key=str(i)) for i in range(4)]
-    plan, asked = Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)]), []
+    plan, asked = (
+        Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)]),
+        [],
+    )
 
     def compile_one(job, worker, kernel):
         asked.append(int(kernel.key))
@@ -255,7 +303,9 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
 
     monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
     monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
-    monkeypatch.setattr(gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
+    monkeypatch.setattr(
+        gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries
+    )
     monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
@@ -277,10 +327,22 @@ DRAW = "\n\ndef get_inputs():\n    return [torch.randn(600, 1000), torch.randn(6
 
 
 def task(body: str) -> Reference:
-    return Reference(Task("t", HEAD + f"class Model(nn.Module):\n    def forward(self, x, y):\n        return {body}" + DRAW))
+    return Reference(
+        Task(
+            "t", HEAD + f"class Model(nn.Module):\n    def forward(self, x, y):\n        return {body}" + DRAW
+        )
+    )
 
 
-@pytest.mark.parametrize(("body", "low", "high"), [("x + y", 1.79, 1.81), ("x * 2", 0.89, 0.91), ("x[:, ::2] + x[:, 1::2]", 0.89, 0.91), ("x[:6] + y[:6]", 0, 0.1)])
+@pytest.mark.parametrize(
+    ("body", "low", "high"),
+    [
+        ("x + y", 1.79, 1.81),
+        ("x * 2", 0.89, 0.91),
+        ("x[:, ::2] + x[:, 1::2]", 0.89, 0.91),
+        ("x[:6] + y[:6]", 0, 0.1),
+    ],
+)
 def test_the_floor_counts_only_bytes_that_the_answer_needs(body, low, high):
     reference = task(body)
     inputs = reference.inputs("plain", 0)
@@ -298,7 +360,9 @@ def test_the_reference_is_timed_on_fresh_inputs():
     for i in range(3):
         work.before(i)
         work.run()
-    assert [torch.equal(x, draws[i % 2][0]) and torch.equal(y, draws[i % 2][1]) for i, (x, y) in enumerate(seen)] == [True] * 3
+    assert [
+        torch.equal(x, draws[i % 2][0]) and torch.equal(y, draws[i % 2][1]) for i, (x, y) in enumerate(seen)
+    ] == [True] * 3
 
 
 def test_a_worker_that_begins_late_knows_how_much_memory_there_was(tmp_path):
@@ -310,12 +374,20 @@ def test_a_gpu_without_room_for_a_child_is_no_fault_of_the_candidate(monkeypatch
     """It is asked again, later; what the child says is believed if we see it too."""
     reference = task("x + y")
     worker = SimpleNamespace(
-        device="cuda", secret=b"", reference=lambda task: reference, patience=9.0, stage=lambda *_: contextlib.nullcontext(), add_child=lambda *_: None
+        device="cuda",
+        secret=b"",
+        reference=lambda task: reference,
+        patience=9.0,
+        stage=lambda *_: contextlib.nullcontext(),
+        add_child=lambda *_: None,
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 << 30))
     monkeypatch.setattr(process, "check_rules", lambda job: None)
     child = process.process_mode(Job(0, reference.task, "", "none", 9.0, 1 << 30), worker)
-    waits, ended = [next(child).args["wait"]], Ended(0, 1.0, 1.0, code=0, header={"status": "no_room", "message": "out of memory"})
+    waits, ended = (
+        [next(child).args["wait"]],
+        Ended(0, 1.0, 1.0, code=0, header={"status": "no_room", "message": "out of memory"}),
+    )
     with pytest.raises(Fault, match="no memory left on the GPU") as error:
         while True:
             waits.append(child.send(ended).args["wait"])

@@ -13,9 +13,15 @@ BODIES = {
     "apart": ("tl.store(y + p * 16 + i, tl.load(x + p * 16 + i) + 1)", False),
     "in place": ("tl.store(x + p * 16 + i, tl.load(x + p * 16 + i) + 1)", True),
     "adds up": ("tl.atomic_add(y, tl.sum(tl.load(x + p * 16 + i)))", True),
-    "reads what others stored": ("tl.store(y + p, tl.sum(tl.load(x + p * 16 + i)))\n    if p == 3:\n        tl.store(y, tl.sum(tl.load(y + i)))", True),
+    "reads what others stored": (
+        "tl.store(y + p, tl.sum(tl.load(x + p * 16 + i)))\n    if p == 3:\n        tl.store(y, tl.sum(tl.load(y + i)))",
+        True,
+    ),
     "waits": ("while tl.atomic_add(y, 0.0) < p:\n        pass\n    tl.atomic_add(y, 1.0)", False),
-    "a loop that waits for nobody": ("while p < 3:\n        p += 1\n    tl.atomic_add(y, tl.load(x + p).to(tl.float32))", True),
+    "a loop that waits for nobody": (
+        "while p < 3:\n        p += 1\n    tl.atomic_add(y, tl.load(x + p).to(tl.float32))",
+        True,
+    ),
 }
 
 
@@ -49,7 +55,11 @@ def test_programs_that_may_meet(name):
 def test_two_halves_make_a_launch():
     ticket = "tl.store(y + p * 3 + tl.program_id(1), tl.atomic_add(x, 1.0))"  # y: who came when
     plan = plan_of(ticket, grid="(4, 3)")
-    memory, y, parts = ttir.Memory(), torch.full([12], -1.0), [half(plan.kernels[0], which) for which in (1, 0)]
+    memory, y, parts = (
+        ttir.Memory(),
+        torch.full([12], -1.0),
+        [half(plan.kernels[0], which) for which in (1, 0)],
+    )
     addresses = [memory.add(torch.zeros(1)), memory.add(y)]
     for part, came in zip(parts, (6, 12)):
         assert part.key != plan.kernels[0].key and part.signature == plan.kernels[0].signature

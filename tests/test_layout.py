@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-WINGS = ["plan", "rules", "tasks", "kernels", "executor.common", "executor.sandbox", "executor.ttir", "executor.replay", "executor.gpu"]
+WINGS = [
+    "plan",
+    "rules",
+    "tasks",
+    "kernels",
+    "executor.common",
+    "executor.sandbox",
+    "executor.ttir",
+    "executor.replay",
+    "executor.gpu",
+]
 WINGS += ["executor.child", "executor.judge", "executor", "collect"]
 # wing: the wings (or files) of nanotriton that it may import; a wing may always import itself
 MAY_IMPORT = {
@@ -17,7 +27,14 @@ MAY_IMPORT = {
     "executor.sandbox": set(),
     "executor.ttir": set(),
     "executor.replay": {"plan", "verdict", "executor.common", "executor.ttir"},
-    "executor.gpu": {"plan", "verdict", "executor.common", "executor.sandbox", "executor.ttir", "executor.replay"},
+    "executor.gpu": {
+        "plan",
+        "verdict",
+        "executor.common",
+        "executor.sandbox",
+        "executor.ttir",
+        "executor.replay",
+    },
     "executor.child": {"plan", "executor.common", "executor.sandbox"},
 }
 
@@ -75,7 +92,9 @@ def between_wings() -> dict[str, set[str]]:
 
 
 def test_no_files_import_each_other_in_circles():
-    files = {m: {t for t in targets if modules()[t].name != "__init__.py"} for m, targets in imports().items()}
+    files = {
+        m: {t for t in targets if modules()[t].name != "__init__.py"} for m, targets in imports().items()
+    }
     assert in_circles(files) == []
 
 
@@ -89,5 +108,7 @@ def test_a_wing_imports_only_what_it_may(name):
 
 
 def test_nothing_below_the_reward_imports_it():
-    users = {module for module, targets in imports().items() if any(t.split(".")[0] == "reward" for t in targets)}
+    users = {
+        module for module, targets in imports().items() if any(t.split(".")[0] == "reward" for t in targets)
+    }
     assert {wing(m) for m in users} <= {"run", "reward.audit", "reward.reward", "reward.execution"}

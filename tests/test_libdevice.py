@@ -16,10 +16,18 @@ from nanotriton.plan.signature import signature
 from tests.test_compile_servers import GOOD, LIMITS, TTIR, collect
 
 CASES = {
-    "exp": ("f32", ["__nv_expf"]), "tanh": ("f32", ["__nv_tanhf"]), "erf": ("f32", ["math.erf"]), "sin": ("f32", ["__nv_sinf"]),
-    "pow": ("f32", ["__nv_powf"]), "log1p": ("f32", ["__nv_log1pf"]), "rsqrt": ("f32", ["__nv_rsqrtf"]), "double": ("f64", ["__nv_lgamma"]),
-    "two that share a part": ("f32", ["__nv_sinf", "__nv_cosf"]), "not among ours": ("f32", ["__nv_expf", "__nv_fmaxf"]), "none": ("f32", ["math.exp"]),
-}  # fmt: skip
+    "exp": ("f32", ["__nv_expf"]),
+    "tanh": ("f32", ["__nv_tanhf"]),
+    "erf": ("f32", ["math.erf"]),
+    "sin": ("f32", ["__nv_sinf"]),
+    "pow": ("f32", ["__nv_powf"]),
+    "log1p": ("f32", ["__nv_log1pf"]),
+    "rsqrt": ("f32", ["__nv_rsqrtf"]),
+    "double": ("f64", ["__nv_lgamma"]),
+    "two that share a part": ("f32", ["__nv_sinf", "__nv_cosf"]),
+    "not among ours": ("f32", ["__nv_expf", "__nv_fmaxf"]),
+    "none": ("f32", ["math.exp"]),
+}
 
 
 @pytest.fixture
@@ -27,7 +35,11 @@ def linked(monkeypatch):
     """What compilations link, our way until the test is over. Without line info, which names a folder that has another name each time."""
     libdevice.take_apart()
     paths = []
-    monkeypatch.setattr(libdevice, "WHOLE", lambda module, what, whole=libdevice.WHOLE: paths.append(what) or whole(module, what))
+    monkeypatch.setattr(
+        libdevice,
+        "WHOLE",
+        lambda module, what, whole=libdevice.WHOLE: paths.append(what) or whole(module, what),
+    )
     monkeypatch.setattr(llvm, "link_extern_libs", libdevice.link)
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True
@@ -42,7 +54,11 @@ def ttir(kind: str, calls: list[str]) -> str:
         extern = f'tt.extern_elementwise {", ".join(args)} {{libname = "", libpath = "", pure = true, symbol = "{call}"}} : ({", ".join([ty] * len(args))}) -> {ty}'
         lines.append(f"%v{i} = {extern if call.startswith('__nv_') else f'{call} {last} : {ty}'}")
         last = f"%v{i}"
-    return TTIR.replace("f32", kind).replace(f"arith.addf %x, %x : tensor<128x{kind}>", f"arith.addf {last}, %x : tensor<128x{kind}>").replace("%y =", "\n".join([*lines, "%y ="]))
+    return (
+        TTIR.replace("f32", kind)
+        .replace(f"arith.addf %x, %x : tensor<128x{kind}>", f"arith.addf {last}, %x : tensor<128x{kind}>")
+        .replace("%y =", "\n".join([*lines, "%y ="]))
+    )
 
 
 def compiled(text: str) -> Binary:
@@ -55,7 +71,9 @@ def test_a_part_of_libdevice_makes_the_same_cubin_as_all_of_it(name, linked, mon
     ours, paths = compiled(text), list(linked)
     monkeypatch.setattr(llvm, "link_extern_libs", libdevice.WHOLE)
     assert ours == compiled(text) and linked[len(paths) :] == [libdevice.PATHS] * len(paths)
-    assert len(paths) == (name != "none") and all((what == libdevice.PATHS) == (name == "not among ours") for what in paths)
+    assert len(paths) == (name != "none") and all(
+        (what == libdevice.PATHS) == (name == "not among ours") for what in paths
+    )
 
 
 @pytest.mark.parametrize("broken", ["whole_text", "slim"])
@@ -63,7 +81,9 @@ def test_what_goes_wrong_is_linked_with_all_of_libdevice(broken, linked, monkeyp
     def fails(*args):
         raise RuntimeError("not the Triton that this was written for")
 
-    monkeypatch.setattr(libdevice, broken, fails if broken == "whole_text" else lambda module: "define nonsense")
+    monkeypatch.setattr(
+        libdevice, broken, fails if broken == "whole_text" else lambda module: "define nonsense"
+    )
     monkeypatch.setattr(libdevice, "take_apart", libdevice.take_apart.__wrapped__)
     assert compiled(ttir("f32", ["__nv_tanhf"])).cubin[:4] == b"\x7fELF" and linked[-1] == libdevice.PATHS
 
@@ -78,7 +98,11 @@ def test_compile_servers_link_a_part_and_make_no_line_info(linked, tmp_path):
     assert theirs == compiled(text)
     triton.knobs.compilation.disable_line_info = False
     full = compiled(text)
-    assert len(full.cubin) > len(theirs.cubin) and (code := sections(full.cubin)[".text.kernel"]) and code == sections(theirs.cubin)[".text.kernel"]
+    assert (
+        len(full.cubin) > len(theirs.cubin)
+        and (code := sections(full.cubin)[".text.kernel"])
+        and code == sections(theirs.cubin)[".text.kernel"]
+    )
 
 
 def sections(elf: bytes) -> dict[str, bytes]:

@@ -37,7 +37,13 @@ def tiny(tasks, tmp_path_factory):
 def test_a_chat_model_gets_the_task_inside_instructions(tasks):
     text = "".join(map(chr, build_prompt(tasks[0], ChatTokenizer())))
     assert text.startswith("<system>") and text.endswith("</user><assistant>")
-    for wanted in (tasks[0].source.strip(), "ModelNew", "@triton.jit", 'input_precision="ieee"', "```python block"):
+    for wanted in (
+        tasks[0].source.strip(),
+        "ModelNew",
+        "@triton.jit",
+        'input_precision="ieee"',
+        "```python block",
+    ):
         assert wanted in text
 
 

@@ -11,18 +11,18 @@ import train_sft
 from bench import sources
 from bench.kernelbench import Config as KernelBenchConfig
 from bench.kernelbench import KernelBench
-from nanotriton.verdict import Verdict
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import rollout
+from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.scheduler import Sample
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
+from nanotriton.verdict import Verdict
 from nanotriton.weights import save_model
 from nanotriton.world import World
 from reward.audit import read_samples
-from nanotriton.rules.extract import extract_candidate, opened_reasoning
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 OPENS = PLAIN + "{{ '<think>\n' }}"
@@ -45,7 +45,9 @@ def tokenizers(tmp_path_factory):
     return tokenizer
 
 
-@pytest.mark.parametrize("template, opened", [(PLAIN, ""), (OPENS, "<think>"), (PLAIN + "<think>", "<think>"), (CLOSED, "")])
+@pytest.mark.parametrize(
+    "template, opened", [(PLAIN, ""), (OPENS, "<think>"), (PLAIN + "<think>", "<think>"), (CLOSED, "")]
+)
 def test_only_a_prompt_that_ends_in_it_opens_the_reasoning(tokenizers, template, opened):
     prompt = tokenizers(template).chat([{"role": "user", "content": "Don't write <think>."}])
     assert opened_reasoning(prompt) == opened
@@ -53,8 +55,18 @@ def test_only_a_prompt_that_ends_in_it_opens_the_reasoning(tokenizers, template,
     assert extract_candidate(opened + ANSWER) == CODE
 
 
-@pytest.mark.parametrize("template, text, status", [(OPENS, DRAFT, "no_code"), (OPENS, ANSWER, "correct"), (PLAIN, DRAFT, "correct"), (CLOSED, DRAFT, "correct")])
-def test_training_judges_what_follows_the_reasoning_and_so_does_the_audit(tokenizers, tmp_path, template, text, status):
+@pytest.mark.parametrize(
+    "template, text, status",
+    [
+        (OPENS, DRAFT, "no_code"),
+        (OPENS, ANSWER, "correct"),
+        (PLAIN, DRAFT, "correct"),
+        (CLOSED, DRAFT, "correct"),
+    ],
+)
+def test_training_judges_what_follows_the_reasoning_and_so_does_the_audit(
+    tokenizers, tmp_path, template, text, status
+):
     tokenizer, judged = tokenizers(template), []
 
     def generate(requests, on_finish):
@@ -95,20 +107,42 @@ def test_sft_trains_completions_that_count_as_answers(tokenizers):
 def test_a_benchmark_samples_behind_what_the_template_opened(tokenizers, tmp_path):
     for template, opened in ((OPENS, True), (PLAIN, False)):
         tokenizer = tokenizers(template)
-        config = ModelConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=256)
+        config = ModelConfig(
+            vocab_size=300,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=256,
+        )
         save_model(Transformer(config).init_weights(0), tmp_path, tokenizer.files)
         asks = [sources.Ask("1/1", s, (("user", "Write it."),), "Write it.", s) for s in range(2)]
         texts = {}
-        sources.from_model(str(tmp_path), asks, sources.Sampling(max_tokens=8), World(), lambda ask, text, _, texts=texts: texts.update({ask.sample: text}))
+        sources.from_model(
+            str(tmp_path),
+            asks,
+            sources.Sampling(max_tokens=8),
+            World(),
+            lambda ask, text, _, texts=texts: texts.update({ask.sample: text}),
+        )
         assert [texts[s].startswith("<think>") for s in range(2)] == [opened] * 2
 
 
 def sample(completion: str, finish_reason: str | None) -> dict:
-    return {"completion": completion, "candidate": extract_candidate(completion), "finish_reason": finish_reason}
+    return {
+        "completion": completion,
+        "candidate": extract_candidate(completion),
+        "finish_reason": finish_reason,
+    }
 
 
 def test_an_endpoints_answers_together_tell_which_were_cut_in_their_reasoning():
-    draft, ended, unknown, answer = sample(DRAFT, "length"), sample(DRAFT, "stop"), sample(DRAFT, None), sample(ANSWER, "stop")
+    draft, ended, unknown, answer = (
+        sample(DRAFT, "length"),
+        sample(DRAFT, "stop"),
+        sample(DRAFT, None),
+        sample(ANSWER, "stop"),
+    )
     assert sources.cut_in_reasoning([draft, ended, unknown]) == []  # a model that doesn't reason
     assert sources.cut_in_reasoning([draft, ended, unknown, answer]) == [draft, unknown]
     parsed = sample("<think>Hm.</think>\n" + DRAFT, "length")  # the server took the reasoning out by itself
@@ -126,8 +160,16 @@ def test_a_benchmark_judges_no_draft_of_an_endpoint(monkeypatch, tmp_path):
         return []
 
     monkeypatch.setattr(sources, "collect", collect)
-    monkeypatch.setattr(KernelBench, "execute", lambda self, pending, policy: [self.save(p.name, s, policy, Verdict("correct")) for p, s, _ in pending])
-    cfg = KernelBenchConfig(data="-", endpoint="http://x", n=2, policy=["strict"], device="cpu", out=str(tmp_path / "r.json"))
+    monkeypatch.setattr(
+        KernelBench,
+        "execute",
+        lambda self, pending, policy: [
+            self.save(p.name, s, policy, Verdict("correct")) for p, s, _ in pending
+        ],
+    )
+    cfg = KernelBenchConfig(
+        data="-", endpoint="http://x", n=2, policy=["strict"], device="cpu", out=str(tmp_path / "r.json")
+    )
     assert KernelBench(cfg, World(), [problem], {}, {}).go() == 0
     rows = json.loads((tmp_path / "r.json").read_text())["samples"]
     assert [row["verdicts"]["strict"]["status"] for row in rows] == ["no_code", "correct"]

@@ -16,7 +16,9 @@ COLUMNS = ([], ["--model", "X"], ["--model", "X", "--recipe", "autotriton"])
 def show(value: object) -> str:
     if value is None:
         return "none"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
 
 
 @pytest.mark.parametrize("module", [train_sft, train_grpo])

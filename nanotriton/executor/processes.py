@@ -23,8 +23,19 @@ from nanotriton.executor.sandbox.zygote import SLOW
 
 PREFIX = "nanotriton-executor-"
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
-# What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys, no tokens.
-ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "SYSTEMROOT")
+# What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys,
+# no tokens.
+ENVIRONMENT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "VIRTUAL_ENV",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "SYSTEMROOT",
+)
 
 
 @dataclass(eq=False)
@@ -39,7 +50,8 @@ class Process:
     entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
     finished: int = 0  # phases of candidates
     alone: bool = False  # it has a suspect: give it nothing else
-    tasks: deque[str] = field(default_factory=lambda: deque(maxlen=REFERENCES))  # keys of those that it was given last, and so has loaded
+    # keys of those that it was given last, and so has loaded
+    tasks: deque[str] = field(default_factory=lambda: deque(maxlen=REFERENCES))
 
     def has_room(self, depth: int) -> bool:
         """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest.
@@ -79,7 +91,13 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
     ours, theirs = pair()
     env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
-    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HOME": root, "TMPDIR": root}
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "HOME": root,
+        "TMPDIR": root,
+    }
     env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if flavour == "cuda":
         env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
@@ -89,7 +107,12 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
     command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
-        command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL, stdout=2
+        command,
+        env=env,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
     )
     theirs.close()
     return Base(flavour, popen, ours)
@@ -101,7 +124,12 @@ def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str
     fd = os.memfd_create("beacon")
     os.ftruncate(fd, BEACON.size)
     process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(root, f"worker-{number}"))
-    options = {"folder": process.folder, "flavour": base.flavour, "cubins": os.path.join(root, "cubins"), "locks": tempfile.gettempdir()}
+    options = {
+        "folder": process.folder,
+        "flavour": base.flavour,
+        "cubins": os.path.join(root, "cubins"),
+        "locks": tempfile.gettempdir(),
+    }
     options["visible"] = visible
     if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
         options |= {"device": "cuda", "memory": None}
@@ -119,7 +147,8 @@ def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str
     return process
 
 
-# ---- the folder, and the end ---------------------------------------------------------------------------------------
+# ---- the folder, and the end
+# ---------------------------------------------------------------------------------------
 
 
 def make_root() -> tuple[str, int]:

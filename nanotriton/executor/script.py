@@ -33,7 +33,14 @@ class Answer:
 class ScriptExecutor(Executor):
     """An Executor for whole files. Options as for Executor; there are no rules and nothing is timed."""
 
-    def __init__(self, device: str = "cpu", workers: int | None = None, timeout: float = 60.0, *, memory_gib: float = 4.0):
+    def __init__(
+        self,
+        device: str = "cpu",
+        workers: int | None = None,
+        timeout: float = 60.0,
+        *,
+        memory_gib: float = 4.0,
+    ):
         super().__init__(device, None, workers, "none", timeout, memory_gib=memory_gib, seed=0)
         os.makedirs(os.path.join(self.root, "answers"), mode=0o700)
 

@@ -37,12 +37,16 @@ class DecodeBatch:
     tail_table: torch.Tensor  # [slots, W] page ids
     tile_group: torch.Tensor  # [T] the tile's line in prefix_table
     tile_len: torch.Tensor  # [T] tokens in the prefix; 0 is an empty tile
-    tile_rows: torch.Tensor  # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile
+    # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile
+    tile_rows: torch.Tensor
     prefix_table: torch.Tensor  # [groups, W] page ids
-    cache: dict = field(default_factory=dict)  # the twin's page lists and the kernels' scratch: made once, used by every layer
+    # the twin's page lists and the kernels' scratch: made once, used by every layer
+    cache: dict = field(default_factory=dict)
 
 
-def decode_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+def decode_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
+) -> torch.Tensor:
     """Causal attention of one new token a row over its prefix and tail, scale 1/sqrt(head_dim).
 
     q [B, heads, head_dim] -> [B, heads, head_dim] in q's dtype; softmax and sums in fp32; heads % kv_heads == 0.
@@ -52,7 +56,14 @@ def decode_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tens
     return decode_attention_torch(q, k_cache, v_cache, batch)
 
 
-def write_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page: torch.Tensor, offset: torch.Tensor) -> None:
+def write_kv(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page: torch.Tensor,
+    offset: torch.Tensor,
+) -> None:
     """Put k, v [T, kv_heads, head_dim] at (page [T], offset [T]) of one layer's cache."""
     if not k.is_cuda:
         k_cache[page, :, offset] = k
@@ -61,9 +72,22 @@ def write_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: t
     tokens, heads, dim = k.shape
     block = triton.next_power_of_2(heads * dim)
     _write_kernel[(tokens,)](
-        k, v, k_cache, v_cache, page, offset, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        heads, dim, k_cache.shape[2], BLOCK=block, num_warps=4 if block <= 2048 else 8,
-    )  # fmt: skip
+        k,
+        v,
+        k_cache,
+        v_cache,
+        page,
+        offset,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        heads,
+        dim,
+        k_cache.shape[2],
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
+    )
 
 
 # ----------------------------------------------------------------------------------------------- torch twin
@@ -83,15 +107,23 @@ class _Pages:
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
     units, device = len(line), table.device
     most = max(-(-int(length.max()) // page_size), 1)
-    left = length[:, None] - torch.arange(0, most * page_size, page_size, device=device)  # [U, J] tokens from each page on
+    # [U, J] tokens from each page on
+    left = length[:, None] - torch.arange(0, most * page_size, page_size, device=device)
     used = left > 0
     pages = table.index_select(0, line)[:, :most].long()
     ids, owner, filled = pages[used], used.nonzero()[:, 0], left[used]
     if len(ids) == 0:
-        return _Pages(ids, owner, torch.zeros(0, 1, 1, page_size, device=device), torch.zeros(units, dtype=torch.long, device=device), 1)
+        return _Pages(
+            ids,
+            owner,
+            torch.zeros(0, 1, 1, page_size, device=device),
+            torch.zeros(units, dtype=torch.long, device=device),
+            1,
+        )
     low, high = (int(x) for x in ids.aminmax())
     size = high + 1 - low
-    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that again.
+    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that
+    # again.
     if 2 * len(ids) > size:
         spread = torch.full((2, size), units, device=device)
         spread[1] = 0
@@ -105,51 +137,69 @@ def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, p
 
 
 def _mask(filled: torch.Tensor, page_size: int) -> torch.Tensor:
-    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[:, None, None]
+    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[
+        :, None, None
+    ]
 
 
 def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
     return torch.cat([x, x.new_full((1, *x.shape[1:]), fill)])
 
 
-def _attend_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_pages(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, J, kv_heads, rows, D], lse [U, J, kv_heads, rows]) by page."""
     if isinstance(pages.ids, slice):
         k, v = k_cache[pages.ids].float(), v_cache[pages.ids].float()  # in fp32 a view
     else:
         k, v = k_cache.index_select(0, pages.ids).float(), v_cache.index_select(0, pages.ids).float()
-    score = (_padded(q, 0.0).index_select(0, pages.owner) @ k.transpose(-1, -2)).add_(pages.mask)  # [N, kv_heads, rows, page_size]
+    # [N, kv_heads, rows, page_size]
+    score = (_padded(q, 0.0).index_select(0, pages.owner) @ k.transpose(-1, -2)).add_(pages.mask)
     weight = score.softmax(-1)
-    # The largest weight of a softmax is 1 / sum(exp(score - max)). (torch's exp is ten times slower where it underflows.)
+    # The largest weight of a softmax is 1 / sum(exp(score - max)). (torch's exp is ten times slower where it
+    # underflows.)
     lse = score.amax(-1) - weight.amax(-1).log_()
     shape = (len(q), pages.most)
     out = _padded(weight @ v, 0.0).index_select(0, pages.where).unflatten(0, shape)
     return out, _padded(lse, MASKED).index_select(0, pages.where).unflatten(0, shape)
 
 
-def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+def decode_attention_torch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
+) -> torch.Tensor:
     """The twin of decode_attention: same arguments, any device whose tensors can be read (it synchronises)."""
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     share = heads // kv_heads
     if "twin" not in batch.cache:
         tile_rows = batch.tile_rows.long()
-        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)  # where in the flattened tiles a row is
-        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)  # -1 lands in the spare last entry
+        # where in the flattened tiles a row is
+        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)
+        # -1 lands in the spare last entry
+        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)
         batch.cache["twin"] = (
             _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
             _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
-            tile_rows.clamp(min=0).flatten(), place[:rows], (batch.tail_len == 0).nonzero()[:, 0],
-        )  # fmt: skip
+            tile_rows.clamp(min=0).flatten(),
+            place[:rows],
+            (batch.tail_len == 0).nonzero()[:, 0],
+        )
     prefix, tail, tile_rows, place, padding = batch.cache["twin"]
     scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
-    tiles = scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
+    tiles = (
+        scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
+    )
 
-    def by_row(x: torch.Tensor) -> torch.Tensor:  # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
+    # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
+    def by_row(x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(3, (-1, share)).movedim(3, 1)
         return x.reshape(-1, *x.shape[2:]).index_select(0, place)
 
-    parts = [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)], _attend_pages(scaled, k_cache, v_cache, tail)
+    parts = (
+        [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)],
+        _attend_pages(scaled, k_cache, v_cache, tail),
+    )
     out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
     out = (out * lse.softmax(1)[..., None]).sum(1)
     if len(padding):
@@ -157,7 +207,8 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     return out.view(rows, heads, dim).to(q.dtype)
 
 
-# -------------------------------------------------------------------------------------------------- Triton kernels
+# -------------------------------------------------------------------------------------------------- Triton
+# kernels
 
 PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
 MAX_SPLITS = 32
@@ -179,9 +230,21 @@ def _splits(units: int, kv_heads: int) -> int:
 
 @triton.jit
 def _write_kernel(
-    k, v, k_cache, v_cache, page, offset, k_row, k_head, v_row, v_head,
-    HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    k_cache,
+    v_cache,
+    page,
+    offset,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     head, d, inside = i // DIM, i % DIM, i < HEADS * DIM
@@ -201,9 +264,23 @@ def _heads_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _attend_pages_kernel(
-    q, top, total, acc, k_head, v_head, table, first, last, length, page_stride, scale,
-    PAGE: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    top,
+    total,
+    acc,
+    k_head,
+    v_head,
+    table,
+    first,
+    last,
+    length,
+    page_stride,
+    scale,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes out."""
     n, d = tl.arange(0, PAGE), tl.arange(0, LANES)
     inside = n[:, None] * DIM + d[None, :]
@@ -226,10 +303,30 @@ def _attend_pages_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    q, k_cache, v_cache, table, tile_group, tile_len, tile_rows, out, lse, q_row, table_stride, page_stride, rows, scale,
-    HEADS: tl.constexpr, SHARE: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
-    LANES: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    table,
+    tile_group,
+    tile_len,
+    tile_rows,
+    out,
+    lse,
+    q_row,
+    table_stride,
+    page_stride,
+    rows,
+    scale,
+    HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """(tile, KV head, split): R rows x SHARE heads against a part of the prompt -> out [SPLITS, B, heads, D], lse (base 2)."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
@@ -247,9 +344,23 @@ def _prefix_kernel(
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, LANES], tl.float32)
     top, total, acc = _attend_pages_kernel(
-        tile_q, top, total, acc, k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM,
-        table + tl.load(tile_group + tile) * table_stride, first, last, length, page_stride, scale, PAGE, DIM, LANES, PRECISION,
-    )  # fmt: skip
+        tile_q,
+        top,
+        total,
+        acc,
+        k_cache + kv_head * PAGE * DIM,
+        v_cache + kv_head * PAGE * DIM,
+        table + tl.load(tile_group + tile) * table_stride,
+        first,
+        last,
+        length,
+        page_stride,
+        scale,
+        PAGE,
+        DIM,
+        LANES,
+        PRECISION,
+    )
     at = (split * rows + row) * HEADS + head
     empty = first >= last
     tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
@@ -258,10 +369,31 @@ def _prefix_kernel(
 
 @triton.jit
 def _tail_kernel(
-    q, k_cache, v_cache, table, slot, tail_len, prefix_out, prefix_lse, out, lse, q_row, table_stride, page_stride, rows, scale,
-    HEADS: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
-    LANES: tl.constexpr, PREFIX_SPLITS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    table,
+    slot,
+    tail_len,
+    prefix_out,
+    prefix_lse,
+    out,
+    lse,
+    q_row,
+    table_stride,
+    page_stride,
+    rows,
+    scale,
+    HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """(row, KV head, split): SHARE heads against a part of the tail. The first split starts from the prefix's result.
 
     With one split `out` is the answer [B, heads, D] and lse isn't used; else both are partial, as the prefix's are.
@@ -289,9 +421,23 @@ def _tail_kernel(
         total = total * shrink + tl.where(reads, weight, 0.0)
         top = best
     top, total, acc = _attend_pages_kernel(
-        tile_q, top, total, acc, k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM,
-        table + tl.load(slot + row) * table_stride, first, last, length, page_stride, scale, PAGE, DIM, LANES, PRECISION,
-    )  # fmt: skip
+        tile_q,
+        top,
+        total,
+        acc,
+        k_cache + kv_head * PAGE * DIM,
+        v_cache + kv_head * PAGE * DIM,
+        table + tl.load(slot + row) * table_stride,
+        first,
+        last,
+        length,
+        page_stride,
+        scale,
+        PAGE,
+        DIM,
+        LANES,
+        PRECISION,
+    )
     at = (split * rows + row) * HEADS + head
     empty = total == 0.0  # a split without pages, or padding
     answer = tl.where(empty[:, None], 0.0, acc / total[:, None])
@@ -312,7 +458,9 @@ def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexp
     tl.store(out + at * DIM + d, answer.to(out.dtype.element_ty), mask=d < DIM)
 
 
-def _decode_cuda(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+def _decode_cuda(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
+) -> torch.Tensor:
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     if q.stride(1) != dim or q.stride(2) != 1:
@@ -322,25 +470,69 @@ def _decode_cuda(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     if not batch.cache:
         new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=q.device)
         batch.cache["prefix"] = new(prefix_splits, rows, heads, dim), new(prefix_splits, rows, heads)
-        batch.cache["tail"] = (new(splits, rows, heads, dim), new(splits, rows, heads)) if splits > 1 else (None, None)
+        batch.cache["tail"] = (
+            (new(splits, rows, heads, dim), new(splits, rows, heads)) if splits > 1 else (None, None)
+        )
     prefix_out, prefix_lse = batch.cache["prefix"]
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     tail_out, tail_lse = batch.cache["tail"] if splits > 1 else (out, prefix_lse)
     lanes = max(16, triton.next_power_of_2(dim))  # tl.dot wants 16 at least
     options = _options(q, lanes, page_size)
-    shape = dict(HEADS=heads, SHARE=share, PAGE=page_size, DIM=dim, LANES=lanes, PRECISION="ieee" if q.dtype == torch.float32 else "tf32")
+    shape = dict(
+        HEADS=heads,
+        SHARE=share,
+        PAGE=page_size,
+        DIM=dim,
+        LANES=lanes,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+    )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
     block = max(16, triton.next_power_of_2(per_tile * share))
     _prefix_kernel[(tiles, kv_heads, prefix_splits)](
-        q, k_cache, v_cache, batch.prefix_table, batch.tile_group, batch.tile_len, batch.tile_rows, prefix_out, prefix_lse,
-        q.stride(0), batch.prefix_table.stride(0), k_cache.stride(0), rows, scale, R=per_tile, BLOCK=block, SPLITS=prefix_splits,
-        **shape, **options,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        batch.prefix_table,
+        batch.tile_group,
+        batch.tile_len,
+        batch.tile_rows,
+        prefix_out,
+        prefix_lse,
+        q.stride(0),
+        batch.prefix_table.stride(0),
+        k_cache.stride(0),
+        rows,
+        scale,
+        R=per_tile,
+        BLOCK=block,
+        SPLITS=prefix_splits,
+        **shape,
+        **options,
+    )
     _tail_kernel[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, batch.tail_table, batch.slot, batch.tail_len, prefix_out, prefix_lse, tail_out, tail_lse,
-        q.stride(0), batch.tail_table.stride(0), k_cache.stride(0), rows, scale, BLOCK=max(16, triton.next_power_of_2(share)),
-        PREFIX_SPLITS=prefix_splits, SPLITS=splits, **shape, **options,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        batch.tail_table,
+        batch.slot,
+        batch.tail_len,
+        prefix_out,
+        prefix_lse,
+        tail_out,
+        tail_lse,
+        q.stride(0),
+        batch.tail_table.stride(0),
+        k_cache.stride(0),
+        rows,
+        scale,
+        BLOCK=max(16, triton.next_power_of_2(share)),
+        PREFIX_SPLITS=prefix_splits,
+        SPLITS=splits,
+        **shape,
+        **options,
+    )
     if splits > 1:
-        _merge_kernel[(rows * heads,)](tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1)
+        _merge_kernel[(rows * heads,)](
+            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1
+        )
     return out

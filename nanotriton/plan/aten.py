@@ -1,10 +1,10 @@
 """ATen calls as data: the operators a plan may name, and their arguments as JSON.
 
-    None, True, 3, 2.5, "sum", [..]   themselves (an integer has at most 64 bits, a float is finite)
-    {"t": 4}                          tensor 4 of the plan
-    {"float": "inf" | "-inf" | "nan"} {"complex": [re, im]}
-    {"dtype": "float32"} {"layout": "strided"} {"memory_format": "contiguous_format"} {"device": true}
-    {"tuple": [..]} {"dict": [[key, value], ..]}    only in a forward's arguments and results
+None, True, 3, 2.5, "sum", [..]   themselves (an integer has at most 64 bits, a float is finite)
+{"t": 4}                          tensor 4 of the plan
+{"float": "inf" | "-inf" | "nan"} {"complex": [re, im]}
+{"dtype": "float32"} {"layout": "strided"} {"memory_format": "contiguous_format"} {"device": true}
+{"tuple": [..]} {"dict": [[key, value], ..]}    only in a forward's arguments and results
 """
 
 import math
@@ -18,8 +18,10 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Pure functions of their arguments, on one device, with a result whose shape doesn't depend on data. No operator here
-# reads a file, touches the host, draws random numbers, changes a tensor's storage, registers anything, or trusts offsets and pivots
+# Pure functions of their arguments, on one device, with a result whose shape doesn't depend on data. No
+# operator here
+# reads a file, touches the host, draws random numbers, changes a tensor's storage, registers anything, or
+# trusts offsets and pivots
 # that it is given.
 PURE = """
     __and__ __lshift__ __or__ __rshift__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _addmm_activation
@@ -68,7 +70,8 @@ MAX_DEPTH = 12
 MAX_ITEMS = 100_000
 LAYOUTS = {"strided": torch.strided}
 FORMATS = {
-    name: getattr(torch, name) for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+    name: getattr(torch, name)
+    for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 }
 
 
@@ -81,7 +84,9 @@ def check(condition: bool, message: str) -> None:
         raise PlanError(message)
 
 
-def encode(value: Any, tensor_id: Callable[[torch.Tensor], int], is_device: Callable[[torch.device], bool]) -> Any:
+def encode(
+    value: Any, tensor_id: Callable[[torch.Tensor], int], is_device: Callable[[torch.device], bool]
+) -> Any:
     """One argument as JSON. Raises TypeError with its type if it has no place in a plan."""
     if isinstance(value, torch.Tensor):
         return {"t": tensor_id(value)}
@@ -166,7 +171,9 @@ def check_value(value: Any, tensors: int, where: str) -> None:
     visit(value, 0)
 
 
-def rehearse(op: str, args: list, kwargs: dict, tensor: Callable[[int], torch.Tensor]) -> list[torch.Tensor | None]:
+def rehearse(
+    op: str, args: list, kwargs: dict, tensor: Callable[[int], torch.Tensor]
+) -> list[torch.Tensor | None]:
     """The results of a checked call on meta tensors: shapes and dtypes, no data. tensor(i): a meta tensor for tensor i.
 
     Raises PlanError if the call is not possible, or would change the shape of a tensor that it is given (`out=` does that).
@@ -178,10 +185,15 @@ def rehearse(op: str, args: list, kwargs: dict, tensor: Callable[[int], torch.Te
     shapes = {i: (t.shape, t.stride()) for i, t in given.items()}
     try:
         device = torch.device("meta")
-        result = func(*decode(args, given.get, device), **{k: decode(v, given.get, device) for k, v in kwargs.items()})
+        result = func(
+            *decode(args, given.get, device), **{k: decode(v, given.get, device) for k, v in kwargs.items()}
+        )
     except Exception as error:  # torch's meta functions, written in Python, also assert and divide by zero
         raise PlanError(f"aten.{op}: {' '.join(str(error).split())[:200]}") from None
-    check(all((t.shape, t.stride()) == shapes[i] for i, t in given.items()), f"aten.{op} changes the shape of a tensor that it is given")
+    check(
+        all((t.shape, t.stride()) == shapes[i] for i, t in given.items()),
+        f"aten.{op} changes the shape of a tensor that it is given",
+    )
     return list(result) if isinstance(result, tuple | list) else [result]
 
 

@@ -15,18 +15,21 @@ from nanotriton.plan.plan import DTYPES, Aten, Choice, Launch, Plan
 
 # Operators that read no values: the result depends on shapes and numbers only.
 CREATE = words("""arange empty empty_like empty_strided eye fill fill_ full full_like new_empty new_full new_ones new_zeros ones ones_like
-    scalar_tensor tril_indices triu_indices zero zero_ zeros zeros_like""")  # not linspace, whose ends may be tensors
+    # not linspace, whose ends may be tensors
+    scalar_tensor tril_indices triu_indices zero zero_ zeros zeros_like""")
 # Operators that put values elsewhere, unchanged but for rounding.
 MOVE = words("""_to_copy _unsafe_view as_strided_scatter cat clone constant_pad_nd copy copy_ diagonal_copy diagonal_scatter flip repeat roll
     select_scatter slice_scatter stack t_copy unfold_copy""")
-# Operators that do no more under names of their own: a task of these alone is about moving data too. Torch may not call them on data.
+# Operators that do no more under names of their own: a task of these alone is about moving data too. Torch
+# may not call them on data.
 REARRANGE = words("""_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d block_diag channel_shuffle diag_embed
     embedding gather im2col index index_select pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d
     repeat_interleave replication_pad1d replication_pad2d replication_pad3d rot90 take tril triu upsample_nearest1d upsample_nearest2d
     upsample_nearest3d""")
 COPY = words("clone _to_copy copy_")  # where the replayer keeps a truth value's byte as it is
 FILL = words("fill fill_")  # with a tensor's value, they move it
-MATMULS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}  # name: which operand's last dimension is summed
+# name: which operand's last dimension is summed
+MATMULS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 
 
 @dataclass
@@ -34,12 +37,17 @@ class Facts:
     """What torch did in a plan, on data. Bytes count what is read and written, an expanded dimension once."""
 
     launches: int = 0
-    torch_ops: dict[str, int] = field(default_factory=dict)  # calls that touch data, by name: those that compute and those that move
+    # calls that touch data, by name: those that compute and those that move
+    torch_ops: dict[str, int] = field(default_factory=dict)
     computing: dict[str, int] = field(default_factory=dict)  # of those, the ones that compute
     moved_bytes: int = 0
     flops: float = 0.0  # of the computing calls: 2 per multiply-add, else 1 per element read or written
-    contiguous: bool = False  # a reference's answer lies in memory in the order of its shape, and so must that of a task of moving data
-    answer: str = "own"  # where the answer lies: own memory, an input's, a weight's or a constant's (the worst of several)
+    # a reference's answer lies in memory in the order of its shape, and so must that of a task of
+    # moving data
+    contiguous: bool = False
+    # where the answer lies: own memory, an input's, a weight's or a constant's (the worst of
+    # several)
+    answer: str = "own"
 
 
 def facts(plan: Plan) -> Facts:
@@ -127,7 +135,12 @@ def _counts(plan: Plan, step: Aten) -> bool:
         elif (other.op, other.args) != (step.op, step.args):
             named += reads_of(other) + writes_of(other)
     alone = counter.storage not in {plan.tensors[t].storage for t in named}
-    return alone and math.prod(counter.shape) == 1 and counter.dtype == "int64" and plan.storages[counter.storage].kind == "weight"
+    return (
+        alone
+        and math.prod(counter.shape) == 1
+        and counter.dtype == "int64"
+        and plan.storages[counter.storage].kind == "weight"
+    )
 
 
 def cast(plan: Plan, step: Aten) -> str | None:
@@ -139,7 +152,9 @@ def cast(plan: Plan, step: Aten) -> str | None:
     for target in map(dtype, written):
         for read in (t for t in reads_of(step) if t not in written):
             truth = dtype(read) == torch.bool and step.name not in COPY
-            if not keeps_value(dtype(read), target) or (dtype(read) != target and (truth or _reinterpreted(plan, read))):
+            if not keeps_value(dtype(read), target) or (
+                dtype(read) != target and (truth or _reinterpreted(plan, read))
+            ):
                 return f"a cast from {dtype(read)} to {target} computes in torch".replace("torch.", "", 2)
     return None
 
@@ -171,7 +186,8 @@ def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
         return True
     if source.is_floating_point:
         return False
-    wide = source.itemsize + (source.is_signed != target.is_signed)  # of the same width, half of the values would wrap around
+    # of the same width, half of the values would wrap around
+    wide = source.itemsize + (source.is_signed != target.is_signed)
     return target.itemsize >= min(wide, 4)  # indices are cast to 32 bits everywhere
 
 

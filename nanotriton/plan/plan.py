@@ -41,11 +41,25 @@ KINDS = ("input", "weight", "const", "temp")
 DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-        torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128,
-        torch.float8_e4m3fn, torch.float8_e5m2,
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
     )
-}  # fmt: skip
+}
 OPTIONS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 HASH = re.compile(r"[0-9a-f]{32}")
@@ -56,7 +70,8 @@ class Storage:
     kind: str  # input, weight, const or temp
     nbytes: int
     dtype: str  # of the first tensor in it: chooses the poison
-    blob: str | None = None  # hash of the initial bytes (weight, const); a weight's may be absent from `Plan.blobs`
+    # hash of the initial bytes (weight, const); a weight's may be absent from `Plan.blobs`
+    blob: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,13 +96,19 @@ class Kernel:
     name: str
     ttir: str  # with locations: lines of "candidate.py"
     options: dict[str, Any]  # OPTIONS' keys, all of them
-    signature: list[tuple[str, int]] = field(default_factory=list, compare=False)  # (TTIR type, divisibility), from the text
+    # (TTIR type, divisibility), from the text
+    signature: list[tuple[str, int]] = field(default_factory=list, compare=False)
 
     @functools.cached_property
     def bare(self) -> str:
         """What is compiled: the text without locations, so that the same kernel elsewhere in a file is the same kernel, and without
         device_print, which computes nothing and on a GPU writes to the console of whoever judges."""
-        return re.sub(r"^#loc.*\n|^ *tt\.print .*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)", "", self.ttir, flags=re.MULTILINE)
+        return re.sub(
+            r"^#loc.*\n|^ *tt\.print .*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)",
+            "",
+            self.ttir,
+            flags=re.MULTILINE,
+        )
 
     @functools.cached_property
     def key(self) -> str:
@@ -113,13 +134,18 @@ class Aten:
 class Launch:
     kernel: int
     grid: tuple[int, int, int]
-    args: list[tuple[str, Any]]  # (Triton's type, value): a number, a tensor id for a pointer, a list for a descriptor
+    # (Triton's type, value): a number, a tensor id for a pointer, a list for a descriptor
+    args: list[tuple[str, Any]]
     line: int = 0
 
     @property
     def tensors(self) -> list[int]:
         """Those that it points at, in order."""
-        return [value[0] if ty.startswith("tensordesc") else value for ty, value in self.args if ty.startswith(("*", "tensordesc"))]
+        return [
+            value[0] if ty.startswith("tensordesc") else value
+            for ty, value in self.args
+            if ty.startswith(("*", "tensordesc"))
+        ]
 
 
 @dataclass
@@ -142,7 +168,15 @@ def malformed():
         yield
     except PlanError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
 
 
@@ -157,15 +191,25 @@ class Plan:
     outputs: Any = None  # tree of its result
     blobs: dict[str, bytes] = field(default_factory=dict)  # hash -> bytes
 
-    # -- what rules and verdicts ask ------------------------------------------------------------------------------
+    # -- what rules and verdicts ask
+    # ------------------------------------------------------------------------------
 
     def flat_steps(self, chosen: Mapping[int, int] = MappingProxyType({})) -> list[Aten | Launch]:
         """Every call in order, a choice standing for the alternative that `chosen` has for its key, or its first."""
-        return [s for step in self.steps for s in (step.alternatives[chosen.get(step.key, 0)] if isinstance(step, Choice) else [step])]
+        return [
+            s
+            for step in self.steps
+            for s in (step.alternatives[chosen.get(step.key, 0)] if isinstance(step, Choice) else [step])
+        ]
 
     def every_call(self) -> list[Aten | Launch]:
         """Those of all alternatives of every choice."""
-        return [s for step in self.steps for calls in (step.alternatives if isinstance(step, Choice) else [[step]]) for s in calls]
+        return [
+            s
+            for step in self.steps
+            for calls in (step.alternatives if isinstance(step, Choice) else [[step]])
+            for s in calls
+        ]
 
     def launches(self, chosen: Mapping[int, int] = MappingProxyType({})) -> list[Launch]:
         return [step for step in self.flat_steps(chosen) if isinstance(step, Launch)]
@@ -197,7 +241,8 @@ class Plan:
     def output_tensors(self) -> list[int]:
         return tensor_ids(self.outputs)
 
-    # -- bytes ----------------------------------------------------------------------------------------------------
+    # -- bytes
+    # ----------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
         """MAGIC, the header's length (8 bytes, little end first), the JSON header, the blobs one after another."""
@@ -235,7 +280,9 @@ class Plan:
         check(at == len(data), "blobs do not fill the plan exactly")
         plan = cls(
             storages=[Storage(*s) for s in header["storages"]],
-            tensors=[Tensor(s, d, tuple(shape), tuple(stride), o) for s, d, shape, stride, o in header["tensors"]],
+            tensors=[
+                Tensor(s, d, tuple(shape), tuple(stride), o) for s, d, shape, stride, o in header["tensors"]
+            ],
             kernels=[Kernel(*k) for k in header["kernels"]],
             steps=[_step_from_json(s) for s in header["steps"]],
             weights=[Weight(*w) for w in header["weights"]],
@@ -246,20 +293,32 @@ class Plan:
         plan.validate(max_memory)
         return plan
 
-    # -- validation -----------------------------------------------------------------------------------------------
+    # -- validation
+    # -----------------------------------------------------------------------------------------------
 
     @malformed()
     def validate(self, max_memory: int = MAX_MEMORY) -> None:
         """Raise PlanError (one line) unless every field is well-formed and within the limits. Fills `Kernel.signature`."""
         for name, limit in MAX_COUNT.items():
-            check(len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}")
+            check(
+                len(getattr(self, name)) <= limit, f"{len(getattr(self, name))} {name}; the limit is {limit}"
+            )
         for key, data in self.blobs.items():
-            check(HASH.fullmatch(key) is not None and digest(data) == key, "a blob's bytes are not what its hash says")
+            check(
+                HASH.fullmatch(key) is not None and digest(data) == key,
+                "a blob's bytes are not what its hash says",
+            )
         for i, s in enumerate(self.storages):
             check(s.kind in KINDS and s.dtype in DTYPES and _is_size(s.nbytes), f"storage {i} is malformed")
-            check(s.blob is None or s.kind in ("weight", "const"), f"storage {i}: a {s.kind} has no initial bytes")
+            check(
+                s.blob is None or s.kind in ("weight", "const"),
+                f"storage {i}: a {s.kind} has no initial bytes",
+            )
             check(s.kind != "const" or s.blob in self.blobs, f"storage {i}: a constant without its bytes")
-            check(s.blob not in self.blobs or len(self.blobs[s.blob]) == s.nbytes, f"storage {i}: bytes of another size")
+            check(
+                s.blob not in self.blobs or len(self.blobs[s.blob]) == s.nbytes,
+                f"storage {i}: bytes of another size",
+            )
         total = sum(s.nbytes for s in self.storages)
         check(total <= max_memory, f"{total} bytes of tensors; the limit is {max_memory}")
         for i, t in enumerate(self.tensors):
@@ -268,13 +327,18 @@ class Plan:
             _check_kernel(k)
         for w in self.weights:
             check(all(type(n) is str and len(n) < 1024 for n in w.names), "a weight's names are strings")
-            check(self._tensor(w.tensor).storage >= 0 and self._kind(w.tensor) == "weight", "a weight is not in a weight storage")
+            check(
+                self._tensor(w.tensor).storage >= 0 and self._kind(w.tensor) == "weight",
+                "a weight is not in a weight storage",
+            )
         for tree, what in ((self.inputs, "inputs"), (self.outputs, "outputs")):
             check_value(tree, len(self.tensors), what)
         ids = tensor_ids(self.inputs)
         check(all(self._kind(i) == "input" for i in ids), "an input is not in an input storage")
         check(len({self.tensors[i].storage for i in ids}) == len(ids), "two inputs share a storage")
-        check(len(ids) == sum(s.kind == "input" for s in self.storages), "an input storage that no input fills")
+        check(
+            len(ids) == sum(s.kind == "input" for s in self.storages), "an input storage that no input fills"
+        )
         for step in self.steps:
             self._check_step(step, nested=False)
 
@@ -295,10 +359,16 @@ class Plan:
         return torch.empty_strided(t.shape, t.stride, dtype=DTYPES[t.dtype], device="meta")
 
     def _check_tensor(self, i: int, t: Tensor) -> None:
-        check(type(t.storage) is int and 0 <= t.storage < len(self.storages), f"tensor {i}: no storage {t.storage!r}")
+        check(
+            type(t.storage) is int and 0 <= t.storage < len(self.storages),
+            f"tensor {i}: no storage {t.storage!r}",
+        )
         check(t.dtype in DTYPES, f"tensor {i}: unknown dtype {t.dtype!r}")
         check(len(t.shape) == len(t.stride) <= MAX_DIMS, f"tensor {i}: shape and stride of different length")
-        check(all(_is_size(n) for n in (*t.shape, *t.stride, t.offset)), f"tensor {i}: sizes are integers from 0 to 2**48")
+        check(
+            all(_is_size(n) for n in (*t.shape, *t.stride, t.offset)),
+            f"tensor {i}: sizes are integers from 0 to 2**48",
+        )
         last = t.offset + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
         end = (last + 1) * DTYPES[t.dtype].itemsize if 0 not in t.shape else 0
         check(end <= self.storages[t.storage].nbytes, f"tensor {i} leaves its storage")
@@ -306,10 +376,16 @@ class Plan:
     def _check_step(self, step: Step, nested: bool) -> None:
         check(_is_size(step.line), "a step's line is a number")
         if isinstance(step, Aten):
-            check(type(step.op) is str and step.name in ALLOWED, f"operator {str(step.op)[:80]!r} is not in the list")
+            check(
+                type(step.op) is str and step.name in ALLOWED,
+                f"operator {str(step.op)[:80]!r} is not in the list",
+            )
             check(re.fullmatch(r"\w+\.\w+", step.op) is not None, "an operator is name.overload")
             check_value(step.args, len(self.tensors), step.op)
-            check(type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs), "keyword arguments have names")
+            check(
+                type(step.kwargs) is dict and all(NAME.fullmatch(k) for k in step.kwargs),
+                "keyword arguments have names",
+            )
             for value in step.kwargs.values():
                 check_value(value, len(self.tensors), step.op)
             check(len(step.outs) <= 64, f"{step.op} has too many results")
@@ -318,13 +394,20 @@ class Plan:
             for out, result in zip(step.outs, results):
                 if out is not None:
                     check(self._kind(out) == "temp", f"{step.op}: a result goes to a temporary")
-                    same = isinstance(result, torch.Tensor) and result.shape == self.tensors[out].shape and result.dtype == DTYPES[self.tensors[out].dtype]
+                    same = (
+                        isinstance(result, torch.Tensor)
+                        and result.shape == self.tensors[out].shape
+                        and result.dtype == DTYPES[self.tensors[out].dtype]
+                    )
                     check(same, f"{step.op}: the result is not of the tensor's shape and dtype")
         elif isinstance(step, Launch):
             self._check_launch(step)
         else:
             check(not nested, "a choice inside a choice")
-            check(_is_size(step.key) and 0 < len(step.alternatives) <= MAX_ALTERNATIVES, "a choice needs a key and alternatives")
+            check(
+                _is_size(step.key) and 0 < len(step.alternatives) <= MAX_ALTERNATIVES,
+                "a choice needs a key and alternatives",
+            )
             for inner in (s for alternative in step.alternatives for s in alternative):
                 self._check_step(inner, nested=True)
 
@@ -333,12 +416,21 @@ class Plan:
         kernel = self.kernels[step.kernel]
         check(len(step.grid) == 3, "a grid has three sizes")
         for n, limit in zip(step.grid, GRID_LIMIT, strict=True):
-            check(type(n) is int and 0 <= n <= limit, f"{kernel.name}: grid {tuple(step.grid)} is outside the GPU's limits")
+            check(
+                type(n) is int and 0 <= n <= limit,
+                f"{kernel.name}: grid {tuple(step.grid)} is outside the GPU's limits",
+            )
         flat = [x for ty, value in step.args for x in flatten(kernel.name, ty, value, self._place)]
-        check(len(flat) == len(kernel.signature), f"{kernel.name}: {len(flat)} arguments for {len(kernel.signature)} parameters")
+        check(
+            len(flat) == len(kernel.signature),
+            f"{kernel.name}: {len(flat)} arguments for {len(kernel.signature)} parameters",
+        )
         for i, ((got, address), (want, divisor)) in enumerate(zip(flat, kernel.signature, strict=True)):
             check(got == want, f"{kernel.name}: argument {i} is {got}, the kernel wants {want}")
-            check(address % divisor == 0, f"{kernel.name}: argument {i} is not a multiple of {divisor} as the kernel assumes")
+            check(
+                address % divisor == 0,
+                f"{kernel.name}: argument {i} is not a multiple of {divisor} as the kernel assumes",
+            )
 
 
 def digest(data: bytes) -> str:
@@ -348,13 +440,30 @@ def digest(data: bytes) -> str:
 
 def _check_kernel(k: Kernel) -> None:
     check(type(k.name) is str and NAME.fullmatch(k.name) is not None, "a kernel's name is an identifier")
-    check(type(k.ttir) is str and len(k.ttir) <= MAX_TTIR, f"{k.name}: the TTIR is text of at most {MAX_TTIR} bytes")
-    check(type(k.options) is dict and k.options.keys() == OPTIONS.keys(), f"{k.name}: options are {', '.join(OPTIONS)}")
+    check(
+        type(k.ttir) is str and len(k.ttir) <= MAX_TTIR,
+        f"{k.name}: the TTIR is text of at most {MAX_TTIR} bytes",
+    )
+    check(
+        type(k.options) is dict and k.options.keys() == OPTIONS.keys(),
+        f"{k.name}: options are {', '.join(OPTIONS)}",
+    )
     o = k.options
-    check(type(o["num_warps"]) is int and o["num_warps"] in (1, 2, 4, 8, 16, 32), f"{k.name}: num_warps is a power of two up to 32")
-    check(type(o["num_stages"]) is int and 0 <= o["num_stages"] <= 64, f"{k.name}: num_stages is from 0 to 64")
-    check(type(o["num_ctas"]) is int and o["num_ctas"] in (1, 2, 4, 8, 16), f"{k.name}: num_ctas is a power of two up to 16")
-    check(o["maxnreg"] is None or (type(o["maxnreg"]) is int and 16 <= o["maxnreg"] <= 255), f"{k.name}: maxnreg is from 16 to 255")
+    check(
+        type(o["num_warps"]) is int and o["num_warps"] in (1, 2, 4, 8, 16, 32),
+        f"{k.name}: num_warps is a power of two up to 32",
+    )
+    check(
+        type(o["num_stages"]) is int and 0 <= o["num_stages"] <= 64, f"{k.name}: num_stages is from 0 to 64"
+    )
+    check(
+        type(o["num_ctas"]) is int and o["num_ctas"] in (1, 2, 4, 8, 16),
+        f"{k.name}: num_ctas is a power of two up to 16",
+    )
+    check(
+        o["maxnreg"] is None or (type(o["maxnreg"]) is int and 16 <= o["maxnreg"] <= 255),
+        f"{k.name}: maxnreg is from 16 to 255",
+    )
     check(type(o["launch_cooperative_grid"]) is bool, f"{k.name}: launch_cooperative_grid is a boolean")
     k.signature = signature(k.ttir, k.name)
 

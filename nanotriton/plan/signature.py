@@ -8,9 +8,19 @@ from nanotriton.plan.aten import PlanError, check
 
 # Triton's name of an argument's type -> TTIR's
 SCALARS = {
-    "i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "fp16": "f16", "bf16": "bf16", "fp32": "f32",
-    "fp64": "f64", "fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e4b15": "i8",
-}  # fmt: skip
+    "i1": "i1",
+    "i8": "i8",
+    "i16": "i16",
+    "i32": "i32",
+    "i64": "i64",
+    "fp16": "f16",
+    "bf16": "bf16",
+    "fp32": "f32",
+    "fp64": "f64",
+    "fp8e4nv": "f8E4M3FN",
+    "fp8e5": "f8E5M2",
+    "fp8e4b15": "i8",
+}
 # Tensor id -> (bytes from the storage's start to its first element, bytes an element, bytes of the storage)
 Place = Callable[[Any], tuple[int, int, int]]
 
@@ -69,12 +79,23 @@ def _descriptor(name: str, ty: str, value: Any, place: Place) -> list[tuple[str,
     check(match is not None, f"{name}: unknown descriptor type {ty!r}")
     base, shape, strides, padding = value
     block, (start, itemsize, nbytes) = [int(n) for n in match[2].split(",")], place(base)
-    check(len(shape) == len(strides) == len(block) <= 5 and padding in ("zero", "nan"), f"{name}: malformed descriptor")
-    check(all(type(n) is int and 0 < n < 2**31 for n in shape) and all(type(s) is int and 0 <= s < 2**48 for s in strides), f"{name}: malformed descriptor")
+    check(
+        len(shape) == len(strides) == len(block) <= 5 and padding in ("zero", "nan"),
+        f"{name}: malformed descriptor",
+    )
+    check(
+        all(type(n) is int and 0 < n < 2**31 for n in shape)
+        and all(type(s) is int and 0 <= s < 2**48 for s in strides),
+        f"{name}: malformed descriptor",
+    )
     end = start + (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))) * itemsize
     check(end <= nbytes, f"{name}: a descriptor leaves its storage")
     element, dims = _element("*" + match[1]), "x".join(str(n) for n in block)
-    return [(f"!tt.tensordesc<{dims}x{element}>", start), *[("i32", n) for n in shape], *[("i64", s) for s in strides]]
+    return [
+        (f"!tt.tensordesc<{dims}x{element}>", start),
+        *[("i32", n) for n in shape],
+        *[("i64", s) for s in strides],
+    ]
 
 
 def _signless(ty: str) -> str:

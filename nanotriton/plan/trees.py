@@ -40,7 +40,10 @@ def widen(tree):
     """A copy with every floating tensor in float64."""
 
     def wide(t: torch.Tensor) -> torch.Tensor:
-        return t.detach().to(torch.float64 if t.is_floating_point() else torch.complex128 if t.is_complex() else t.dtype, copy=True)
+        return t.detach().to(
+            torch.float64 if t.is_floating_point() else torch.complex128 if t.is_complex() else t.dtype,
+            copy=True,
+        )
 
     return mapped(tree, wide)
 
@@ -48,6 +51,8 @@ def widen(tree):
 def identical(a, b) -> bool:
     """The same bits, for trees of the same structure."""
     return all(
-        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all()) if isinstance(x, torch.Tensor) else True
+        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all())
+        if isinstance(x, torch.Tensor)
+        else True
         for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)
     )

@@ -27,18 +27,27 @@ def describe(tree) -> tuple[list, list[torch.Tensor]]:
         return len(tensors) - 1
 
     encoded = encode_tree(tree, number)
-    return [encoded, [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in tensors]], tensors
+    return [
+        encoded,
+        [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in tensors],
+    ], tensors
 
 
 def stand_ins(description: list):
     """The tree with meta tensors: shapes, strides and dtypes, no data."""
     tree, tensors = description
-    make = lambda i: torch.empty_strided(tensors[i][0], tensors[i][1], dtype=DTYPES[tensors[i][2]], device="meta")
+    make = lambda i: torch.empty_strided(
+        tensors[i][0], tensors[i][1], dtype=DTYPES[tensors[i][2]], device="meta"
+    )
     return decode(tree, make, torch.device("cpu"))
 
 
 def raw(tensors: list[torch.Tensor]) -> bytes:
-    parts = [t.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy() for t in tensors if t.numel()]
+    parts = [
+        t.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        for t in tensors
+        if t.numel()
+    ]
     return b"".join(parts)
 
 
@@ -55,7 +64,9 @@ def rebuild(description, data: memoryview):
         check_value(tree, len(tensors), "the answer")
         made, used = [], 0
         for shape, stride, dtype in tensors:
-            if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *stride)) or len(shape) != len(stride):
+            if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *stride)) or len(shape) != len(
+                stride
+            ):
                 raise WireError("a shape that is none")
             end = used + math.prod(shape) * DTYPES[dtype].itemsize
             if end > len(data):

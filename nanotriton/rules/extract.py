@@ -26,7 +26,8 @@ def parse(source: str) -> ast.Module:
         raise SyntaxError(f"source of {len(source)} characters, more than {MAX_CHARS}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "invalid escape sequence" is the candidate's business, not our console's
+            # "invalid escape sequence" is the candidate's business, not our console's
+            warnings.simplefilter("ignore")
             return ast.parse(source)
     except (ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SyntaxError):
@@ -39,7 +40,13 @@ def defines(tree: ast.Module, name: str) -> bool:
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return True
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
         if any(isinstance(t, ast.Name) and t.id == name for t in targets):
             return True
     return False
@@ -53,7 +60,10 @@ def python_blocks(text: str) -> list[str]:
         if opened is None:
             if match:
                 words = match[3].split()
-                opened, lines = (len(match[1]), match[2], (words[0].lower() if words else "") in _LANGUAGES), []
+                opened, lines = (
+                    (len(match[1]), match[2], (words[0].lower() if words else "") in _LANGUAGES),
+                    [],
+                )
             continue
         indent, fence, python = opened
         closes = match and not match[3].strip() and match[2][0] == fence[0] and len(match[2]) >= len(fence)

@@ -11,7 +11,9 @@ BANNED_ATTRIBUTES = words(
     func_globals mro
     os sys builtins subprocess socket ctypes importlib inspect gc io shutil signal threading multiprocessing pickle copyreg _os _sys _io"""
 )  # the second half: modules that other modules hold, as in `torch.os`
-DUNDER_NAMES = words("__name__ __doc__ __file__ __all__ __version__ __debug__ __class__ __constants__ __slots__")
+DUNDER_NAMES = words(
+    "__name__ __doc__ __file__ __all__ __version__ __debug__ __class__ __constants__ __slots__"
+)
 DUNDER_ATTRIBUTES = words(
     """__init__ __name__ __qualname__ __module__ __class__ __doc__ __version__ __len__ __call__ __post_init__ __new__ __setattr__
     __getitem__ __setitem__ __repr__ __str__ __enter__ __exit__ __iter__ __next__ __contains__ __setstate__ __getstate__"""
@@ -76,7 +78,12 @@ def refused(path: str, importing: bool) -> str | None:
         return f"{path} is not allowed: {min(hidden)} reaches out of the candidate"
     if _under(path, REFUSED):
         return f"{path} is not allowed: it runs code that is not this kernel"
-    if importing and path != "torch" and not _under(path, MODULES) and not (root == "torch" and len(rest) == 1 and rest[0][0] != "_"):
+    if (
+        importing
+        and path != "torch"
+        and not _under(path, MODULES)
+        and not (root == "torch" and len(rest) == 1 and rest[0][0] != "_")
+    ):
         return f"import of {path} is not allowed; torch, triton, math, typing and a few others are"
     private = [p for p in rest if p[0] == "_" and not p.endswith("__") and p not in PRIVATE]
     if private and not _under(path, INTERNAL) and not any(m.startswith(path + ".") for m in INTERNAL):
@@ -104,11 +111,11 @@ _OTHERS = """adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptiv
     unique upsample"""
 _COMPUTING = words(f"{_ELEMENTWISE} {_REDUCTIONS} {_MATMULS} {_OTHERS}")
 
-# Methods that nothing but a tensor has (`.sum()`, `.max()` or `.add()` may be a set's, an array's or a tl.tensor's: the plan knows).
-COMPUTING_METHODS = (
-    words(f"{_MATMULS} addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumsum cumprod rsqrt")
-    - {"dot", "linear", "inner", "outer"}
-)
+# Methods that nothing but a tensor has (`.sum()`, `.max()` or `.add()` may be a set's, an array's or a
+# tl.tensor's: the plan knows).
+COMPUTING_METHODS = words(
+    f"{_MATMULS} addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumsum cumprod rsqrt"
+) - {"dot", "linear", "inner", "outer"}
 COMPUTING_LAYERS = words(
     """Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d LSTM GRU RNN LSTMCell GRUCell RNNCell
     MultiheadAttention Transformer TransformerEncoder TransformerEncoderLayer Embedding EmbeddingBag BatchNorm1d BatchNorm2d BatchNorm3d

@@ -4,7 +4,6 @@ Data is everything but constants (torch.arange, a table computed from nothing, a
 or out of a kernel. Constants could as well be computed in `__init__`, where torch may do as it likes.
 """
 
-
 from nanotriton.plan.facts import cast, computes, reads_of, steps_on_data
 from nanotriton.plan.plan import DTYPES, Aten, Plan
 from nanotriton.rules.policy import Violation
@@ -18,7 +17,10 @@ def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
             what = cast(plan, step) or f"torch.{step.name} computes in torch"
             return Violation(line, f"{what}: under strict, your own Triton kernels compute")
         if layout_task and not _indices(plan, step):
-            return Violation(line, f"torch.{step.name} moves data in a task that is about moving it: under strict, Triton moves it")
+            return Violation(
+                line,
+                f"torch.{step.name} moves data in a task that is about moving it: under strict, Triton moves it",
+            )
     return None
 
 
@@ -26,11 +28,16 @@ def strided_answer(plan: Plan) -> Violation | None:
     """An answer that is a view in another order than its shape's: who reads it has to move the data."""
     if all(plan.meta(t).is_contiguous() for t in plan.output_tensors()):
         return None
-    return Violation(None, "the answer of a task that is about moving data is a view that is not contiguous: under strict, Triton moves it")
+    return Violation(
+        None,
+        "the answer of a task that is about moving data is a view that is not contiguous: under strict, Triton moves it",
+    )
 
 
 def _indices(plan: Plan, step: Aten) -> bool:
     """Whether a call moves integers that forward was given, where the answer has none: they say what to move, and are not it."""
     integer = lambda name: not (DTYPES[name].is_floating_point or DTYPES[name].is_complex)
     given = [plan.storages[plan.tensors[t].storage] for t in reads_of(step)]
-    return all(s.kind == "input" and integer(s.dtype) for s in given) and not any(integer(plan.tensors[t].dtype) for t in plan.output_tensors())
+    return all(s.kind == "input" and integer(s.dtype) for s in given) and not any(
+        integer(plan.tensors[t].dtype) for t in plan.output_tensors()
+    )

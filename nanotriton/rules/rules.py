@@ -18,7 +18,16 @@ from nanotriton.rules.plan_rules import forbidden_call, strided_answer
 from nanotriton.rules.policy import POLICIES, Violation, check_policy
 from nanotriton.rules.source_rules import Source
 
-__all__ = ["POLICIES", "Facts", "Violation", "check_effective", "check_plan", "check_policy", "check_source", "facts"]
+__all__ = [
+    "POLICIES",
+    "Facts",
+    "Violation",
+    "check_effective",
+    "check_plan",
+    "check_policy",
+    "check_source",
+    "facts",
+]
 
 
 def check_source(source: str, policy: str, entry: str | None = "ModelNew") -> Violation | None:
@@ -61,7 +70,9 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    return forbidden_call(plan, layout_task) or (strided_answer(plan) if layout_task and reference.contiguous else None)
+    return forbidden_call(plan, layout_task) or (
+        strided_answer(plan) if layout_task and reference.contiguous else None
+    )
 
 
 def check_effective(effective_launches: int | None, policy: str) -> Violation | None:

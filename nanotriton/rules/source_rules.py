@@ -38,12 +38,16 @@ def _without_main(tree: ast.Module) -> list[ast.stmt]:
     if not any(is_main(node) for node in tree.body):
         return tree.body
     names_set = (n for n in walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
-    return tree.body if any(n.id == "__name__" for n in names_set) else [n for n in tree.body if not is_main(n)]
+    return (
+        tree.body if any(n.id == "__name__" for n in names_set) else [n for n in tree.body if not is_main(n)]
+    )
 
 
 def _mentions(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name and attribute that stands in the nodes."""
-    return {n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, ast.Name | ast.Attribute)}
+    return {
+        n.id if isinstance(n, ast.Name) else n.attr for n in nodes if isinstance(n, ast.Name | ast.Attribute)
+    }
 
 
 class Source:
@@ -55,7 +59,8 @@ class Source:
         for node in walk(*_without_main(tree)):
             self.nodes[type(node)].append(node)
         self.imports: dict[str, str] = {}  # local name -> dotted path
-        self.units: dict[str, list[ast.AST]] = defaultdict(list)  # name -> what it may stand for: functions, classes, assigned values
+        # name -> what it may stand for: functions, classes, assigned values
+        self.units: dict[str, list[ast.AST]] = defaultdict(list)
         for node in self.nodes[ast.Import]:
             for alias in node.names:
                 root = alias.name.split(".")[0]
@@ -66,7 +71,13 @@ class Source:
         for node in self.nodes[ast.FunctionDef] + self.nodes[ast.ClassDef]:
             self.units[node.name].append(node)
         self.kernels = {n.name for n in self.nodes[ast.FunctionDef] if self.is_kernel(n)}
-        in_kernels = {id(a) for n in self.nodes[ast.FunctionDef] if self.is_kernel(n) for a in walk(n) if isinstance(a, ast.Assign)}
+        in_kernels = {
+            id(a)
+            for n in self.nodes[ast.FunctionDef]
+            if self.is_kernel(n)
+            for a in walk(n)
+            if isinstance(a, ast.Assign)
+        }
         for node in self.nodes[ast.Assign] + self.nodes[ast.AnnAssign]:
             if node.value is None or id(node) in in_kernels:
                 continue
@@ -104,12 +115,16 @@ class Source:
             if _is_dunder(node.id) and node.id not in names.DUNDER_NAMES:
                 return Violation(node.lineno, f"{node.id} is not allowed")
         attributes = [(n, n.attr) for n in self.nodes[ast.Attribute]]
-        attributes += [(n, name) for n in self.nodes[ast.MatchClass] for name in n.kwd_attrs]  # case Frame(f_back=x)
+        # case Frame(f_back=x)
+        attributes += [(n, name) for n in self.nodes[ast.MatchClass] for name in n.kwd_attrs]
         for node, name in attributes:
             if name in names.BANNED_ATTRIBUTES or (_is_dunder(name) and name not in names.DUNDER_ATTRIBUTES):
                 return Violation(node.lineno, f".{name} is not allowed: it reaches into the interpreter")
             if name in ("format", "format_map") and not _plain_template(node):
-                return Violation(node.lineno, f".{name} of this text is not allowed: its fields can reach attributes; use an f-string")
+                return Violation(
+                    node.lineno,
+                    f".{name} of this text is not allowed: its fields can reach attributes; use an f-string",
+                )
         spelled = set()  # getattr(x, "name") is as good as x.name; any other use of getattr hides a name
         for node in self.nodes[ast.Call]:
             if isinstance(node.func, ast.Name) and node.func.id in names.REFLECTION and len(node.args) > 1:
@@ -120,7 +135,9 @@ class Source:
                     spelled.add(id(node.func))  # layers are numbered; of a module, no name is computed
         for node in self.nodes[ast.Name]:
             if node.id in names.REFLECTION and id(node) not in spelled:
-                return Violation(node.lineno, f"{node.id} with a computed name is not allowed: write the attribute out")
+                return Violation(
+                    node.lineno, f"{node.id} with a computed name is not allowed: write the attribute out"
+                )
         return None
 
     def patched_module(self) -> Violation | None:
@@ -131,7 +148,9 @@ class Source:
                 written.append((call, self.path(call.args[0])))
         for node, path in written:
             if path and not path.startswith(("torch.backends.", "os.environ")):
-                return Violation(node.lineno, f"assigning to {path} is not allowed: it changes the code of others")
+                return Violation(
+                    node.lineno, f"assigning to {path} is not allowed: it changes the code of others"
+                )
         return None
 
     def foreign_module(self) -> Violation | None:
@@ -142,10 +161,18 @@ class Source:
             if node.names[0].name == "*" and node.module not in names.STAR_MODULES:
                 return Violation(node.lineno, f"from {node.module} import *: name what you import")
         used = [(n, alias.name, True) for n in self.nodes[ast.Import] for alias in n.names]
-        used += [(n, f"{n.module}.{alias.name}", True) for n in self.nodes[ast.ImportFrom] for alias in n.names]
+        used += [
+            (n, f"{n.module}.{alias.name}", True) for n in self.nodes[ast.ImportFrom] for alias in n.names
+        ]
         inner = {id(n.value) for n in self.nodes[ast.Attribute]}  # of a.b.c only the whole is looked at
-        used += [(n, path, False) for n in self.nodes[ast.Attribute] if id(n) not in inner and (path := self.path(n))]
-        whole = [n for n in self.nodes[ast.Name] if self.imports.get(n.id) in names.PARTS and id(n) not in inner]
+        used += [
+            (n, path, False)
+            for n in self.nodes[ast.Attribute]
+            if id(n) not in inner and (path := self.path(n))
+        ]
+        whole = [
+            n for n in self.nodes[ast.Name] if self.imports.get(n.id) in names.PARTS and id(n) not in inner
+        ]
         used += [(n, f"{n.id}.(all of it)", False) for n in whole]
         for node, path, importing in used:
             if message := names.refused(path, importing):
@@ -172,7 +199,13 @@ class Source:
         if not self.kernels:
             return Violation(None, "no @triton.jit kernel: the candidate must define its own")
         # a decorator of the candidate's own may have put a kernel anywhere
-        own = [n for n in self.nodes[ast.FunctionDef] if not all((self.path(getattr(d, "func", d)) or "").startswith("triton.") for d in n.decorator_list)]
+        own = [
+            n
+            for n in self.nodes[ast.FunctionDef]
+            if not all(
+                (self.path(getattr(d, "func", d)) or "").startswith("triton.") for d in n.decorator_list
+            )
+        ]
         mentioned, launches = {n.name for n in own} & self.kernels, False
         for unit in self.reachable(entry):
             nodes = walk(unit)
@@ -181,7 +214,10 @@ class Source:
         if mentioned and launches:
             return None
         line = min(getattr(u, "lineno", 1) for name in self.kernels for u in self.units[name])
-        return Violation(line, f"no kernel is launched (kernel[grid](...)) on the way from {entry or 'any function'}.forward")
+        return Violation(
+            line,
+            f"no kernel is launched (kernel[grid](...)) on the way from {entry or 'any function'}.forward",
+        )
 
     def is_launch(self, node: ast.AST) -> bool:
         """`kernel[grid]`, whatever is done with it; `anything[grid](...)`; `kernel.run(...)`."""
@@ -189,7 +225,9 @@ class Source:
             return isinstance(node.ctx, ast.Load) and bool(_mentions([node.value]) & self.kernels)
         if not isinstance(node, ast.Call):
             return False
-        return isinstance(node.func, ast.Subscript) or (isinstance(node.func, ast.Attribute) and node.func.attr == "run")
+        return isinstance(node.func, ast.Subscript) or (
+            isinstance(node.func, ast.Attribute) and node.func.attr == "run"
+        )
 
     def torch_computes(self, entry: str | None) -> Violation | None:
         """Torch doesn't compute in a statement of `forward`, or of a function it calls, that is always executed."""
@@ -203,7 +241,11 @@ class Source:
                 continue
             seen.add(unit)
             if isinstance(unit, ast.ClassDef):  # calling a module or an autograd.Function runs its forward
-                todo += [n for n in unit.body if isinstance(n, ast.FunctionDef) and n.name in ("forward", "__call__")]
+                todo += [
+                    n
+                    for n in unit.body
+                    if isinstance(n, ast.FunctionDef) and n.name in ("forward", "__call__")
+                ]
                 continue
             constants = None
             for node in always_executed(unit.body):
@@ -211,7 +253,10 @@ class Source:
                     constants = constants or Constants(unit, self.path, self.units)
                     if constants.holds(node):
                         continue
-                    return Violation(node.lineno, f"{message} computes in torch: under strict, your own Triton kernels compute")
+                    return Violation(
+                        node.lineno,
+                        f"{message} computes in torch: under strict, your own Triton kernels compute",
+                    )
                 if isinstance(node, ast.Call):
                     todo += self.called(node.func)
         return None
@@ -248,7 +293,9 @@ class Source:
         """`self.attribute(...)` where every assignment to it is a torch.nn layer that computes."""
         values = self.units.get(attribute, [])
         paths = [self.path(v.func) if isinstance(v, ast.Call) else None for v in values]
-        if paths and all(p and p.startswith("torch.nn.") and p.rsplit(".", 1)[1] in names.COMPUTING_LAYERS for p in paths):
+        if paths and all(
+            p and p.startswith("torch.nn.") and p.rsplit(".", 1)[1] in names.COMPUTING_LAYERS for p in paths
+        ):
             return f"self.{attribute}, a {paths[0]},"
         return None
 
@@ -259,15 +306,22 @@ def _builtins(tree: ast.Module, wanted: frozenset[str]) -> set[str]:
     for table in tables:
         tables += table.get_children()
         used = {s.get_name(): s for s in table.get_symbols() if s.is_referenced()}
-        found |= {name for name in wanted & used.keys() if table.get_type() != "function" or used[name].is_global()}
+        found |= {
+            name for name in wanted & used.keys() if table.get_type() != "function" or used[name].is_global()
+        }
     return found
 
 
 def _plain_template(node: ast.AST) -> bool:
     """`"...".format` of a literal whose fields name no attribute and no index, and are not nested."""
-    text = node.value.value if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Constant) else None
+    text = (
+        node.value.value if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Constant) else None
+    )
     try:
-        return isinstance(text, str) and all(not set(".[") & set(f or "") and "{" not in (spec or "") for _, f, spec, _ in Formatter().parse(text))
+        return isinstance(text, str) and all(
+            not set(".[") & set(f or "") and "{" not in (spec or "")
+            for _, f, spec, _ in Formatter().parse(text)
+        )
     except ValueError:  # no template at all
         return False
 

@@ -40,7 +40,12 @@ def prompt_text(source: str, tokenizer: "Tokenizer") -> str:
     """The prompt for a task's source, up to where the answer begins."""
     if not tokenizer.has_chat_template:
         return source
-    return tokenizer.chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(source=source.strip())}])
+    return tokenizer.chat(
+        [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": USER.format(source=source.strip())},
+        ]
+    )
 
 
 def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:

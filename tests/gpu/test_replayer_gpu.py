@@ -67,7 +67,9 @@ def test_dtypes_and_scalars(replay, dtype):
     top = "\n@triton.jit\ndef scale(x, o, a, b, n, B: tl.constexpr):\n    at = tl.program_id(0) * B + tl.arange(0, B)\n    v = tl.load(x + at, mask=at < n)\n    tl.store(o + at, (v * a + b).to(o.dtype.element_ty), mask=at < n)\n"
     x = (gpu(1000) * 5).to(dtype)
     a, b = (2.0, -1.5) if dtype.is_floating_point else (2, -1)
-    out = replay(module(f"y = torch.empty_like(x)\nscale[(8,)](x, y, {a}, {b}, 1000, B=128)\nreturn y", top=top), [x]).run([x])
+    out = replay(
+        module(f"y = torch.empty_like(x)\nscale[(8,)](x, y, {a}, {b}, 1000, B=128)\nreturn y", top=top), [x]
+    ).run([x])
     want = (x.double() * a + b).to(dtype)
     torch.testing.assert_close(out, want, rtol=1e-2, atol=1e-2)
 
@@ -90,12 +92,23 @@ return z, z.to(torch.bfloat16), z.amax(1), torch.zeros(3, device="cuda")"""
 
 def test_writes_outside_are_seen_and_reads_outside_are_nan(replay):
     top = "\n@triton.jit\ndef over(x, o, B: tl.constexpr, W: tl.constexpr):\n    at = tl.arange(0, B)\n    tl.store(o + tl.arange(0, W), tl.sum(tl.load(x + at)) + tl.arange(0, W))\n"
-    r = replay(module("y = torch.empty(100, device='cuda')\nover[(1,)](x, y, B=128, W=128)\nreturn y", top=top), [gpu(128)])
+    r = replay(
+        module("y = torch.empty(100, device='cuda')\nover[(1,)](x, y, B=128, W=128)\nreturn y", top=top),
+        [gpu(128)],
+    )
     with pytest.raises(ReplayError, match="behind buffer") as e:
         r.run([gpu(128)])
     assert e.value.status == "out_of_bounds" and not e.value.fatal
     x = gpu(100)
-    assert replay(module("y = torch.empty(64, device='cuda')\nover[(1,)](x, y, B=128, W=64)\nreturn y", top=top), [x]).run([x]).isnan().all()
+    assert (
+        replay(
+            module("y = torch.empty(64, device='cuda')\nover[(1,)](x, y, B=128, W=64)\nreturn y", top=top),
+            [x],
+        )
+        .run([x])
+        .isnan()
+        .all()
+    )
 
 
 def test_inputs_stay_and_changes_are_reported(replay):
@@ -151,7 +164,9 @@ def test_sizes_of_arguments_are_the_cubins_own(replay):
 def test_the_clock_repeats_and_agrees_with_bandwidth(replay):
     watch, n = Stopwatch(), 32 << 20
     x = gpu(n)
-    source = module(f"y = torch.empty_like(x)\nadd_kernel[({n // 1024},)](x, x, y, {n}, BLOCK=1024)\nreturn y")
+    source = module(
+        f"y = torch.empty_like(x)\nadd_kernel[({n // 1024},)](x, x, y, {n}, BLOCK=1024)\nreturn y"
+    )
     r = replay(source, [x])
     work = Work(r.execute, lambda i: r.load([x]))
     times = [watch.time([work])[0] for _ in range(3)]
@@ -161,7 +176,9 @@ def test_the_clock_repeats_and_agrees_with_bandwidth(replay):
     assert max(t.us for t in times) / min(t.us for t in times) < 1.05
     r.execute()
     assert torch.equal(r.outputs(), x + x)
-    empty = replay(module("y = torch.empty_like(x)\nadd_kernel[(1,)](x, x, y, 0, BLOCK=64)\nreturn y"), [x[:100]])
+    empty = replay(
+        module("y = torch.empty_like(x)\nadd_kernel[(1,)](x, x, y, 0, BLOCK=64)\nreturn y"), [x[:100]]
+    )
     assert watch.time([Work(empty.execute, lambda i: empty.load([x[:100]]))])[0].us < 20
 
 
@@ -185,7 +202,9 @@ def test_convolutions_and_batch_norms_are_torchs_own_calls(replay, layer, kernel
     top = "\n@triton.jit\ndef twice(p, n, B: tl.constexpr):\n    at = tl.program_id(0) * B + tl.arange(0, B)\n    tl.store(p + at, 2 * tl.load(p + at, mask=at < n), mask=at < n)\n"
     then = "twice[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), B=1024)\n" if kernel else ""
     x, own = gpu(*shape), eval(build, {"nn": torch.nn}).cuda()
-    own.load_state_dict({n: torch.rand_like(t) if t.is_floating_point() else t for n, t in own.state_dict().items()})
+    own.load_state_dict(
+        {n: torch.rand_like(t) if t.is_floating_point() else t for n, t in own.state_dict().items()}
+    )
     weights = {f"layer.{n}": t.clone() for n, t in own.state_dict().items()}
     want = own(x).detach() * (2 if kernel else 1)
     r = replay(module(f"y = self.layer(x)\n{then}return y", f"self.layer = {build}", top), [x])

@@ -22,17 +22,39 @@ from nanotriton.plan.aten import ALLOWED, encode
 CPU = torch.device("cpu")
 Tensor = torch.Tensor
 GETTERS = {
-    Tensor.device.__get__: CUDA, Tensor.is_cuda.__get__: True, Tensor.is_cpu.__get__: False, Tensor.is_meta.__get__: False,
-}  # fmt: skip
+    Tensor.device.__get__: CUDA,
+    Tensor.is_cuda.__get__: True,
+    Tensor.is_cpu.__get__: False,
+    Tensor.is_meta.__get__: False,
+}
 HOST_READS = {
-    Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__, Tensor.__contains__, Tensor.__dlpack__, Tensor.apply_, Tensor.map_,
-}  # fmt: skip
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.__array__,
+    Tensor.__reduce_ex__,
+    Tensor.__contains__,
+    Tensor.__dlpack__,
+    Tensor.apply_,
+    Tensor.map_,
+}
 UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
 # Device functions that return a value, or a shape that depends on values, to the host.
 READ_OPS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "is_set_to"}
 ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
-MAY_MIX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "copy_", "_to_copy"}  # host tensors are welcome
-RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal", "bernoulli", "multinomial"}
+# host tensors are welcome
+MAY_MIX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "copy_", "_to_copy"}
+RANDOM = {
+    "rand",
+    "randn",
+    "randint",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "randperm",
+    "normal",
+    "bernoulli",
+    "multinomial",
+}
 RANDOM_IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 STORAGE_OPS = {"resize_", "set_", "resize_as_", "_resize_output_"}
 
@@ -66,7 +88,12 @@ class Functions(TorchFunctionMode):
         args, kwargs, to_cuda = self._translate(func, args, kwargs)
         if func is Tensor.pin_memory:
             return first
-        if func in UPLOADS and to_cuda and not tape.building and not (first is not None and tape.on_cuda(first)):
+        if (
+            func in UPLOADS
+            and to_cuda
+            and not tape.building
+            and not (first is not None and tape.on_cuda(first))
+        ):
             return tape.constant(func(*args, **{**kwargs, "device": CPU}))
         if func is Tensor.new_tensor and tape.on_cuda(first) and not tape.building:
             dtype = kwargs.pop("dtype", None) or first.dtype
@@ -94,12 +121,18 @@ class Functions(TorchFunctionMode):
         if tape.building:
             return NotImplemented
         if func is Tensor.data_ptr:
-            # Triton specialises a pointer on its alignment, and storages are aligned; nobody else gets an address.
-            if "/triton/" in sys._getframe(2).f_code.co_filename or sys._getframe(2).f_code.co_name == "dynamic_func":
+            # Triton specialises a pointer on its alignment, and storages are aligned; nobody else gets an
+            # address.
+            if (
+                "/triton/" in sys._getframe(2).f_code.co_filename
+                or sys._getframe(2).f_code.co_name == "dynamic_func"
+            ):
                 return t.storage_offset() * t.element_size() % 16
             tape.unrecordable("data_ptr(): addresses are not known while recording")
         if func in HOST_READS:
-            tape.unrecordable(f"{getattr(func, '__name__', 'a call')}() reads a GPU tensor's values on the host")
+            tape.unrecordable(
+                f"{getattr(func, '__name__', 'a call')}() reads a GPU tensor's values on the host"
+            )
         if not t.is_meta and func is Tensor.to:
             return func(tape.lower(t), *self._translate(func, args[1:], {})[0])
         return NotImplemented
@@ -161,7 +194,9 @@ class Calls(TorchDispatchMode):
         if name == "_local_scalar_dense" and (value := tape.known_value(args[0])) is not None:
             return value
         if name in READ_OPS:
-            tape.unrecordable("a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)")
+            tape.unrecordable(
+                "a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)"
+            )
         if name in STORAGE_OPS:
             tape.unrecordable(f"{name} changes a tensor's storage")
         if name == "record_stream":
@@ -174,7 +209,11 @@ class Calls(TorchDispatchMode):
         if name == "_to_copy" and not tape.on_cuda(args[0]):  # an upload
             rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking")}
             return tape.constant(func(args[0], **rest, device=CPU))
-        mutable = {i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
+        mutable = {
+            i
+            for i, a in enumerate(func._schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write
+        }
 
         def lower(t):
             if not isinstance(t, Tensor):
@@ -182,7 +221,9 @@ class Calls(TorchDispatchMode):
             if tape.on_cuda(t):
                 return tape.lower(t)
             if t.dim() and name not in MAY_MIX:
-                raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!")
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+                )
             return tape.constant(t)
 
         if any(isinstance(args[i], Tensor) and not tape.on_cuda(args[i]) for i in mutable if i < len(args)):
@@ -204,7 +245,12 @@ class Calls(TorchDispatchMode):
         drawn = self.tape.constant(func(*args, **{**kwargs, "device": CPU} if "device" in kwargs else kwargs))
         if name in RANDOM:
             return drawn
-        self.tape.aten("copy_.default", [{"t": self.tape.tensor_id(target)}, {"t": self.tape.tensor_id(drawn)}], {}, [None])
+        self.tape.aten(
+            "copy_.default",
+            [{"t": self.tape.tensor_id(target)}, {"t": self.tape.tensor_id(drawn)}],
+            {},
+            [None],
+        )
         return target
 
     def _write_down(self, func, name: str, args, kwargs, out, mutates: bool) -> None:
@@ -222,7 +268,9 @@ class Calls(TorchDispatchMode):
         drop = {"pin_memory", "non_blocking"}
         try:
             encoded = encode(list(args), tape.tensor_id, lambda d: d == META)
-            named = {k: encode(v, tape.tensor_id, lambda d: d == META) for k, v in kwargs.items() if k not in drop}
+            named = {
+                k: encode(v, tape.tensor_id, lambda d: d == META) for k, v in kwargs.items() if k not in drop
+            }
         except TypeError as error:
             tape.unrecordable(f"aten.{name} takes a {error}, which a plan cannot hold")
         tape.aten(f"{name}.{func._overloadname}", encoded, named, outs)
@@ -258,9 +306,19 @@ class _Stream:
 
 
 class _Properties:
-    name, major, minor, multi_processor_count, total_memory = "NVIDIA H100 80GB HBM3", 9, 0, 132, 85_017_493_504
+    name, major, minor, multi_processor_count, total_memory = (
+        "NVIDIA H100 80GB HBM3",
+        9,
+        0,
+        132,
+        85_017_493_504,
+    )
     max_threads_per_multi_processor, warp_size, regs_per_multiprocessor = 2_048, 32, 65_536
-    shared_memory_per_block, shared_memory_per_block_optin, shared_memory_per_multiprocessor = 49_152, 232_448, 233_472
+    shared_memory_per_block, shared_memory_per_block_optin, shared_memory_per_multiprocessor = (
+        49_152,
+        232_448,
+        233_472,
+    )
     L2_cache_size, is_integrated, is_multi_gpu_board, gcnArchName = 52_428_800, 0, 0, ""
 
 
@@ -296,17 +354,50 @@ def answers() -> list[tuple[object, str, Any]]:
     """(owner, name, value): what makes torch.cuda answer as on one H100. Nothing in it initialises CUDA."""
     cuda = torch.cuda
     constants = {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0, "is_bf16_supported": True,
-        "get_device_name": _Properties.name, "get_device_capability": (9, 0), "get_device_properties": _Properties(),
-        "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0,
-        "mem_get_info": (_Properties.total_memory, _Properties.total_memory), "is_current_stream_capturing": False,
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "is_bf16_supported": True,
+        "get_device_name": _Properties.name,
+        "get_device_capability": (9, 0),
+        "get_device_properties": _Properties(),
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+        "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
+        "is_current_stream_capturing": False,
         "get_arch_list": ["sm_90"],
-    }  # fmt: skip
+    }
     nothing = (
-        "synchronize", "set_device", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all", "init", "_lazy_init",
-        "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_stream", "set_per_process_memory_fraction",
-    )  # fmt: skip
-    streams = ("Stream", "Event", "ExternalStream", "current_stream", "default_stream", "stream", "StreamContext", "device", "device_of", "_DeviceGuard")
+        "synchronize",
+        "set_device",
+        "empty_cache",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "init",
+        "_lazy_init",
+        "ipc_collect",
+        "reset_peak_memory_stats",
+        "reset_max_memory_allocated",
+        "set_stream",
+        "set_per_process_memory_fraction",
+    )
+    streams = (
+        "Stream",
+        "Event",
+        "ExternalStream",
+        "current_stream",
+        "default_stream",
+        "stream",
+        "StreamContext",
+        "device",
+        "device_of",
+        "_DeviceGuard",
+    )
     # one function each: torch keys tables by them
     return [
         *((cuda, name, lambda *args, _value=value, **kwargs: _value) for name, value in constants.items()),

@@ -28,9 +28,14 @@ TARGET = GPUTarget("cuda", 90, 32)
 FRONT_END = {"debug", "sanitize_overflow", "default_dot_input_precision", "max_num_imprecise_acc_default"}
 INVALID = "error encountered during parsing"  # what Triton's front end says of IR that does not verify
 DEVICE_PROPERTIES = {  # an H100's
-    "max_shared_mem": 232_448, "max_num_regs": 65_536, "multiprocessor_count": 132, "warpSize": 32,
-    "sm_clock_rate": 1_980_000, "mem_clock_rate": 2_619_000, "mem_bus_width": 5_120,
-}  # fmt: skip
+    "max_shared_mem": 232_448,
+    "max_num_regs": 65_536,
+    "multiprocessor_count": 132,
+    "warpSize": 32,
+    "sm_clock_rate": 1_980_000,
+    "mem_clock_rate": 2_619_000,
+    "mem_bus_width": 5_120,
+}
 
 
 class RecordingDriver:
@@ -52,7 +57,9 @@ class RecordingDriver:
         self.map_python_to_cpp_type = lambda ty: ty
         self.is_active = lambda: True
         # A candidate that benchmarks on its own gets its function called once, and a constant.
-        self.get_benchmarker = lambda: lambda fn, quantiles=None, **kw: (fn(), [1.0] * len(quantiles or [0]))[1]
+        self.get_benchmarker = lambda: (
+            lambda fn, quantiles=None, **kw: (fn(), [1.0] * len(quantiles or [0]))[1]
+        )
         self.get_empty_cache_for_benchmark = lambda: torch.empty(1, device=CUDA)
         self.clear_cache = lambda cache: None
 
@@ -60,14 +67,17 @@ class RecordingDriver:
 class RecordedKernel:
     """What `kernel[grid](...)` and `kernel.warmup(...)` return: looks like triton's CompiledKernel, runs nothing."""
 
-    n_regs, n_spills, n_max_threads = 32, 0, 1024  # unknown before ptxas; enough for code that computes an occupancy
+    # unknown before ptxas; enough for code that computes an occupancy
+    n_regs, n_spills, n_max_threads = 32, 0, 1024
     function = packed_metadata = module = None
 
     def __init__(self, src, options, kernel: Kernel):
         self.src, self.recorded, self.name = src, kernel, kernel.name
         self.hash = digest(kernel.ttir.encode())
         self.asm = {"ttir": kernel.ttir}
-        self.metadata = SimpleNamespace(**{**options.__dict__, "shared": 1024, "name": kernel.name, "target": TARGET})
+        self.metadata = SimpleNamespace(
+            **{**options.__dict__, "shared": 1024, "name": kernel.name, "target": TARGET}
+        )
 
     def _init_handles(self):
         pass
@@ -104,7 +114,9 @@ def _flatten(tape: Tape, index: int, ty, value, out: list) -> None:
             _flatten(tape, index, inner, v, out)
     elif ty.startswith("tensordesc"):
         strides = [int(s) for s in value.strides]
-        out.append((ty, [_pointer(tape, index, value.base), [int(n) for n in value.shape], strides, value.padding]))
+        out.append(
+            (ty, [_pointer(tape, index, value.base), [int(n) for n in value.shape], strides, value.padding])
+        )
     elif ty.startswith("*"):
         out.append((ty, _pointer(tape, index, value)))
     elif ty.startswith(("fp", "bf")):
@@ -115,7 +127,8 @@ def _flatten(tape: Tape, index: int, ty, value, out: list) -> None:
 
 
 def _pointer(tape: Tape, index: int, value) -> int:
-    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value  # triton.reinterpret
+    # triton.reinterpret
+    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
     if not isinstance(value, torch.Tensor):
         tape.unrecordable(f"argument {index} is a {type(value).__name__}, neither a number nor a tensor")
     with torch._C.DisableTorchFunction():
@@ -136,22 +149,32 @@ def dialects():
 def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedKernel:
     """Stands in for triton.compile: the front end and the ttir passes, for any candidate's kernel, and no further."""
     if not hasattr(src, "fn"):
-        _tape().fail("rule_violation", "triton.compile of an IR file: only @triton.jit functions are launched")
+        _tape().fail(
+            "rule_violation", "triton.compile of an IR file: only @triton.jit functions are launched"
+        )
     backend = make_backend(TARGET)
     options = backend.parse_options(dict(options or {}))
     default = backend.parse_options({})
     for name, value in options.__dict__.items():
         if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
-            _tape().fail("rule_violation", f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}")
-    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the front end's time.
+            _tape().fail(
+                "rule_violation",
+                f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}",
+            )
+    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the
+    # front end's time.
     checked = options if options.debug else dataclasses.replace(options, sanitize_overflow=False)
     context = dialects()
     try:
-        module = src.make_ir(TARGET, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+        module = src.make_ir(
+            TARGET, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context
+        )
     except RuntimeError as error:
         if str(error) != INVALID:
             raise
-        raise RuntimeError(f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit (is a tensor the condition of an if or a while? use tl.where)") from None
+        raise RuntimeError(
+            f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit (is a tensor the condition of an if or a while? use tl.where)"
+        ) from None
     stages: dict = {}
     backend.add_stages(stages, options, Language.TRITON)
     module = stages["ttir"](module, {})

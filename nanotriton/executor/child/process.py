@@ -16,8 +16,17 @@ from nanotriton.plan import wire
 from nanotriton.plan.trees import mapped
 
 # What CUDA calls the errors that lose a context (driver.FATAL): as torch and Triton print them.
-LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "illegal instruction", "invalid program counter",
-        "global/shared address space", "device-side assert", "launch timed out", "hardware stack error")  # fmt: skip
+LOST = (
+    "illegal memory access",
+    "misaligned address",
+    "unspecified launch failure",
+    "illegal instruction",
+    "invalid program counter",
+    "global/shared address space",
+    "device-side assert",
+    "launch timed out",
+    "hardware stack error",
+)
 NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a context
 
 
@@ -48,7 +57,14 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             state, more = wire.rebuild(trial["state"], data[used:])
             data = data[used + more :]
             report.stage("build")
-            model = build(module.ModelNew, wire.stand_ins(args["init"]), trial["seed"], state, device, frozenset(args["buffers"]))
+            model = build(
+                module.ModelNew,
+                wire.stand_ins(args["init"]),
+                trial["seed"],
+                state,
+                device,
+                frozenset(args["buffers"]),
+            )
             inputs = mapped(inputs, lambda t: t.to(device))
             report.stage("run")
             with torch.no_grad():
@@ -75,7 +91,9 @@ def build(cls, init: list, seed: int, state: dict, device: torch.device, buffers
         model = settled(cls(*init))
     if isinstance(model, torch.nn.Module):
         own = model.state_dict()
-        alike = own.keys() == state.keys() and all(own[n].shape == t.shape and own[n].dtype == t.dtype for n, t in state.items())
+        alike = own.keys() == state.keys() and all(
+            own[n].shape == t.shape and own[n].dtype == t.dtype for n, t in state.items()
+        )
         if alike and any(not torch.equal(own[n].cpu(), t) for n, t in state.items()):
             model.load_state_dict(state)
         model = model.to(device)
@@ -90,11 +108,15 @@ def explain(error: BaseException, status: str, path: str) -> dict:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     line = frames[-1].lineno if frames else getattr(error, "lineno", None)
     statuses = {
-        MemoryError: "memory_limit", torch.OutOfMemoryError: "memory_limit", OutOfResources: "out_of_resources",
-        CompilationError: "compile_error", SyntaxError: "syntax_error",
-    }  # fmt: skip
+        MemoryError: "memory_limit",
+        torch.OutOfMemoryError: "memory_limit",
+        OutOfResources: "out_of_resources",
+        CompilationError: "compile_error",
+        SyntaxError: "syntax_error",
+    }
     status = next((s for kind, s in statuses.items() if isinstance(error, kind)), status)
-    if isinstance(error, PermissionError) and "torchinductor" in str(error):  # torch._dynamo makes a folder as it is imported
+    # torch._dynamo makes a folder as it is imported
+    if isinstance(error, PermissionError) and "torchinductor" in str(error):
         status = "unsupported"
     if any(text in str(error) for text in ("allocate memory", "out of memory")):
         status = "memory_limit"

@@ -23,8 +23,22 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
             plan = recorder.record(
-                source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"], finish=settled
+                source,
+                init,
+                inputs,
+                seed=args["seed"],
+                folder=folder,
+                known=frozenset(args["known"]),
+                max_configs=args["configs"],
+                finish=settled,
             )
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
-        report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": error.recordable})
+        report.finish(
+            {
+                "status": error.status,
+                "message": error.message,
+                "line": error.line,
+                "recordable": error.recordable,
+            }
+        )

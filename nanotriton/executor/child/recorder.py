@@ -102,11 +102,15 @@ def record(
             module = _stage(tape, "import_error", lambda: _load(path))
             if not hasattr(module, entry):
                 raise RecordError("import_error", f"the candidate does not define {entry}")
-            model = _stage(tape, "runtime_error", lambda: finish(_build(getattr(module, entry), init_args, seed)))
+            model = _stage(
+                tape, "runtime_error", lambda: finish(_build(getattr(module, entry), init_args, seed))
+            )
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
-                arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
+                arguments = tree_map(
+                    lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs)
+                )
             tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
             result = _stage(tape, "runtime_error", lambda: model(*arguments))
         tape.plan.outputs = _outputs(tape, result)
@@ -132,10 +136,15 @@ def record_script(source: str, *, seed: int, folder: str | Path, required: bool 
             module = _stage(tape, "runtime_error", lambda: _load(path))
         names = [name for name in vars(module) if name.startswith(("result", "test_results"))]
         if not names and required:
-            raise RecordError("runtime_error", "the script leaves its answers in no variable named result... or test_results")
+            raise RecordError(
+                "runtime_error",
+                "the script leaves its answers in no variable named result... or test_results",
+            )
         found = getattr(module, names[-1]) if names else None
         tape.plan.inputs = []
-        tape.plan.outputs = _outputs(tape, tree_map(lambda x: _uploaded(tape, x) if isinstance(x, torch.Tensor) else x, found))
+        tape.plan.outputs = _outputs(
+            tape, tree_map(lambda x: _uploaded(tape, x) if isinstance(x, torch.Tensor) else x, found)
+        )
         return tape.plan
     finally:
         Tape.active = None
@@ -162,9 +171,15 @@ def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
     except CompilationError as error:
         raise _compile_error(tape, error) from None
     except (Exception, SystemExit) as error:
-        if "PassManager" in str(error) or fake_triton.INVALID in str(error) or type(error).__module__.startswith("triton.compiler"):
+        if (
+            "PassManager" in str(error)
+            or fake_triton.INVALID in str(error)
+            or type(error).__module__.startswith("triton.compiler")
+        ):
             status = "compile_error"
-        raise (tape.trouble or RecordError(status, _message(tape, error), line_of(error, tape.path))) from None
+        raise (
+            tape.trouble or RecordError(status, _message(tape, error), line_of(error, tape.path))
+        ) from None
     if tape.trouble is not None:
         raise tape.trouble
     return result
@@ -181,7 +196,8 @@ def _load(path: str):
 
 
 def _build(cls: Callable, init_args: list, seed: int):
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed also queues a seed for every kind of GPU, slowly
+    # torch.manual_seed also queues a seed for every kind of GPU, slowly
+    torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
     return cls(*init_args)
@@ -196,7 +212,9 @@ def _move_weights(tape: Tape, model: Any) -> None:
         for name, p in module._parameters.items():
             if p is not None:
                 tape.moved[id(p)] = p
-                module._parameters[name] = torch.nn.Parameter(tape.weight(p, prefix + name), requires_grad=False)
+                module._parameters[name] = torch.nn.Parameter(
+                    tape.weight(p, prefix + name), requires_grad=False
+                )
         for name, b in module._buffers.items():
             if b is not None:
                 module._buffers[name] = tape.weight(b, prefix + name)
@@ -208,11 +226,15 @@ def _outputs(tape: Tape, result: Any) -> Any:
     with quiet():
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and not tape.on_cuda(t):
-                raise RecordError("runtime_error", "forward returned a tensor on the CPU; its inputs are on the GPU")
+                raise RecordError(
+                    "runtime_error", "forward returned a tensor on the CPU; its inputs are on the GPU"
+                )
     try:
         return encode_tree(result, tape.tensor_id)
     except TypeError as error:
-        raise RecordError("runtime_error", f"forward returned a {error}, which is no tensor, number, string or container") from None
+        raise RecordError(
+            "runtime_error", f"forward returned a {error}, which is no tensor, number, string or container"
+        ) from None
 
 
 def _message(tape: Tape, error: BaseException) -> str:
@@ -233,8 +255,10 @@ def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
     line, source, chain = line_of(error, tape.path), Path(tape.path).read_text(encoding="utf-8"), [error]
     while isinstance(chain[-1].__cause__, CompilationError):
         chain.append(chain[-1].__cause__)
-    for inner in chain:  # the last of them in the candidate's file gives the line: Triton's own functions aren't there
-        start = source.find(inner.src.strip("\n")) if inner.src is not None else -1  # the source without its decorators
+    # the last of them in the candidate's file gives the line: Triton's own functions aren't there
+    for inner in chain:
+        # the source without its decorators
+        start = source.find(inner.src.strip("\n")) if inner.src is not None else -1
         if start >= 0 and getattr(inner.node, "lineno", None):
             line = source[:start].count("\n") + inner.node.lineno
     cause = inner.error_message or (str(inner.__cause__) if inner.__cause__ is not None else str(inner))

@@ -26,7 +26,9 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     try:
         with contextlib.redirect_stdout(printed):
             if args["how"] == "record":
-                plan = recorder.record_script(Path(path).read_text(encoding="utf-8"), seed=0, folder=folder, required=False)
+                plan = recorder.record_script(
+                    Path(path).read_text(encoding="utf-8"), seed=0, folder=folder, required=False
+                )
                 header, payload = {}, plan.to_bytes()
             else:
                 description, tensors = wire.describe(run_file(path))
@@ -34,7 +36,9 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         report.finish(header | {"stdout": printed.getvalue()[:STDOUT]}, payload)
     except recorder.RecordError as error:
         recordable = error.recordable and not any(text in error.message for text in CPU_ONLY)
-        report.finish({"status": error.status, "message": error.message, "line": error.line, "recordable": recordable})
+        report.finish(
+            {"status": error.status, "message": error.message, "line": error.line, "recordable": recordable}
+        )
     except (Exception, SystemExit) as error:
         report.finish(explain(error, "runtime_error", path))
 

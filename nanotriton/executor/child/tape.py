@@ -44,7 +44,13 @@ def quiet():
 class Tape:
     active: "Tape | None" = None  # one recording at a time in a process
 
-    def __init__(self, path: str, known: frozenset[str] = frozenset(), max_configs: int = 64, max_bytes: int = 256 << 20):
+    def __init__(
+        self,
+        path: str,
+        known: frozenset[str] = frozenset(),
+        max_configs: int = 64,
+        max_bytes: int = 256 << 20,
+    ):
         self.path = path  # of the candidate's file: lines in messages are its lines
         self.known = known  # hashes of weights that the trusted side has already: their bytes are not shipped
         self.max_configs, self.max_bytes = max_configs, max_bytes
@@ -54,19 +60,22 @@ class Tape:
         self.draws = False  # random tensors are drawn while recording, and are constants of the plan
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
-        self.moved: dict[int, torch.nn.Parameter] = {}  # by id: `model.cuda()` keeps the objects, so one in a list is on the GPU too
+        # by id: `model.cuda()` keeps the objects, so one in a list is on the GPU too
+        self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
         self._tensors: dict[Tensor, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
         self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
-        self._hosts: dict[int, torch.UntypedStorage] = {}  # storage of the plan -> the values that a weight or a constant has at first
+        # storage of the plan -> the values that a weight or a constant has at first
+        self._hosts: dict[int, torch.UntypedStorage] = {}
         self._written: set[int] = set()  # storages that a step has, or may have, written to
         self._weights: dict[int, Weight] = {}
         self._choices: dict[object, int] = {}
         self._keep: list = []  # whatever has its address in a dictionary above stays alive
 
-    # -- trouble --------------------------------------------------------------------------------------------------
+    # -- trouble
+    # --------------------------------------------------------------------------------------------------
 
     def line(self) -> int:
         """The candidate's line that is running."""
@@ -84,13 +93,18 @@ class Tape:
     def unrecordable(self, message: str) -> RecordError:
         return self.fail("unsupported", message, recordable=False)
 
-    # -- tensors --------------------------------------------------------------------------------------------------
+    # -- tensors
+    # --------------------------------------------------------------------------------------------------
 
     def on_cuda(self, t: torch.Tensor) -> bool:
         """Would the candidate see this tensor on the GPU? Call it inside quiet() or a mode's handler."""
         if t.is_meta or id(t) in self.moved:
             return True
-        return bool(self.cuda_storages) and t.layout == torch.strided and t.untyped_storage()._cdata in self.cuda_storages
+        return (
+            bool(self.cuda_storages)
+            and t.layout == torch.strided
+            and t.untyped_storage()._cdata in self.cuda_storages
+        )
 
     def put_on_cuda(self, t: torch.Tensor) -> None:
         storage = t.untyped_storage()
@@ -137,7 +151,9 @@ class Tape:
         with quiet():
             data = t.detach().contiguous()
             meta = torch.empty(data.shape, dtype=data.dtype, device=META)
-            self._hosts[self.new_storage(meta, "const", self._blob(data.untyped_storage(), data))] = data.untyped_storage()
+            self._hosts[self.new_storage(meta, "const", self._blob(data.untyped_storage(), data))] = (
+                data.untyped_storage()
+            )
             return meta
 
     def weight(self, t: torch.Tensor, name: str | None) -> torch.Tensor:
@@ -164,7 +180,11 @@ class Tape:
             return meta
 
     def _blob(self, storage: torch.UntypedStorage, t: torch.Tensor, ship_known: bool = True) -> str:
-        data = bytes(memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())) if storage.nbytes() else b""
+        data = (
+            bytes(memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
+            if storage.nbytes()
+            else b""
+        )
         key = digest(data)
         if key not in self.plan.blobs and (ship_known or key not in self.known):
             if sum(map(len, self.plan.blobs.values())) + len(data) > self.max_bytes:
@@ -181,9 +201,14 @@ class Tape:
             sid = self._storages.get(self.lower(t).untyped_storage()._cdata)
             if sid not in self._hosts or sid in self._written:
                 return None
-            return torch.empty(0, dtype=t.dtype).set_(self._hosts[sid], t.storage_offset(), t.shape, t.stride()).item()
+            return (
+                torch.empty(0, dtype=t.dtype)
+                .set_(self._hosts[sid], t.storage_offset(), t.shape, t.stride())
+                .item()
+            )
 
-    # -- steps ----------------------------------------------------------------------------------------------------
+    # -- steps
+    # ----------------------------------------------------------------------------------------------------
 
     def aten(self, op: str, args: list, kwargs: dict, outs: list[int | None]) -> None:
         if None in outs:  # in place

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-BLANK = 1 << 20  # bytes of fresh memory that are not looked at before they are filled: it takes seconds for gigabytes
+# bytes of fresh memory that are not looked at before they are filled: it takes seconds for
+# gigabytes
+BLANK = 1 << 20
 
 
 def seed_from(*parts: bytes | str | int) -> int:
@@ -34,7 +36,8 @@ def patched(replacements: list[tuple[object, str, object]]) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.5 ms to queue a seed for a CUDA that may never start
+    # torch.manual_seed takes 0.5 ms to queue a seed for a CUDA that may never start
+    torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
@@ -42,7 +45,9 @@ def seed_everything(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(), found: set[str] | None = None) -> Iterator[Callable]:
+def moved_constants(
+    seed: int, buffers: set[str] | frozenset[str] = frozenset(), found: set[str] | None = None
+) -> Iterator[Callable]:
     """While modules are constructed: parameters that would be one constant, or next to nothing, get noise of up to 0.25 added.
 
     Gives a function that does so for those that a finished module still has, and returns the module (`weight.data = torch.ones(8)` goes past the
@@ -50,9 +55,12 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
     may keep constants of its own that must stay what they are. The noise depends on the seed, the size and the value alone, and no random number is
     drawn from the usual stream: a candidate whose layers differ in number, order, kind or shape from the reference's still gets the same weights.
     """
-    registered: dict[int, tuple[object, bool]] = {}  # address of a storage: who keeps it alive, whether it is a buffer's
+    # address of a storage: who keeps it alive, whether it is a buffer's
+    registered: dict[int, tuple[object, bool]] = {}
     moved: dict[int, torch.Tensor] = {}  # by address, and kept alive, so that no other takes its place
-    blank: dict[int, object] = {}  # large storages that torch.empty made, likewise: zeros as often as not, and no constant that anybody chose
+    # large storages that torch.empty made, likewise: zeros as often as not, and no constant that
+    # anybody chose
+    blank: dict[int, object] = {}
     finished = False
 
     def empty(*args, **kwargs):
@@ -62,7 +70,12 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
         return t
 
     def move(t: torch.Tensor, buffer: bool = False) -> bool:
-        if type(t) not in (torch.Tensor, nn.Parameter) or not t.is_floating_point() or not t.numel() or t.is_meta:
+        if (
+            type(t) not in (torch.Tensor, nn.Parameter)
+            or not t.is_floating_point()
+            or not t.numel()
+            or t.is_meta
+        ):
             return False
         value = constant(t.detach())
         if value is None or (buffer and not bool((t.detach() == value).all() and value in (0.0, 1.0))):
@@ -122,9 +135,19 @@ def moved_constants(seed: int, buffers: set[str] | frozenset[str] = frozenset(),
                 move(param)
         return model
 
-    fillers = [(nn.init, name, initialising(getattr(nn.init, name))) for name in ("zeros_", "ones_", "constant_", "eye_", "dirac_")]
+    fillers = [
+        (nn.init, name, initialising(getattr(nn.init, name)))
+        for name in ("zeros_", "ones_", "constant_", "eye_", "dirac_")
+    ]
     fillers += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in ("zero_", "fill_")]
-    with patched([*fillers, (torch, "empty", empty), (nn.Module, "register_parameter", register_parameter), (nn.Module, "register_buffer", register_buffer)]):
+    with patched(
+        [
+            *fillers,
+            (torch, "empty", empty),
+            (nn.Module, "register_parameter", register_parameter),
+            (nn.Module, "register_buffer", register_buffer),
+        ]
+    ):
         yield settled
 
 
@@ -133,7 +156,11 @@ def constant(t: torch.Tensor) -> float | None:
     flat = t.reshape(-1)
     some = flat[:: max(1, flat.numel() // 16)]  # most are none of these, and need no second look
     for x in (some, flat):
-        same, tiny, binary = bool((x == x[0]).all()), bool((x.abs() < 1e-3).all()), bool(((x == 0) | (x == 1)).all())
+        same, tiny, binary = (
+            bool((x == x[0]).all()),
+            bool((x.abs() < 1e-3).all()),
+            bool(((x == 0) | (x == 1)).all()),
+        )
         if not same and not tiny and not binary:
             return None
     return float(flat[0]) if same else 0.0 if tiny else 1.0

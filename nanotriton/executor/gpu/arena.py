@@ -30,12 +30,15 @@ class CudaBackend:
         self.arena = torch.empty(0, dtype=torch.uint8, device=self.device)
         self.functions: dict[str, driver.Function] = {}
         self.prepared: dict[tuple[int, int | None], tuple[Launch, driver.Prepared]] = {}
-        self.halves: dict[str, tuple[Kernel, Kernel]] = {}  # by a kernel's key: both halves of its programs (halves.py)
-        self.order: tuple[int, ...] | None = None  # launch these halves, one after the other, where a kernel has them
+        # by a kernel's key: both halves of its programs (halves.py)
+        self.halves: dict[str, tuple[Kernel, Kernel]] = {}
+        # launch these halves, one after the other, where a kernel has them
+        self.order: tuple[int, ...] | None = None
         self.storages: list[Storage] | None = None
         self.resets = 0
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory
+    # ---------------------------------------------------------------------------------------------------
 
     def reset(self, storages: list[Storage]) -> None:
         if storages is not self.storages:
@@ -55,7 +58,10 @@ class CudaBackend:
             at = (end + GUARD + ALIGN - 1) // ALIGN * ALIGN
             self.guards.append((end, at))
         if at > self.limit:
-            raise ReplayError("memory_limit", f"the candidate's buffers take {at >> 20} MiB of GPU memory; the limit is {self.limit >> 20}")
+            raise ReplayError(
+                "memory_limit",
+                f"the candidate's buffers take {at >> 20} MiB of GPU memory; the limit is {self.limit >> 20}",
+            )
         self.arena = torch.empty(0, dtype=torch.uint8, device=self.device)  # the old one goes first
         self.arena = torch.empty(at, dtype=torch.uint8, device=self.device)
         self.storages, self.prepared = storages, {}
@@ -66,7 +72,8 @@ class CudaBackend:
     def address(self, index: int) -> int:
         return self.arena.data_ptr() + self.offsets[index]
 
-    # -- kernels --------------------------------------------------------------------------------------------------
+    # -- kernels
+    # --------------------------------------------------------------------------------------------------
 
     def function(self, kernel: Kernel) -> driver.Function:
         if kernel.key not in self.functions:
@@ -84,17 +91,28 @@ class CudaBackend:
                     self.prepared[which] = (call, self._prepare(function, kernel, call, args))
                 self.prepared[which][1].go(torch.cuda.current_stream().cuda_stream)
         except driver.DriverError as error:
-            status = "illegal_memory" if error.fatal else "out_of_resources" if error.code == OUT_OF_RESOURCES else "runtime_error"
+            status = (
+                "illegal_memory"
+                if error.fatal
+                else "out_of_resources"
+                if error.code == OUT_OF_RESOURCES
+                else "runtime_error"
+            )
             raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line, error.fatal) from None
 
-    def _prepare(self, function: driver.Function, kernel: Kernel, call: Launch, args: list) -> driver.Prepared:
+    def _prepare(
+        self, function: driver.Function, kernel: Kernel, call: Launch, args: list
+    ) -> driver.Prepared:
         binary, programs = function.binary, call.grid[0] * call.grid[1] * call.grid[2]
-        scratch = [torch.empty(n * programs * binary.num_ctas, dtype=torch.uint8, device=self.device) if n else None
-                   for n in (binary.scratch, binary.profile_scratch)]  # fmt: skip
+        scratch = [
+            torch.empty(n * programs * binary.num_ctas, dtype=torch.uint8, device=self.device) if n else None
+            for n in (binary.scratch, binary.profile_scratch)
+        ]
         types, typed = iter(ty for ty, _ in kernel.signature), []
         for _, value in args:
             typed.append((next(types), value))
-            if isinstance(value, list):  # a descriptor's shape and strides have parameters of their own in the TTIR
+            # a descriptor's shape and strides have parameters of their own in the TTIR
+            if isinstance(value, list):
                 for _ in range(2 * len(value[1])):
                     next(types)
         packed = driver.pack(function, typed, *(t.data_ptr() if t is not None else 0 for t in scratch))
@@ -108,10 +126,16 @@ class CudaBackend:
         except RuntimeError as error:
             if "CUDA error" not in str(error) or out_of_memory(error):  # which others may have taken
                 raise
-            raise ReplayError("illegal_memory", f"the GPU reports: {str(error).splitlines()[0][:200]}", fatal=True) from None
+            raise ReplayError(
+                "illegal_memory", f"the GPU reports: {str(error).splitlines()[0][:200]}", fatal=True
+            ) from None
         if broken:
             zone = next(i for i, guard in enumerate(self.guards) if self._broken([guard]).item())
-            where = "before the first buffer" if zone == 0 else f"behind buffer {zone - 1} ({self.storages[zone - 1].nbytes} bytes)"
+            where = (
+                "before the first buffer"
+                if zone == 0
+                else f"behind buffer {zone - 1} ({self.storages[zone - 1].nbytes} bytes)"
+            )
             raise ReplayError("out_of_bounds", f"a kernel wrote outside of its tensors, {where}")
         return found, values
 

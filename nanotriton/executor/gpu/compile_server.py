@@ -15,7 +15,8 @@ import triton
 
 from nanotriton.executor.sandbox.protocol import Report, receive, send
 
-# For ptxas, which for each kernel touches 10 MB anew: of its 22 ms for an empty one 12 are page faults, with these 6.
+# For ptxas, which for each kernel touches 10 MB anew: of its 22 ms for an empty one 12 are page faults, with
+# these 6.
 LARGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=33554432:glibc.malloc.mmap_threshold=1073741824"
 
 
@@ -28,7 +29,8 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
     from nanotriton.executor.gpu import libdevice
 
     libdevice.install()
-    triton.knobs.compilation.disable_line_info = True  # which nobody reads here; the machine code is the same without
+    # which nobody reads here; the machine code is the same without
+    triton.knobs.compilation.disable_line_info = True
     os.environ["GLIBC_TUNABLES"] = LARGE_PAGES
     report.begin()
     sock = socket.socket(fileno=fds[0])
@@ -60,11 +62,19 @@ def compile_one(report: Report, job: dict) -> None:
 
     report.stage("compile")
     try:
-        binary = compile_kernel(Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"])))
+        binary = compile_kernel(
+            Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"]))
+        )
         report.finish({}, binary.to_bytes())
     except CompileError as error:
         report.finish({"status": error.status, "message": error.message})
-    except (MemoryError, OSError) as error:  # this ends the server: what kernels before left may be to blame, so a fresh one is asked again
+    # this ends the server: what kernels before left may be to blame, so a fresh one is asked again
+    except (MemoryError, OSError) as error:
         if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
-            report.finish({"status": "memory_limit", "message": f"kernel {job['name']}: to compile it takes more memory than the limit"})
+            report.finish(
+                {
+                    "status": "memory_limit",
+                    "message": f"kernel {job['name']}: to compile it takes more memory than the limit",
+                }
+            )
         raise

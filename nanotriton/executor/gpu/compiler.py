@@ -47,7 +47,8 @@ class Binary:
     scratch: int = 0  # bytes of global scratch a program
     scratch_align: int = 1
     profile_scratch: int = 0
-    descriptors: list[dict | None] = field(default_factory=list)  # of each host-side descriptor: its TMA layout, None: passed as numbers
+    # of each host-side descriptor: its TMA layout, None: passed as numbers
+    descriptors: list[dict | None] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         header = {k: v for k, v in asdict(self).items() if k != "cubin"}
@@ -61,14 +62,28 @@ class Binary:
             binary = cls(**json.loads(header), cubin=cubin)
         except (ValueError, TypeError, RecursionError) as error:
             raise PlanError(f"malformed binary: {str(error)[:200]}") from None
-        numbers = {"shared": MAX_SHARED, "num_warps": 64, "num_ctas": 16, "scratch": MAX_SCRATCH, "profile_scratch": MAX_SCRATCH}
+        numbers = {
+            "shared": MAX_SHARED,
+            "num_warps": 64,
+            "num_ctas": 16,
+            "scratch": MAX_SCRATCH,
+            "profile_scratch": MAX_SCRATCH,
+        }
         for name, limit in numbers.items():
             value = getattr(binary, name)
-            check(type(value) is int and 0 <= value <= limit, f"malformed binary: {name} is {str(value)[:40]}")
-        check(type(binary.scratch_align) is int and 0 < binary.scratch_align <= 1024, "malformed binary: alignment")
+            check(
+                type(value) is int and 0 <= value <= limit, f"malformed binary: {name} is {str(value)[:40]}"
+            )
+        check(
+            type(binary.scratch_align) is int and 0 < binary.scratch_align <= 1024,
+            "malformed binary: alignment",
+        )
         check(type(binary.name) is str and type(binary.cooperative) is bool, "malformed binary: name")
         check(binary.cubin[:4] == b"\x7fELF" and len(binary.cubin) <= MAX_CUBIN, "malformed binary: no cubin")
-        check(type(binary.descriptors) is list and len(binary.descriptors) <= 64, "malformed binary: descriptors")
+        check(
+            type(binary.descriptors) is list and len(binary.descriptors) <= 64,
+            "malformed binary: descriptors",
+        )
         return binary
 
 
@@ -123,7 +138,9 @@ def _check_signature(kernel: Kernel, source) -> None:
     theirs = [str(ty) for ty in source.signature.values()]
     ours = [re.sub(r"^!tt\.ptr<(.*)>$", r"*\1", ty) for ty, _ in kernel.signature]
     if source.name != f"@{kernel.name}" or [one_descriptor(ty) for ty in theirs] != ours:
-        raise CompileError("compile_error", f"the TTIR of {kernel.name} reads as {source.name}({', '.join(theirs)[:200]})")
+        raise CompileError(
+            "compile_error", f"the TTIR of {kernel.name} reads as {source.name}({', '.join(theirs)[:200]})"
+        )
 
 
 def _first_line(text: str) -> str:

@@ -14,8 +14,17 @@ from typing import Any
 from nanotriton.executor.gpu.compiler import Binary
 
 # errors after which the context is lost: the process has to end
-FATAL = {700: "illegal memory access", 702: "launch timed out", 714: "illegal address space", 715: "illegal instruction", 716: "misaligned address",
-         717: "invalid address space", 718: "invalid program counter", 719: "launch failed", 710: "device-side assertion"}  # fmt: skip
+FATAL = {
+    700: "illegal memory access",
+    702: "launch timed out",
+    714: "illegal address space",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "invalid address space",
+    718: "invalid program counter",
+    719: "launch failed",
+    710: "device-side assertion",
+}
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_*
 COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_SCHEDULING = 2, 4, 5  # CU_LAUNCH_ATTRIBUTE_*
 TMA_TYPE = {8: 10, 9: 8, 10: 9}  # Triton numbers three element types otherwise than the driver
@@ -34,9 +43,13 @@ class LaunchAttribute(ctypes.Structure):
 
 class LaunchConfig(ctypes.Structure):
     _fields_ = [
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(LaunchAttribute)), ("count", ctypes.c_uint),
-    ]  # fmt: skip
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    ]
 
 
 @functools.cache
@@ -61,7 +74,13 @@ def sleep_while_waiting() -> None:
 
 def fill(address: int, size: int, stream: int) -> None:
     """Set bytes of the GPU's memory to 0xFF, NaN in every float type."""
-    call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(0xFF), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+    call(
+        "cuMemsetD8Async",
+        ctypes.c_uint64(address),
+        ctypes.c_ubyte(0xFF),
+        ctypes.c_size_t(size),
+        ctypes.c_void_p(stream),
+    )
 
 
 @dataclass
@@ -86,7 +105,9 @@ def load(binary: Binary) -> Function:
     if binary.num_ctas == 16:
         call("cuFuncSetAttribute", handle, NON_PORTABLE_CLUSTER, 1)
     sizes, offset, size = [], ctypes.c_size_t(), ctypes.c_size_t()
-    while not library().cuFuncGetParamInfo(handle, ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size)):
+    while not library().cuFuncGetParamInfo(
+        handle, ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size)
+    ):
         sizes.append(size.value)
     return Function(binary, module, handle, sizes)
 
@@ -108,7 +129,10 @@ def pack(function: Function, args: list[tuple[str, Any]], scratch: int, profile:
             packed.append(_float(FORMATS[ty], value))
     packed += [struct.pack("<Q", scratch), struct.pack("<Q", profile)]
     if [len(p) for p in packed] != function.sizes:
-        raise DriverError(1, f"{function.binary.name} takes parameters of {function.sizes} bytes, not {[len(p) for p in packed]}")
+        raise DriverError(
+            1,
+            f"{function.binary.name} takes parameters of {function.sizes} bytes, not {[len(p) for p in packed]}",
+        )
     return packed
 
 
@@ -143,9 +167,20 @@ def tensor_map(address: int, shape: list[int], strides: list[int], nan: bool, la
     start = -ctypes.addressof(room) % 64  # the driver wants 64-byte alignment
     kind = TMA_TYPE.get(layout["elem_type"], layout["elem_type"])
     call(
-        "cuTensorMapEncodeTiled", ctypes.c_void_p(ctypes.addressof(room) + start), kind, u32(rank), ctypes.c_void_p(address), dims, pitches,
-        box, ones, 0, layout["swizzle"], 2, 1 if nan else 0,
-    )  # fmt: skip
+        "cuTensorMapEncodeTiled",
+        ctypes.c_void_p(ctypes.addressof(room) + start),
+        kind,
+        u32(rank),
+        ctypes.c_void_p(address),
+        dims,
+        pitches,
+        box,
+        ones,
+        0,
+        layout["swizzle"],
+        2,
+        1 if nan else 0,
+    )
     return room.raw[start : start + 128]
 
 
@@ -166,7 +201,9 @@ class Prepared:
         for slot, (number, values) in zip(self.attributes, attributes):
             slot.id, slot.value[: len(values)] = number, values
         x, y, z = grid
-        self.config = LaunchConfig((x * b.num_ctas, y, z), (32 * b.num_warps, 1, 1), b.shared, None, self.attributes, len(attributes))
+        self.config = LaunchConfig(
+            (x * b.num_ctas, y, z), (32 * b.num_warps, 1, 1), b.shared, None, self.attributes, len(attributes)
+        )
 
     def go(self, stream: int) -> None:
         self.config.stream = stream

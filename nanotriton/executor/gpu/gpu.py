@@ -20,7 +20,9 @@ from nanotriton.executor.gpu.compiler import BinaryCache
 from nanotriton.executor.gpu.locks import hold_alone, hold_shared
 from nanotriton.executor.gpu.timing import Stopwatch
 
-WIPED = 2 << 30  # bytes of freed memory that are overwritten, and that a worker keeps between two turns; to give back more takes the driver milliseconds
+# bytes of freed memory that are overwritten, and that a worker keeps between two turns; to give
+# back more takes the driver milliseconds
+WIPED = 2 << 30
 
 
 class Gpu:
@@ -32,7 +34,8 @@ class Gpu:
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.binaries = BinaryCache(folder)
-        # Of what there is for this executor (a trainer may share the GPU) a candidate's buffers get half; inputs and the reference the rest.
+        # Of what there is for this executor (a trainer may share the GPU) a candidate's buffers get half;
+        # inputs and the reference the rest.
         self.budget = most(f"{folder}-free", torch.cuda.mem_get_info()[0]) // 2
         self.share = self.budget // REPLAYERS  # who needs more has the GPU alone
         self.owner = None  # the GpuRunner whose candidate has the arena
@@ -53,7 +56,10 @@ class Gpu:
         and alone by who needs the memory of all.
         """
         flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._room_wanted, self._room, self._memory_wanted, self._memory = (os.open(f"{name}.{lock}", flags, 0o600) for lock in ("room-wanted", "room", "memory-wanted", "memory"))
+        self._room_wanted, self._room, self._memory_wanted, self._memory = (
+            os.open(f"{name}.{lock}", flags, 0o600)
+            for lock in ("room-wanted", "room", "memory-wanted", "memory")
+        )
         self._is_quiet = False
 
     def own(self, runner) -> None:
@@ -122,12 +128,15 @@ class Gpu:
     def alone(self):
         """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
         self.clear()
-        fcntl.flock(self._room, fcntl.LOCK_UN)  # nobody holds it without the memory, so who has that alone needs no more
+        # nobody holds it without the memory, so who has that alone needs no more
+        fcntl.flock(self._room, fcntl.LOCK_UN)
         try:
             with hold_alone(self._memory_wanted, self._memory), self._told():
                 yield
         finally:
-            hold_shared(self._room_wanted, self._room)  # after the memory, as in `busy`: who waited for that with the room in hand would never have it
+            # after the memory, as in `busy`: who waited for that with the room in hand would never
+            # have it
+            hold_shared(self._room_wanted, self._room)
 
     @contextmanager
     def quiet(self):

@@ -31,7 +31,11 @@ def may_meet(plan: Plan, number: int, calls: list[Launch]) -> bool:
         return False
     if any(op.name.startswith("tt.atomic") or op.attrs.get("isVolatile") == "true" for op in ops):
         return True
-    return any(buffers(plan, call.args, stored) & buffers(plan, call.args, loaded) for call in calls if call.kernel == number)
+    return any(
+        buffers(plan, call.args, stored) & buffers(plan, call.args, loaded)
+        for call in calls
+        if call.kernel == number
+    )
 
 
 def buffers(plan: Plan, args: list, mask: int) -> set[int]:
@@ -49,7 +53,8 @@ def half(kernel: Kernel, which: int) -> Kernel:
     v = "half"
     while f"%{v}" in kernel.ttir or f"^{v}" in kernel.ttir:
         v += "_"
-    # number = x + nx * (y + ny * z); half = bit 15 of number * 40503 (Fibonacci hashing to 16 bits): neighbours are apart, so are all powers of two
+    # number = x + nx * (y + ny * z); half = bit 15 of number * 40503 (Fibonacci hashing to 16 bits):
+    # neighbours are apart, so are all powers of two
     entry = f"""
     %{v}x = tt.get_program_id x : i32
     %{v}y = tt.get_program_id y : i32
@@ -70,5 +75,7 @@ def half(kernel: Kernel, which: int) -> Kernel:
   ^{v}end:
     tt.return
   ^{v}run:"""
-    head = re.compile(rf"^ *tt\.func public @{re.escape(kernel.name)}\(.*\{{(?= *(?:loc\(.*\))?$)", re.MULTILINE)
+    head = re.compile(
+        rf"^ *tt\.func public @{re.escape(kernel.name)}\(.*\{{(?= *(?:loc\(.*\))?$)", re.MULTILINE
+    )
     return replace(kernel, ttir=head.sub(lambda match: match[0] + entry, kernel.ttir, count=1))

@@ -36,7 +36,8 @@ def link(module, paths: list[str]) -> None:
                 file.write(slim(module))
                 file.flush()
                 return WHOLE(module, [file.name])
-        except (KeyError, OSError, ValueError) as error:  # a name that ours lacks, no room, text that LLVM does not read
+        # a name that ours lacks, no room, text that LLVM does not read
+        except (KeyError, OSError, ValueError) as error:
             log.debug("linked with all of libdevice: %r", error)
     WHOLE(module, paths)
 
@@ -70,7 +71,11 @@ def take_apart() -> tuple[dict[str, tuple[str, list[str]]], list[str]]:
         public = name.startswith("__nv_")  # linking made all of it internal, in which nothing would be found
         pieces[name] = (piece.replace("define internal ", "define ", 1) if public else piece), uses
     rest = PIECE.sub("", text).splitlines()
-    return pieces, [line for line in rest if line.startswith(("%", "attributes ", "!")) and not line.startswith("!llvm.module.flags")]
+    return pieces, [
+        line
+        for line in rest
+        if line.startswith(("%", "attributes ", "!")) and not line.startswith("!llvm.module.flags")
+    ]
 
 
 def whole_text() -> str:
@@ -80,7 +85,8 @@ def whole_text() -> str:
     ir.load_dialects(context)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "declarations.mlir")
-        path.write_text("".join(f"llvm.func @{name}()\n" for name in names))  # pointers are opaque: the definition's type replaces this one
+        # pointers are opaque: the definition's type replaces this one
+        path.write_text("".join(f"llvm.func @{name}()\n" for name in names))
         module = ir.parse_mlir_module(str(path), context)
     llvm.init_targets()
     owner = llvm.context()  # has to outlive its module

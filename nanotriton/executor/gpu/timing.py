@@ -90,7 +90,9 @@ class Stopwatch:
                     found += [a.elapsed_time(b) * 1e3 for a, b in events]
             end.record()
             end.synchronize()
-            if all(map(_enough, times)) or (start.elapsed_time(end) / 1e3 > budget and all(len(t) >= MIN_RUNS for t in times)):
+            if all(map(_enough, times)) or (
+                start.elapsed_time(end) / 1e3 > budget and all(len(t) >= MIN_RUNS for t in times)
+            ):
                 return [_summary(t, work.clock) for t, work in zip(times, ready)]
 
     def _timed(self, call: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -132,7 +134,8 @@ def floor_us(read: int, written: int) -> float:
 def _enough(times: list[float]) -> bool:
     if len(times) >= MAX_RUNS:
         return True
-    return len(times) >= MIN_RUNS and _spread(times) * 1.86 / len(times) ** 0.5 < ENOUGH  # 1.2533 sigma, sigma = IQR / 1.349
+    # 1.2533 sigma, sigma = IQR / 1.349
+    return len(times) >= MIN_RUNS and _spread(times) * 1.86 / len(times) ** 0.5 < ENOUGH
 
 
 def _spread(times: list[float]) -> float:

@@ -24,7 +24,9 @@ PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
-ABLATIONS = 4, 256  # of a plan's last launches at least so many, and as many as replay no more launches than this, are left out one by one
+# of a plan's last launches at least so many, and as many as replay no more launches than this, are
+# left out one by one
+ABLATIONS = 4, 256
 
 
 def check_rules(job: Job) -> None:
@@ -39,7 +41,13 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
-    args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed, "known": known, "buffers": sorted(reference.moved_buffers)}
+    args = {
+        "inputs": reference.described_inputs,
+        "init": reference.described_init,
+        "seed": seed,
+        "known": known,
+        "buffers": sorted(reference.moved_buffers),
+    }
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
     if not_its_own(ended):
@@ -50,7 +58,9 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         try:
             plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.budget)
         except PlanError as error:
-            raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
+            raise Fault(
+                "memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}"
+            ) from None
         job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
         facts = rules.facts(plan)
         job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
@@ -59,9 +69,15 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             job.facts["torch_share"] = facts.flops / reference.facts.flops
         if violation := rules.check_plan(plan, job.policy, reference.facts):
             raise Fault(violation.status, str(violation))
-        size = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in (plan.tensors[i] for i in plan.output_tensors()))
+        size = sum(
+            math.prod(t.shape) * DTYPES[t.dtype].itemsize
+            for t in (plan.tensors[i] for i in plan.output_tensors())
+        )
         if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
-            raise Fault("wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}")
+            raise Fault(
+                "wrong_shape",
+                f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}",
+            )
     if worker.gpu is None:
         return Runner(worker, job, reference, plan, seed)
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
@@ -86,11 +102,16 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     except Unrecordable as error:
         job.facts["recordable"] = False
         if job.policy == "strict":
-            raise Fault("rule_violation", f"{error.message}: under strict, forward must be recordable without data") from None
+            raise Fault(
+                "rule_violation", f"{error.message}: under strict, forward must be recordable without data"
+            ) from None
         if worker.gpu is None:
-            raise Unrecordable(error.status, f"{error.message}; to run it without a recording needs a GPU") from None
+            raise Unrecordable(
+                error.status, f"{error.message}; to run it without a recording needs a GPU"
+            ) from None
         raise
-    # Before process mode too: there a candidate may do another thing than what it let us record, so the plan must be right as well.
+    # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
+    # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
@@ -102,13 +123,17 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
             if not out_of_memory(error):
                 raise  # it is right, and stays untimed
     if job.policy in ("strict", "kernelbench"):
-        effective = in_room(worker, reference, "ablate", job.timeout, lambda: effective_launches(reference, trials[0], first))
+        effective = in_room(
+            worker, reference, "ablate", job.timeout, lambda: effective_launches(reference, trials[0], first)
+        )
         job.facts["effective_launches"] = effective
         if violation := rules.check_effective(effective, job.policy):
             raise Fault(violation.status, str(violation))
 
 
-def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner") -> Generator[Spawn, Ended, None]:
+def judge_trials(
+    job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
+) -> Generator[Spawn, Ended, None]:
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
     runners = {first.recorded: first}
     for number, trial in enumerate(trials):
@@ -120,21 +145,39 @@ def judge_trials(job: Job, worker, reference: Reference, trials: list[Trial], fi
                 if failed and alike(runner.plan, first.plan):
                     raise hinted(failed, first.plan)
             try:
-                judged = in_room(worker, reference, "judge", worker.patience, partial(judge_trial, reference, trial, runner))
+                judged = in_room(
+                    worker,
+                    reference,
+                    "judge",
+                    worker.patience,
+                    partial(judge_trial, reference, trial, runner),
+                )
                 break
             except TaskFault:
                 raise
             except Fault as fault:
-                if runner.recorded == trial.weights or fault.status in ("unsupported", "timeout", "memory_limit"):
+                if runner.recorded == trial.weights or fault.status in (
+                    "unsupported",
+                    "timeout",
+                    "memory_limit",
+                ):
                     raise hinted(fault, runner.plan) from None
-                failed, runner = fault, None  # it may prepare numbers in the constructor: only a recording with this seed can tell
+                # it may prepare numbers in the constructor: only a recording with this seed can
+                # tell
+                failed, runner = fault, None
         job.note(number, judged)
 
 
 def alike(one: Plan, other: Plan) -> bool:
     """Whether two recordings are the same but for the values of weights."""
     constants = lambda plan: [s.blob for s in plan.storages if s.kind == "const"]
-    return (one.steps, one.kernels, one.tensors, one.weights, constants(one)) == (other.steps, other.kernels, other.tensors, other.weights, constants(other))
+    return (one.steps, one.kernels, one.tensors, one.weights, constants(one)) == (
+        other.steps,
+        other.kernels,
+        other.tensors,
+        other.weights,
+        constants(other),
+    )
 
 
 def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
@@ -152,7 +195,11 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
 
 def hinted(fault: Fault, plan: Plan) -> Fault:
     """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to do."""
-    if isinstance(fault, ValueFault) and fault.reduced and any("inputPrecision = tf32" in k.ttir for k in plan.kernels):
+    if (
+        isinstance(fault, ValueFault)
+        and fault.reduced
+        and any("inputPrecision = tf32" in k.ttir for k in plan.kernels)
+    ):
         fault.message += TF32_HINT
     return fault
 
@@ -176,4 +223,6 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
 
     launches = range(runner.launches)
     few, replayed = ABLATIONS
-    return sum(matters(i) for i in launches[-max(few, replayed // max(1, len(launches))) :]) or int(len(launches) > 1 and matters(launches))
+    return sum(matters(i) for i in launches[-max(few, replayed // max(1, len(launches))) :]) or int(
+        len(launches) > 1 and matters(launches)
+    )

@@ -20,8 +20,16 @@ import torch
 from nanotriton.plan.trees import describe, leaves, tensors
 from nanotriton.verdict import Fault, ValueFault
 
-FLOOR = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float8_e4m3fn: 0.13, torch.float8_e5m2: 0.26}
-SLACK = {torch.float64: 10.0, torch.float32: 10.0}  # others: 3, their own rounding is all the error there should be
+FLOOR = {
+    torch.float64: 1e-10,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+    torch.float8_e4m3fn: 0.13,
+    torch.float8_e5m2: 0.26,
+}
+# others: 3, their own rounding is all the error there should be
+SLACK = {torch.float64: 10.0, torch.float32: 10.0}
 KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others: 1e-4
 CHUNK, GPU_CHUNK = 1 << 22, 1 << 23  # elements compared at a time, in a dozen float64 temporaries
 
@@ -32,7 +40,11 @@ CHUNK, GPU_CHUNK = 1 << 22, 1 << 23  # elements compared at a time, in a dozen f
 def same_structure(got, want, path: str = "the answer") -> None:
     """Raise Fault unless both trees have the same containers, keys and kinds of leaves."""
     container = next((kind for kind in (tuple, list, dict) if isinstance(want, kind)), None)
-    alike = isinstance(got, container) and len(got) == len(want) if container else not isinstance(got, tuple | list | dict)
+    alike = (
+        isinstance(got, container) and len(got) == len(want)
+        if container
+        else not isinstance(got, tuple | list | dict)
+    )
     if alike and container is None:
         both = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
         alike = all(both) or (not any(both) and type(got) is type(want))
@@ -47,7 +59,8 @@ def same_structure(got, want, path: str = "the answer") -> None:
 
 def all_finite(tree) -> bool:
     floats = (t for t in tensors(tree) if t.is_floating_point())
-    return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)  # of float8 torch can't tell
+    # of float8 torch can't tell
+    return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)
 
 
 # ---- values ----
@@ -61,7 +74,8 @@ class Answer:
     exact: object | None
     inputs_exact: list | None
     inputs: list | None
-    scales: dict[str, "Scale"] = field(default_factory=dict, repr=False)  # of outputs that something was compared with
+    # of outputs that something was compared with
+    scales: dict[str, "Scale"] = field(default_factory=dict, repr=False)
 
 
 def compare(got, answer: Answer, hurry: bool = False) -> float:
@@ -71,9 +85,13 @@ def compare(got, answer: Answer, hurry: bool = False) -> float:
     worst = 0.0
     for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
         if isinstance(own, torch.Tensor):
-            worst = max(worst, compare_tensor(f"output{where}", g, own, exact.get(where), answer.scales, hurry))
+            worst = max(
+                worst, compare_tensor(f"output{where}", g, own, exact.get(where), answer.scales, hurry)
+            )
         elif isinstance(own, float):
-            if not math.isclose(g, own, rel_tol=1e-5, abs_tol=1e-6) and not (math.isnan(g) and math.isnan(own)):
+            if not math.isclose(g, own, rel_tol=1e-5, abs_tol=1e-6) and not (
+                math.isnan(g) and math.isnan(own)
+            ):
                 raise Fault("wrong_value", f"output{where} is {g}; the reference returns {own}")
         elif g != own:
             raise Fault("wrong_value", f"output{where} is {g!r}; the reference returns {own!r}")
@@ -88,16 +106,30 @@ def passes(got, answer: Answer) -> bool:
     return True
 
 
-def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scales: dict[str, "Scale"], hurry: bool) -> float:
+def compare_tensor(
+    name: str,
+    got: torch.Tensor,
+    own: torch.Tensor,
+    exact: torch.Tensor | None,
+    scales: dict[str, "Scale"],
+    hurry: bool,
+) -> float:
     """The worst error over the RMS of one output; raises Fault on another shape, dtype, or values out of tolerance."""
     if got.shape != own.shape:
-        raise Fault("wrong_shape", f"{name} has shape {tuple(got.shape)}; the reference's is {tuple(own.shape)}")
+        raise Fault(
+            "wrong_shape", f"{name} has shape {tuple(got.shape)}; the reference's is {tuple(own.shape)}"
+        )
     if got.dtype != own.dtype:
         raise Fault("wrong_dtype", f"{name} is {short(got.dtype)}; the reference's is {short(own.dtype)}")
     if exact is not None and exact.shape != own.shape:
         exact = None
     if own.is_complex():
-        return compare_tensor(name, *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)), scales, hurry)
+        return compare_tensor(
+            name,
+            *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)),
+            scales,
+            hurry,
+        )
     if not own.is_floating_point():
         return compare_exactly(name, got, own, exact)
     if not own.numel():
@@ -112,23 +144,35 @@ def compare_tensor(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch
     if hurry and not right:
         raise ValueFault(f"{name} is wrong", found.worst)
     if not math.isfinite(found.relative):
-        lost = sum(int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in chunks(got, own, None))
+        lost = sum(
+            int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in chunks(got, own, None)
+        )
         if lost:
             raise Fault("not_finite", f"{name}: {lost} of {own.numel()} values are NaN or infinite")
     if own.itemsize == 1:  # one step of float8 is so large that only few elements may be one off
-        different = sum(int((~((g == o) | (g.isnan() & o.isnan()))).sum()) for _, g, o, _, _ in chunks(got, own, None))
+        different = sum(
+            int((~((g == o) | (g.isnan() & o.isnan()))).sum()) for _, g, o, _, _ in chunks(got, own, None)
+        )
         if different > 16 + own.numel() / 8:
             raise wrong_values(name, got, own, exact, scale, 1e-3, found.worst)
     if not right:
         raise wrong_values(name, got, own, exact, scale, found.tolerance, found.worst)
-    if exact is not None and found.relative > scale.floor and (level := too_common(got, own, exact, scale, found.tolerance)):
+    if (
+        exact is not None
+        and found.relative > scale.floor
+        and (level := too_common(got, own, exact, scale, found.tolerance))
+    ):
         raise wrong_values(name, got, own, exact, scale, level, found.worst)
     few = 16 + found.nonzero / 4
-    if exact is not None and found.coarse > few:  # this many are off by a tenth: is the reference itself precise there?
+    # this many are off by a tenth: is the reference itself precise there?
+    if exact is not None and found.coarse > few:
         off = lambda g, o, w: ((g - w).abs() > 0.1 * w.abs()) & ((o - w).abs() < 0.01 * w.abs())
         coarse = sum(int(off(g, o, w).sum()) for _, g, o, w, _ in chunks(got, own, exact, scale.masked))
         if coarse > few:
-            raise ValueFault(f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be", found.worst)
+            raise ValueFault(
+                f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be",
+                found.worst,
+            )
     return found.worst
 
 
@@ -157,7 +201,11 @@ def scale_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> Sca
         for _, _, o, w, _ in chunks(None, own, exact, masked):
             earned = torch.maximum(earned, (o - w).abs_().div_(w.abs().add_(rms)).max())
             nonzero += w.count_nonzero()
-    tolerance = torch.full_like(rms, 4 * floor) if exact is None else earned.mul_(SLACK.get(own.dtype, 3.0)).clamp_(min=floor)
+    tolerance = (
+        torch.full_like(rms, 4 * floor)
+        if exact is None
+        else earned.mul_(SLACK.get(own.dtype, 3.0)).clamp_(min=floor)
+    )
     return Scale(rms, tolerance, nonzero, torch.isfinite(norm + overall), masked, floor)
 
 
@@ -169,11 +217,15 @@ class Errors:
     tolerance: float
     nonzero: float
     worst: float  # over the RMS
-    relative: float  # the worst over RMS and the value itself; NaN or infinite where a value is not finite and should be, or the other way round
+    # the worst over RMS and the value itself; NaN or infinite where a value is not finite and
+    # should be, or the other way round
+    relative: float
     coarse: float  # how many values are off by more than a tenth of themselves
 
 
-def measure(got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool) -> Errors:
+def measure(
+    got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool
+) -> Errors:
     parts = []
     for _, g, _, w, _ in chunks(got, own, exact, scale.masked):
         error, size = (g - w).abs_(), w.abs()
@@ -183,7 +235,8 @@ def measure(got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, sc
             break
     worst, relative, coarse = torch.stack(parts).unbind(1)
     known = [scale.clean.double(), scale.tolerance, scale.nonzero.double()]
-    return Errors(*torch.stack([*known, worst.max() / scale.rms, relative.max(), coarse.sum()]).tolist())  # one wait for the GPU
+    # one wait for the GPU
+    return Errors(*torch.stack([*known, worst.max() / scale.rms, relative.max(), coarse.sum()]).tolist())
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
@@ -193,12 +246,22 @@ def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
     tolerance of a whole step. It is meant for such elements, not for a candidate that leaves the step out everywhere.
     """
     levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
-    counts, slack = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device), SLACK.get(own.dtype, 3.0)
+    counts, slack = (
+        torch.zeros(2, len(levels), dtype=torch.int64, device=own.device),
+        SLACK.get(own.dtype, 3.0),
+    )
     for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
         size = w.abs().add_(scale.rms)
         for row, error in enumerate(((g - w).abs_().div_(size), (o - w).abs_().div_(size).mul_(slack))):
             counts[row] += torch.stack([(error > level).sum() for level in levels])
-    return next((level for level, theirs, reference in zip(levels, *counts.tolist(), strict=True) if theirs > 16 + 8 * reference), None)
+    return next(
+        (
+            level
+            for level, theirs, reference in zip(levels, *counts.tolist(), strict=True)
+            if theirs > 16 + 8 * reference
+        ),
+        None,
+    )
 
 
 def wrong_values(name: str, got, own, exact, scale: Scale, tolerance: float, worst: float) -> ValueFault:
@@ -243,7 +306,9 @@ def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torc
     if own.dtype == torch.bool:  # torch takes any byte but 0 for True, also one that nobody wrote
         differs |= got.view(torch.uint8) > 1
     if exact is not None and bool(differs.any()):
-        differs &= (own == exact) | ((got.double() - own.double()).abs() > 4 * (exact.double() - own.double()).abs())
+        differs &= (own == exact) | (
+            (got.double() - own.double()).abs() > 4 * (exact.double() - own.double()).abs()
+        )
     if not bool(differs.any()):
         return 0.0
     at = int(differs.reshape(-1).to(torch.uint8).argmax())

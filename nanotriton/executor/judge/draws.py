@@ -17,12 +17,18 @@ from torch import nn
 
 from nanotriton.executor.common.construct import patched, seed_from
 
-# plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random signs, heavy
-# tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots). uneven: as heavy, and what lies last
-# is large in the outer dimensions, another slice of each small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
-# padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie. In the last three, what a task makes of
-# zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one truth value in eight is the other one, and
-# one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order. holes, infinite: one element in 16 is not finite.
+# plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random
+# signs, heavy
+# tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots).
+# uneven: as heavy, and what lies last
+# is large in the outer dimensions, another slice of each small: exponentials overflow unless the maximum is
+# subtracted, an epsilon counts, a tail that is left out shows.
+# padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie.
+# In the last three, what a task makes of
+# zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one
+# truth value in eight is the other one, and
+# one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
+# holes, infinite: one element in 16 is not finite.
 KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded", "holes", "infinite")
 FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
 CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
@@ -41,10 +47,13 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
         return t
     local = generator
     if t.device.type != "cpu":
-        local = torch.Generator(t.device).manual_seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)))
+        local = torch.Generator(t.device).manual_seed(
+            int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
+        )
 
     def number(low: float, high: float) -> float:
-        return float(torch.empty((), device="cpu").uniform_(low, high, generator=generator))  # on the host: nothing waits for a GPU
+        # on the host: nothing waits for a GPU
+        return float(torch.empty((), device="cpu").uniform_(low, high, generator=generator))
 
     def drawn(*shape) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=t.device)
@@ -56,8 +65,11 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
             return t
         if kind in ("scaled", "heavy", "uneven", "padded"):
             x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
-        if kind in ("heavy", "uneven", "padded"):  # log-normal factors: a few elements are ten times the others
-            x.mul_(drawn(*t.shape).normal_(0, 0.8, generator=local).exp_().to(t.dtype)).add_(number(-1.5, 1.5))
+        # log-normal factors: a few elements are ten times the others
+        if kind in ("heavy", "uneven", "padded"):
+            x.mul_(drawn(*t.shape).normal_(0, 0.8, generator=local).exp_().to(t.dtype)).add_(
+                number(-1.5, 1.5)
+            )
         else:  # a scale from 1/2 to 4 and factors from 1/2 to 2 along one dimension
             x.mul_(2.0 ** number(-1, 2))
             if t.dim():
@@ -73,7 +85,9 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
                     part = x.select(dim, small).mul_(SMALL)
                     if dim in (0, t.dim() - 1):
                         x.select(dim, n - 1).mul_(LARGE)
-                    for outer in {0, t.dim() - 1} - {dim}:  # small as a whole, for norms over all dimensions but this one: without what is large
+                    # small as a whole, for norms over all dimensions but this one: without what is
+                    # large
+                    for outer in {0, t.dim() - 1} - {dim}:
                         last = part.select(outer - (outer > dim), t.shape[outer] - 1)
                         last.div_(LARGE if t.shape[outer] > 1 else 1)
                 if n > 2 and kind == "padded":
@@ -106,7 +120,9 @@ def stressed(kind: str, seed: int) -> Iterator[None]:
             made = original(*args, **kwargs)
             if depth[0] == 0 and (made.is_floating_point() or kind == "padded"):
                 depth[0] += 1
-                noise = torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
+                noise = torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(
+                    -0.25, 0.25, generator=generator
+                )
                 depth[0] -= 1
                 if made.dtype == torch.bool:
                     made.logical_xor_((noise > 0.1875).to(made.device))
@@ -124,7 +140,8 @@ def stressed(kind: str, seed: int) -> Iterator[None]:
             if depth[0] or not made.is_floating_point():
                 return made
             depth[0] += 1
-            factor = float(torch.empty((), device="cpu").uniform_(0.75, 1, generator=generator))  # never up: a float may become an index
+            # never up: a float may become an index
+            factor = float(torch.empty((), device="cpu").uniform_(0.75, 1, generator=generator))
             depth[0] -= 1
             return made * factor
 
@@ -150,11 +167,26 @@ def reseeded(seed: int) -> list[tuple[object, str, object]]:
         return lambda given=None, *args, **kwargs: function(mixed(given), *args, **kwargs)
 
     def makes(cls):
-        return type(cls.__name__, (cls,), {"__init__": lambda self, given=None: cls.__init__(self, mixed(given))})
+        return type(
+            cls.__name__, (cls,), {"__init__": lambda self, given=None: cls.__init__(self, mixed(given))}
+        )
 
-    functions = [(torch, "manual_seed"), (torch.random, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed")]
+    functions = [
+        (torch, "manual_seed"),
+        (torch.random, "manual_seed"),
+        (np.random, "seed"),
+        (np.random, "default_rng"),
+        (random, "seed"),
+    ]
     new = [(owner, name, calls(getattr(owner, name))) for owner, name in functions]
-    return [*new, (torch, "Generator", Generator), *((owner, name, makes(getattr(owner, name))) for owner, name in ((np.random, "RandomState"), (random, "Random")))]
+    return [
+        *new,
+        (torch, "Generator", Generator),
+        *(
+            (owner, name, makes(getattr(owner, name)))
+            for owner, name in ((np.random, "RandomState"), (random, "Random"))
+        ),
+    ]
 
 
 def train_(model: nn.Module, seed: int) -> None:
@@ -165,7 +197,9 @@ def train_(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for param in model.parameters():
         if param.is_floating_point() and param.numel() > 1:
-            factor = torch.empty(param.shape, dtype=torch.float32, device="cpu").uniform_(0.75, 1, generator=generator)
+            factor = torch.empty(param.shape, dtype=torch.float32, device="cpu").uniform_(
+                0.75, 1, generator=generator
+            )
             if bool((param > 0).all()) or bool((param < 0).all()):
                 factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
             param.detach().mul_(factor.to(param.dtype))

@@ -15,7 +15,9 @@ class Fakes:
 
     def __init__(self, inputs: Callable[[str, int], list], run: Callable[[list, int], object]):
         self.inputs, self.run = inputs, run  # the reference's
-        self.passing: dict[str, Callable] = {}  # functions of (self, inputs, the right answer, seed of the weights): closures would be a cycle,
+        # functions of (self, inputs, the right answer, seed of the weights): closures would be a
+        # cycle,
+        self.passing: dict[str, Callable] = {}
         # which keeps tensors of gigabytes until the garbage collector comes
         self.first = None  # the first draw's answer
 
@@ -41,10 +43,16 @@ class Fakes:
         self.passing = {
             "an answer of zeros": lambda self, inputs, own, weights: mapped(own, torch.zeros_like),
             "an answer of ones": lambda self, inputs, own, weights: mapped(own, torch.ones_like),
-            "one constant": lambda self, inputs, own, weights: mapped(own, lambda t: torch.full_like(t, means[0])),
+            "one constant": lambda self, inputs, own, weights: mapped(
+                own, lambda t: torch.full_like(t, means[0])
+            ),
             OTHERS: lambda self, inputs, own, weights: self.first,
         }
         for i in range(len(inputs)):
-            self.passing[f"input {i} returned as it is"] = lambda self, inputs, own, weights, i=i: inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)
+            self.passing[f"input {i} returned as it is"] = lambda self, inputs, own, weights, i=i: (
+                inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)
+            )
         if any(t.is_floating_point() for t in tensors(inputs)):
-            self.passing["the answer to zeros"] = lambda self, inputs, own, weights: self.run(mapped(inputs, zero), weights)
+            self.passing["the answer to zeros"] = lambda self, inputs, own, weights: self.run(
+                mapped(inputs, zero), weights
+            )

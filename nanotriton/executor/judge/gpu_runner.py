@@ -20,13 +20,21 @@ from nanotriton.verdict import Fault, out_of_memory
 class GpuRunner(Runner):
     """As `Runner`, on the GPU."""
 
-    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]):
+    def __init__(
+        self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]
+    ):
         super().__init__(worker, job, reference, plan, recorded)
-        self.replay = Replay(plan, backend=CudaBackend(binaries, worker.gpu.budget), known=reference.large_weights(recorded))
+        self.replay = Replay(
+            plan, backend=CudaBackend(binaries, worker.gpu.budget), known=reference.large_weights(recorded)
+        )
         self.calls = 0
 
-    def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
-        if self.worker.gpu.lost:  # by a run before this one, without a launch that kept the next in bounds: that launch mattered
+    def __call__(
+        self, inputs: list, seed: int, skip: int | range | None = None
+    ) -> tuple[object, dict[int, torch.Tensor]]:
+        # by a run before this one, without a launch that kept the next in bounds: that launch
+        # mattered
+        if self.worker.gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
         self.worker.gpu.own(self)
         self.calls, backend = self.calls + 1, self.replay.backend
@@ -40,7 +48,9 @@ class GpuRunner(Runner):
         return outputs, changed
 
 
-def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: int) -> Generator[Spawn, Ended, GpuRunner]:
+def make_runner(
+    job: Job, worker, reference: Reference, plan: Plan, recorded: int
+) -> Generator[Spawn, Ended, GpuRunner]:
     """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile.
 
     Of an autotuner's configurations only the first that compiles is needed, unless they are to be timed.
@@ -48,7 +58,12 @@ def make_runner(job: Job, worker, reference: Reference, plan: Plan, recorded: in
     binaries: dict[str, Binary] = {}
     refused: dict[int, Fault] = {}
     tried: set[int] = set()
-    while missing := (set(range(len(plan.kernels))) if job.time else {launch.kernel for launch in plan.launches()}) - tried:
+    while (
+        missing := (
+            set(range(len(plan.kernels))) if job.time else {launch.kernel for launch in plan.launches()}
+        )
+        - tried
+    ):
         for number in sorted(missing):
             kernel = plan.kernels[number]
             try:
@@ -70,7 +85,10 @@ def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, N
     calls = plan.launches(runner.replay.chosen)
     for number in sorted({call.kernel for call in calls}):
         if may_meet(plan, number, calls):
-            backend.halves[plan.kernels[number].key] = parts = half(plan.kernels[number], 0), half(plan.kernels[number], 1)
+            backend.halves[plan.kernels[number].key] = parts = (
+                half(plan.kernels[number], 0),
+                half(plan.kernels[number], 1),
+            )
             for part in parts:
                 backend.binaries[part.key] = yield from compile_one(job, worker, part)
 
@@ -99,7 +117,12 @@ def drop_refused(plan: Plan, refused: dict[int, Fault]) -> None:
         if isinstance(step, Launch) and step.kernel in refused:
             raise refused[step.kernel]
         if isinstance(step, Choice):
-            failing = {i for i, calls in enumerate(step.alternatives) for c in calls if isinstance(c, Launch) and c.kernel in refused}
+            failing = {
+                i
+                for i, calls in enumerate(step.alternatives)
+                for c in calls
+                if isinstance(c, Launch) and c.kernel in refused
+            }
             bad[step.key] = bad.get(step.key, set()) | failing
     for step in plan.steps:
         if isinstance(step, Choice):

@@ -8,11 +8,30 @@ from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, Unrecordable
 
-# What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it is right) is no excuse.
+# What a child may say of itself. Everything else that it says (that we failed, that the task is weak, that it
+# is right) is no excuse.
 CHILD_STATUSES = frozenset(
-    ["syntax_error", "rule_violation", "import_error", "runtime_error", "compile_error", "out_of_resources", "memory_limit", "out_of_bounds", "nondeterministic"]
+    [
+        "syntax_error",
+        "rule_violation",
+        "import_error",
+        "runtime_error",
+        "compile_error",
+        "out_of_resources",
+        "memory_limit",
+        "out_of_bounds",
+        "nondeterministic",
+    ]
 )
-SIGNALS = {4: "illegal instruction", 6: "abort", 7: "bus error", 8: "arithmetic error", 9: "killed", 11: "segmentation fault", 31: "forbidden system call"}
+SIGNALS = {
+    4: "illegal instruction",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    9: "killed",
+    11: "segmentation fault",
+    31: "forbidden system call",
+}
 
 
 @dataclass
@@ -57,19 +76,30 @@ def not_its_own(ended: Ended) -> bool:
 def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()) -> dict:
     """A child's own answer, or Fault if it left none or says that the candidate failed (with one of CHILD_STATUSES and `also`)."""
     if not ended.begun and ended.header is None:
-        raise Fault("infra_error", f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}")
+        raise Fault(
+            "infra_error",
+            f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}",
+        )
     if ended.killed == "timeout":
         raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
     if ended.killed == "output_limit" or ended.signal == 25:
-        raise Fault("output_limit", f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB")
+        raise Fault(
+            "output_limit",
+            f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB",
+        )
     if ended.killed:
         raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
     if ended.signal == 24:
         raise Fault("timeout", f"{ended.stage}: more than {limits.seconds:g} s of CPU time")
     if ended.signal:
-        raise Fault("crashed", f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})")
+        raise Fault(
+            "crashed",
+            f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})",
+        )
     if ended.header is None:
-        raise Fault("crashed", f"{ended.stage or 'start'}: the process ended with code {ended.code} and no answer")
+        raise Fault(
+            "crashed", f"{ended.stage or 'start'}: the process ended with code {ended.code} and no answer"
+        )
     status = ended.header.get("status")
     if status is None:
         return ended.header

@@ -32,7 +32,9 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
         if crowded:
             gpu.own(None)  # room for the reference
         with torchs_precision() if convolves(runner.plan) else contextlib.nullcontext():
-            answer = reference.answer("plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights)
+            answer = reference.answer(
+                "plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights
+            )
         compare(outputs, answer)
         if len(timings) > 1:
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
@@ -41,11 +43,16 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     floor = floor_us(needed, sum(t.nbytes for t in tensors(outputs)))
     job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
     if timings[0].us < floor:
-        raise Fault("too_fast", f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth")
+        raise Fault(
+            "too_fast",
+            f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth",
+        )
     job.facts["speedup"] = reference_us / timings[0].us
 
 
-def clock(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial, rotation: int) -> tuple[list[Timing], object]:
+def clock(
+    job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial, rotation: int
+) -> tuple[list[Timing], object]:
     """(timings of the candidate and, unless it is known, of the reference; the candidate's answer to the last draw that it was timed on)."""
     gpu, weights = worker.gpu, runner.by_name(trial.weights)
     draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * rotation + 1)]

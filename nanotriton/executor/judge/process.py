@@ -32,7 +32,8 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference: Reference = worker.reference(job.task)
-    trials = [replace(t, weights=abs(t.weights)) for t in reference.trials(worker.secret, job.source)]  # whether its weights have the names only it knows
+    # whether its weights have the names only it knows
+    trials = [replace(t, weights=abs(t.weights)) for t in reference.trials(worker.secret, job.source)]
     fd = os.memfd_create("trials")
     try:
         with worker.stage("task", worker.patience):
@@ -54,7 +55,9 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         answers = read_answers(header, ended.payload, len(trials))
     for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):
         with worker.stage("judge", worker.patience):
-            judged = judge_trial(reference, trial, lambda inputs, seed, o=outputs, a=after: on_device(reference, inputs, o, a))
+            judged = judge_trial(
+                reference, trial, lambda inputs, seed, o=outputs, a=after: on_device(reference, inputs, o, a)
+            )
         job.note(number, judged)
 
 
@@ -71,14 +74,29 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
         described.append({"inputs": inputs, "state": state, "seed": trial.weights})
     device = reference.device.type
     moved = sorted(reference.moved_buffers)
-    return {"trials": described, "init": reference.described_init, "device": device, "bytes": os.fstat(fd).st_size, "buffers": moved}
+    return {
+        "trials": described,
+        "init": reference.described_init,
+        "device": device,
+        "bytes": os.fstat(fd).st_size,
+        "buffers": moved,
+    }
 
 
 def confinement(job: Job, output: int) -> tuple[Limits, dict]:
     """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a folder and exec."""
-    limits = Limits(job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096)
-    devices = [*glob.glob("/dev/nvidia*"), os.devnull]  # the last is where Triton sends what its C compiler prints
-    return limits, {"write": True, "also": ["/proc", "/sys"], "devices": devices, "exec_ok": True, "cuda": True}
+    limits = Limits(
+        job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096
+    )
+    # the last is where Triton sends what its C compiler prints
+    devices = [*glob.glob("/dev/nvidia*"), os.devnull]
+    return limits, {
+        "write": True,
+        "also": ["/proc", "/sys"],
+        "devices": devices,
+        "exec_ok": True,
+        "cuda": True,
+    }
 
 
 def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object, list]]:
@@ -96,10 +114,18 @@ def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object,
     return answers
 
 
-def on_device(reference: Reference, inputs: list, outputs, after: list) -> tuple[object, dict[int, torch.Tensor]]:
+def on_device(
+    reference: Reference, inputs: list, outputs, after: list
+) -> tuple[object, dict[int, torch.Tensor]]:
     """What `judge_trial` wants of a run: the outputs, and the inputs that changed, by number."""
     before = tensors(inputs)
     now = [t.to(reference.device) for t in tensors(after)]
-    if len(before) != len(now) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)):
-        raise Fault("input_modified", "the inputs are not what they were: forward must not change their shapes")
-    return mapped(outputs, lambda t: t.to(reference.device)), {i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)}
+    if len(before) != len(now) or any(
+        x.shape != y.shape or x.dtype != y.dtype for x, y in zip(before, now, strict=True)
+    ):
+        raise Fault(
+            "input_modified", "the inputs are not what they were: forward must not change their shapes"
+        )
+    return mapped(outputs, lambda t: t.to(reference.device)), {
+        i: y for i, (x, y) in enumerate(zip(before, now, strict=True)) if not identical(x, y)
+    }

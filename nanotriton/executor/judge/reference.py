@@ -30,9 +30,16 @@ from nanotriton.verdict import Fault, TaskFault, out_of_memory
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 # Of each trial the first kind that the task survives; without one there is no such trial.
-TRIALS = (("plain",), ("scaled", "positive", "plain"), ("padded", "uneven", "heavy", "uneven positive", "positive", "plain"), ("holes", "infinite"))
-NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}  # others let NaN through, or meet it as it comes
-UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}  # which of equal elements comes first is anyone's choice
+TRIALS = (
+    ("plain",),
+    ("scaled", "positive", "plain"),
+    ("padded", "uneven", "heavy", "uneven positive", "positive", "plain"),
+    ("holes", "infinite"),
+)
+# others let NaN through, or meet it as it comes
+NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}
+# which of equal elements comes first is anyone's choice
+UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,9 @@ log = logging.getLogger(__name__)
 class Trial:
     kind: str  # one of draws.KINDS
     inputs: int  # seed
-    weights: int  # seed; if it is negative, the weights of its opposite go by name, after some training (draws.train_)
+    # seed; if it is negative, the weights of its opposite go by name, after some training
+    # (draws.train_)
+    weights: int
 
 
 @contextlib.contextmanager
@@ -53,9 +62,13 @@ def excused(doing: str):
         raise
     except Exception as error:
         if out_of_memory(error):
-            raise TaskFault("memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}") from error
+            raise TaskFault(
+                "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
+            ) from error
         text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<task ")]
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<task ")
+        ]
         text += f" (line {lines[-1]} of the task)" if lines else ""
         raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
@@ -72,12 +85,14 @@ class Reference:
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
-        self.moved_buffers: set[str] = set()  # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
+        # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
+        self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
         with excused("loading it"):
             exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
             self.has_weights = bool(self.weights(self.seed))
-            self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
+            # what a recording needs to know
+            self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
             self.described_init = wire.describe(self.init_arguments(0))[0]
         self.calibrate()
 
@@ -109,7 +124,8 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            with torch.no_grad(), construct.moved_constants(abs(seed), found=self.moved_buffers) as settled:  # no graph: it can't be copied
+            # no graph: it can't be copied
+            with torch.no_grad(), construct.moved_constants(abs(seed), found=self.moved_buffers) as settled:
                 arguments = self.init_arguments(abs(seed))
                 construct.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
@@ -136,10 +152,14 @@ class Reference:
         """What get_inputs or get_init_inputs returns; a dict or a bare tensor would be unpacked into something else."""
         given = self.names[name]()
         if not isinstance(given, list | tuple):
-            raise TaskFault("unsupported", f"{name}() must return a list of arguments; it returned {describe(given)}")
+            raise TaskFault(
+                "unsupported", f"{name}() must return a list of arguments; it returned {describe(given)}"
+            )
         return list(given)
 
-    def run(self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()) -> object:
+    def run(
+        self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()
+    ) -> object:
         """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
         model = self.build(weights)
         with torch.no_grad(), self.default_device(), watched:
@@ -172,14 +192,20 @@ class Reference:
             for s in (seed, seed + 1):
                 inputs = self.inputs("plain", s)
                 if wire.describe(inputs)[0] != self.described_inputs:
-                    raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
+                    raise Fault(
+                        "unsupported",
+                        "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
+                    )
                 if not identical(self.inputs("plain", s), inputs):
                     raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
                 self.bytes = sum(t.nbytes for t in tensors(inputs))
                 del inputs
                 answer = self.answer("plain", s, s)
                 if not tensors(answer.own):
-                    raise Fault("unsupported", f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}")
+                    raise Fault(
+                        "unsupported",
+                        f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
+                    )
                 if s == seed + 1:
                     seen = Computing()
                     again = self.run(self.inputs("plain", s), s, s + 1, seen)
@@ -187,7 +213,10 @@ class Reference:
                     self.bytes += sum(t.nbytes for t in tensors(again))
                     self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
                     if not passes(again, answer):
-                        raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
+                        raise Fault(
+                            "unsupported",
+                            "the reference is not deterministic: it draws random numbers in forward",
+                        )
                     del again
                 fakes.look("plain", s, answer, s)
                 del answer
@@ -202,7 +231,9 @@ class Reference:
         kind = next(k for k in TRIALS[1] if k in self.kinds)
         self.trains = trainable(self.on_host(seed)) and self.survives(kind, seed, fakes, -seed)
         if fakes.passing:
-            raise Fault("weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass")
+            raise Fault(
+                "weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass"
+            )
 
     def survives(self, kind: str, seed: int, fakes: Fakes, weights: int | None = None) -> bool:
         """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""
@@ -222,15 +253,26 @@ class Reference:
 
     def trials(self, secret: bytes, source: str) -> list[Trial]:
         """The trials of one candidate: the same for the same secret, task and source."""
-        weights = [seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1) for i in range(2)]
+        weights = [
+            seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1)
+            for i in range(2)
+        ]
         kinds = [kind for options in TRIALS if (kind := next((k for k in options if k in self.kinds), None))]
         inputs = [seed_from(secret, self.task.key, source, "inputs", i) for i in range(len(kinds))]
-        return [Trial(k, seed, weights[i % 2 if self.has_weights else 0]) for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))]
+        return [
+            Trial(k, seed, weights[i % 2 if self.has_weights else 0])
+            for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))
+        ]
 
 
 def trainable(model: torch.nn.Module) -> bool:
     """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them, unless each call makes it anew."""
-    stale = any(isinstance(t, torch.Tensor) for m in model.modules() if not m._forward_pre_hooks for t in vars(m).values())
+    stale = any(
+        isinstance(t, torch.Tensor)
+        for m in model.modules()
+        if not m._forward_pre_hooks
+        for t in vars(m).values()
+    )
     return not stale and any(p.is_floating_point() and p.numel() > 1 for p in model.parameters())
 
 
@@ -241,7 +283,9 @@ def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Te
         for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
             if isinstance(t, torch.Tensor) and id(t) not in found:
                 there = t.detach().to(device)
-                found[id(t)] = torch.nn.Parameter(there, t.requires_grad) if isinstance(t, torch.nn.Parameter) else there
+                found[id(t)] = (
+                    torch.nn.Parameter(there, t.requires_grad) if isinstance(t, torch.nn.Parameter) else there
+                )
     return found
 
 
@@ -254,7 +298,8 @@ class Computing(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
+        # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
+        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__

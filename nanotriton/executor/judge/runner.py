@@ -14,12 +14,20 @@ class Runner:
     """Replays one plan on the CPU, as `judge_trial` wants it: (inputs, weight seed) -> (outputs, {input: what it was changed to})."""
 
     def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int):
-        self.worker, self.job, self.reference, self.plan, self.recorded = worker, job, reference, plan, recorded
+        self.worker, self.job, self.reference, self.plan, self.recorded = (
+            worker,
+            job,
+            reference,
+            plan,
+            recorded,
+        )
         self.launches = len(plan.launches())
         self.replay = Replay(plan, "cpu", known=reference.large_weights(recorded))
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
 
-    def __call__(self, inputs: list, seed: int, skip: int | range | None = None) -> tuple[object, dict[int, torch.Tensor]]:
+    def __call__(
+        self, inputs: list, seed: int, skip: int | range | None = None
+    ) -> tuple[object, dict[int, torch.Tensor]]:
         weights, ids = self.by_name(seed), tensor_ids(self.plan.inputs)
         with self.worker.stage("run", self.job.timeout):
             try:
@@ -47,5 +55,8 @@ class Runner:
         return self.weights[seed]
 
     def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
-        twin, own = next((state[n] for n in weight.names if n in state), None), self.plan.tensors[weight.tensor]
+        twin, own = (
+            next((state[n] for n in weight.names if n in state), None),
+            self.plan.tensors[weight.tensor],
+        )
         return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]

@@ -66,7 +66,9 @@ def replay(job, worker, data: bytes) -> Any:
         with worker.stage("run", job.timeout):
             return Replay(plan, "cpu").run([])
     except PlanError as error:
-        raise Fault("memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}") from None
+        raise Fault(
+            "memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}"
+        ) from None
     except ReplayError as error:
         status = "unsupported" if any(text in error.message for text in CPU_ONLY) else error.status
         raise Fault(status, str(error)) from None

@@ -19,7 +19,9 @@ from nanotriton.plan.trees import mapped, tensors
 from nanotriton.verdict import Fault, ValueFault
 
 NUDGES = 3
-QUICK = 5.0  # seconds of a reference that may be computed so often again: if that took too long, who is wrong would be excused
+# seconds of a reference that may be computed so often again: if that took too long, who is wrong
+# would be excused
+QUICK = 5.0
 
 
 @dataclass
@@ -30,7 +32,9 @@ class Judged:
     kernelbench_allclose: bool | None  # what KernelBench's own check says of a draw of the task's own
 
 
-def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], tuple[object, dict[int, torch.Tensor]]]) -> Judged | None:
+def judge_trial(
+    reference: Reference, trial: Trial, run: Callable[[list, int], tuple[object, dict[int, torch.Tensor]]]
+) -> Judged | None:
     """Run the candidate, then the reference, and compare. Raises Fault; None: the reference isn't finite here, so it doesn't count.
 
     run: (inputs, weight seed) -> (outputs, {number of an input tensor that it changed: its new values}). The inputs are its own.
@@ -52,12 +56,15 @@ def judge_trial(reference: Reference, trial: Trial, run: Callable[[list, int], t
         if counts():
             raise
         return None
-    if any(scale.masked for scale in answer.scales.values()) and not counts():  # else all is finite, and to look at it again would wait for the GPU
+    # else all is finite, and to look at it again would wait for the GPU
+    if any(scale.masked for scale in answer.scales.values()) and not counts():
         return None
     theirs, exact = tensors(answer.inputs or []), tensors(answer.inputs_exact or [])
     for number, changed in after.items():  # allowed where the reference changes it alike
         if not passes(changed, Answer(theirs[number], exact[number] if exact else None, None, None)):
-            raise Fault("input_modified", f"input {number} is not what it was: forward must not write to its inputs")
+            raise Fault(
+                "input_modified", f"input {number} is not what it was: forward must not write to its inputs"
+            )
     return Judged(error, allclose)
 
 
@@ -73,7 +80,10 @@ def compare_fairly(got, answer: Answer, reference: Reference, trial: Trial) -> f
         return compare(got, answer)
     except ValueFault as fault:
         with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
-            if answer.exact is not None and (moved := sensitivity(reference, trial, answer.exact)) is not None:
+            if (
+                answer.exact is not None
+                and (moved := sensitivity(reference, trial, answer.exact)) is not None
+            ):
                 return compare(forgiven(got, answer, moved), answer)
         raise fault from None
 
@@ -85,13 +95,18 @@ def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch
     """
     most = [torch.zeros_like(t, dtype=torch.float64) for t in tensors(exact)]
     for i in range(NUDGES):
-        generator = torch.Generator(reference.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
+        generator = (
+            torch.Generator(reference.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
+        )
         with torch.no_grad(), reference.default_device():
             inputs = mapped(reference.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
             moved, _ = in_float64(reference.build(trial.weights), inputs, trial.weights)
         if moved is None:
             return None
-        steps = ((x.double() - y.double()).abs().nan_to_num(0.0, 0.0) for x, y in zip(tensors(moved), tensors(exact), strict=True))
+        steps = (
+            (x.double() - y.double()).abs().nan_to_num(0.0, 0.0)
+            for x, y in zip(tensors(moved), tensors(exact), strict=True)
+        )
         most = [torch.maximum(m, step) for m, step in zip(most, steps, strict=True)]
     return most
 

@@ -38,15 +38,31 @@ from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, TaskFault, Unrecordable
 
-PATIENCE = 60.0  # seconds a task's own reference may take for one trial: longer, and the task is not for this machine
+# seconds a task's own reference may take for one trial: longer, and the task is not for this
+# machine
+PATIENCE = 60.0
 DAY = 86400.0  # seconds
 M_MMAP_THRESHOLD = -3  # malloc.h
-MESSAGE = 2000  # characters of a verdict's message: a longer one would not fit into what a socket carries at once
-ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}  # or a task of gigabytes finds no room between parts of old blocks
+# characters of a verdict's message: a longer one would not fit into what a socket carries at once
+MESSAGE = 2000
+# or a task of gigabytes finds no room between parts of old blocks
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
 KEPT = 4  # of the tasks loaded, those that keep their modules
-STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}  # else: what was computed last
-TARGETS = {"record": record_child, "compile": compile_server, "process": process_child, "script": script_child}
-MODES = {"task": examine, "replay": replay_mode, "record": replay_mode, "process": process_mode, "script": script.script_mode}
+# else: what was computed last
+STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
+TARGETS = {
+    "record": record_child,
+    "compile": compile_server,
+    "process": process_child,
+    "script": script_child,
+}
+MODES = {
+    "task": examine,
+    "replay": replay_mode,
+    "record": replay_mode,
+    "process": process_mode,
+    "script": script.script_mode,
+}
 
 
 class Overtime(BaseException):
@@ -83,7 +99,9 @@ class Worker:
             from nanotriton.executor.gpu.gpu import Gpu
 
             self.gpu = Gpu(options["cubins"], options["locks"])
-        self.compilers = CompileServers(zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1))
+        self.compilers = CompileServers(
+            zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
+        )
         self.patience = PATIENCE
         self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
         self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
@@ -124,7 +142,9 @@ class Worker:
         """Set the alarm for the innermost stage, and let the executor see when it is due (0: nothing runs)."""
         left = max(self.stages[-1][1], 1e-3) if self.stages else 0.0
         name = self.stages[-1][0] if self.stages else ""
-        BEACON.pack_into(self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode())
+        BEACON.pack_into(
+            self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode()
+        )
         signal.setitimer(signal.ITIMER_REAL, left)
 
     def add_cost(self, name: str, seconds: float) -> None:
@@ -154,7 +174,9 @@ class Worker:
             if isinstance(known, Reference):
                 known.forget_weights()
         if isinstance(found, Fault):
-            self.last = "task"  # also when it was found out before: a verdict of this stage says nothing of the candidate
+            # also when it was found out before: a verdict of this stage says nothing of the
+            # candidate
+            self.last = "task"
             raise Fault(found.status, found.message)
         return found
 
@@ -163,11 +185,16 @@ class Worker:
             with self.stage("task", self.patience):
                 return Reference(task, self.device, self.pause)
         except Fault as fault:
-            return Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
+            # not the one with the traceback, which holds the task's tensors
+            return Fault(fault.status, fault.message)
 
     def room(self, reference: Reference):
         """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
-        return self.gpu.alone() if self.gpu is not None and self.gpu.crowded(self.job, reference) else contextlib.nullcontext()
+        return (
+            self.gpu.alone()
+            if self.gpu is not None and self.gpu.crowded(self.job, reference)
+            else contextlib.nullcontext()
+        )
 
     def pause(self) -> None:
         """Let other workers time what they have, if they wait for it. It counts for no other stage, and has no end of its own: theirs have."""
@@ -187,7 +214,8 @@ class Worker:
                 waits.register(fd, POLLIN)
             patience = self.compilers.patience()
             ready = [fd for fd, _ in waits.poll(None if patience is None else 1000 * patience + 1)]
-            self.compilers.kill_overdue(set(ready))  # before what follows, which may take its time while they answer
+            # before what follows, which may take its time while they answer
+            self.compilers.kill_overdue(set(ready))
             for fd in ready:
                 if fd == self.sock.fileno():
                     message, fds = receive(self.sock)
@@ -201,7 +229,9 @@ class Worker:
                 elif answer := self.compilers.answered(compilers[fd]):
                     self.advance(*answer[0], answer[1])
                 if self.gpu is not None and self.gpu.lost:
-                    return  # the context is gone; the executor starts another worker, and what was in flight again
+                    # the context is gone; the executor starts another worker, and what was in
+                    # flight again
+                    return
 
     def _alarm(self, *_):
         raise Overtime
@@ -235,11 +265,14 @@ class Worker:
             self.last = "task"
             self.finish(job, folder, {"status": fault.status, "message": fault.message})
         except Fault as fault:
-            fallback = fault.status == "unsupported" and self.last == "run"  # the evaluator lacks an operation of the kernel's
+            # the evaluator lacks an operation of the kernel's
+            fallback = fault.status == "unsupported" and self.last == "run"
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback)
         except Overtime:  # the alarm went off just as the stage was over
             self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
-        except Exception:  # an error of ours: die, and leave word in the beacon of whose job it was, so that only this one is suspected
+        # an error of ours: die, and leave word in the beacon of whose job it was, so that only this
+        # one is suspected
+        except Exception:
             BEACON.pack_into(self.beacon, 0, job.id, time.monotonic() + PATIENCE, self.last.encode())
             raise
         else:
@@ -250,7 +283,9 @@ class Worker:
                 os.mkdir(folder, 0o700)
                 with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
                     file.write(job.source)
-            child = self.zygote.spawn(spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options)
+            child = self.zygote.spawn(
+                spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options
+            )
             self.waiting[child] = (job, generator, folder)
 
     def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
@@ -258,12 +293,16 @@ class Worker:
         if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
             self.gpu.own(None)
         shutil.rmtree(folder, ignore_errors=True)
-        # One line of what may be as long as a name in the candidate, or hold an assertion's own line breaks and escapes.
+        # One line of what may be as long as a name in the candidate, or hold an assertion's own line breaks
+        # and escapes.
         text = " ".join(verdict.get("message", "").split())
         verdict["message"] = "".join(c if c.isprintable() else "?" for c in text[:MESSAGE])
         verdict["stage"] = STAGES.get(verdict["status"], self.last)
         cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
-        send(self.sock, {"job": job.id, "verdict": verdict, "facts": job.facts, "cost": cost, "fallback": fallback})
+        send(
+            self.sock,
+            {"job": job.id, "verdict": verdict, "facts": job.facts, "cost": cost, "fallback": fallback},
+        )
 
 
 def main(sock: socket.socket, beacon: int, options: dict) -> None:
@@ -271,10 +310,12 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
     zygote = Zygote(TARGETS, sandbox.readable_paths())
     os.makedirs(options["folder"], mode=0o700, exist_ok=True)
     if options["memory"]:
-        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller blocks is lost to the limit.
+        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller
+        # blocks is lost to the limit.
         sandbox.libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
         sandbox.limit_memory(options["memory"])
-    if options["flavour"] == "gpu":  # the zygote records; this process stops pretending and takes the real GPU
+    # the zygote records; this process stops pretending and takes the real GPU
+    if options["flavour"] == "gpu":
         from nanotriton.executor.child import recorder
 
         recorder.uninstall()
@@ -283,7 +324,8 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
         if options["visible"] is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
     try:
-        with contextlib.suppress(EOFError, ConnectionError):  # the zygote died: the executor starts another pair
+        # the zygote died: the executor starts another pair
+        with contextlib.suppress(EOFError, ConnectionError):
             Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
     finally:
         remove_folder(options["folder"])

@@ -32,8 +32,14 @@ def copies(name: str) -> bool:
     packet = getattr(torch.ops.aten, name.split(".")[0])
     if packet is torch.ops.aten.native_batch_norm:
         return True
-    outs = [f for f in (getattr(packet, o) for o in packet.overloads()) if any(a.is_out for a in f._schema.arguments)]
-    return all(torch._C._dispatch_has_kernel_for_dispatch_key(f.name(), "CompositeExplicitAutograd") for f in outs)
+    outs = [
+        f
+        for f in (getattr(packet, o) for o in packet.overloads())
+        if any(a.is_out for a in f._schema.arguments)
+    ]
+    return all(
+        torch._C._dispatch_has_kernel_for_dispatch_key(f.name(), "CompositeExplicitAutograd") for f in outs
+    )
 
 
 def as_torch_runs(op: str, args: list, outs: list[torch.Tensor] | None) -> list[torch.Tensor] | None:
@@ -43,14 +49,31 @@ def as_torch_runs(op: str, args: list, outs: list[torch.Tensor] | None) -> list[
     """
     if op == "native_batch_norm.default" and len(args) == 8 and outs is None:
         return list(torch._batch_norm_impl_index(*args, torch.backends.cudnn.enabled)[:3])
-    if op != "convolution.default" or len(args) != 9 or outs is None or torch._C._select_conv_backend(*args) != torch._C._ConvBackend.Cudnn:
+    if (
+        op != "convolution.default"
+        or len(args) != 9
+        or outs is None
+        or torch._C._select_conv_backend(*args) != torch._C._ConvBackend.Cudnn
+    ):
         return None
     x, weight, bias, stride, padding, dilation, _, _, groups = args
     (out,), cudnn = outs, torch.backends.cudnn
-    two = [t.unsqueeze(2) if t.dim() == 3 else t for t in (x, weight, out)]  # in one dimension, as torch, with another of size one
-    stride, padding, dilation = ([n] * (two[0].dim() - x.dim()) + list(v) for n, v in ((1, stride), (0, padding), (1, dilation)))
+    # in one dimension, as torch, with another of size one
+    two = [t.unsqueeze(2) if t.dim() == 3 else t for t in (x, weight, out)]
+    stride, padding, dilation = (
+        [n] * (two[0].dim() - x.dim()) + list(v) for n, v in ((1, stride), (0, padding), (1, dilation))
+    )
     torch.ops.aten.cudnn_convolution.out(
-        two[0], two[1], padding, stride, dilation, groups, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, out=two[2]
+        two[0],
+        two[1],
+        padding,
+        stride,
+        dilation,
+        groups,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.allow_tf32,
+        out=two[2],
     )
     if bias is not None:
         out.add_(bias.view(-1, *[1] * (out.dim() - 2)))
@@ -76,6 +99,8 @@ def writes_into(name: str) -> Callable[[list, dict, list[torch.Tensor]], Any] | 
         others = {a.name: str(a.type) for a in arguments if not a.is_out}
         if outs and others | {k: v for k, v in plain.items() if k in factory} == plain:
             return lambda args, kwargs, given, f=found, names=outs, others=others: f(
-                *args, **{k: v for k, v in kwargs.items() if k in others}, **dict(zip(names, given, strict=True))
+                *args,
+                **{k: v for k, v in kwargs.items() if k in others},
+                **dict(zip(names, given, strict=True)),
             )
     return None

@@ -112,9 +112,13 @@ class CpuBackend:
 
 # What the evaluator's errors mean for a candidate. TTIR that it cannot read says nothing about the kernel.
 STATUS = {
-    ttir.OutOfBounds: "out_of_bounds", ttir.Race: "nondeterministic", ttir.Budget: "timeout",
-    ttir.AssertionFailed: "runtime_error", ttir.TooLarge: "out_of_resources", ttir.TTIRError: "unsupported",
-}  # fmt: skip
+    ttir.OutOfBounds: "out_of_bounds",
+    ttir.Race: "nondeterministic",
+    ttir.Budget: "timeout",
+    ttir.AssertionFailed: "runtime_error",
+    ttir.TooLarge: "out_of_resources",
+    ttir.TTIRError: "unsupported",
+}
 
 
 @functools.lru_cache(maxsize=256)
@@ -129,19 +133,32 @@ class Replay:
     """
 
     def __init__(
-        self, plan: Plan, device: str | torch.device = "cpu", backend: Backend | None = None, known: dict[str, torch.Tensor] | None = None
+        self,
+        plan: Plan,
+        device: str | torch.device = "cpu",
+        backend: Backend | None = None,
+        known: dict[str, torch.Tensor] | None = None,
     ):
         self.plan, self.known = plan, known or {}
         if backend is None and torch.device(device).type != "cpu":
             raise ValueError("a CUDA replay needs a arena.CudaBackend, which owns the arena")
         self.backend = backend or CpuBackend()
-        self._pointed_at = {plan.tensors[i].storage for c in plan.every_call() if isinstance(c, Launch) for i in c.tensors}
-        self._adopted: dict[int, tuple[torch.UntypedStorage, int]] = {}  # storages that are torch's own results
-        self._uploaded: dict[str, torch.Tensor] = {}  # initial bytes by hash, on the device: a load then waits for nothing
+        self._pointed_at = {
+            plan.tensors[i].storage for c in plan.every_call() if isinstance(c, Launch) for i in c.tensors
+        }
+        # storages that are torch's own results
+        self._adopted: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        # initial bytes by hash, on the device: a load then waits for nothing
+        self._uploaded: dict[str, torch.Tensor] = {}
         self.chosen: dict[int, int] = {}  # key of a choice -> alternative
         self.modified_inputs: list[int] = []
 
-    def run(self, inputs: list, weights: dict[str, torch.Tensor] | None = None, skip_launch: int | range | None = None) -> Any:
+    def run(
+        self,
+        inputs: list,
+        weights: dict[str, torch.Tensor] | None = None,
+        skip_launch: int | range | None = None,
+    ) -> Any:
         """Outputs as forward returned them: same containers, tensors of their own.
 
         inputs: the arguments of forward: shapes, dtypes and non-tensor values as recorded. They are copied, never written.
@@ -180,7 +197,9 @@ class Replay:
 
         def read() -> tuple[Any, list[torch.Tensor]]:
             outputs = decode(self.plan.outputs, lambda i: _copy(self.tensor(i)), self.backend.device)
-            return outputs, [_differ(self.tensor(i), given.to(self.backend.device)) for i, given in self._given]
+            return outputs, [
+                _differ(self.tensor(i), given.to(self.backend.device)) for i, given in self._given
+            ]
 
         outputs, changed = self.backend.finish(read)
         self.modified_inputs = [k for k, flag in enumerate(changed) if flag]
@@ -199,7 +218,12 @@ class Replay:
             self.backend.reset([])
             self._storages, self._tensors = {}, {}
 
-    def tune(self, inputs: list, weights: dict[str, torch.Tensor] | None, time: Callable[[Callable[[], None]], float]) -> None:
+    def tune(
+        self,
+        inputs: list,
+        weights: dict[str, torch.Tensor] | None,
+        time: Callable[[Callable[[], None]], float],
+    ) -> None:
         """Choose the fastest alternative of every choice. Each is tried on the memory as it is at that point, which is then put back.
 
         time(work): how long one call of work() takes. An alternative that cannot be launched is passed over.
@@ -213,13 +237,17 @@ class Replay:
         self.backend.finish(lambda: (None, []))
 
     def _try_alternatives(self, step: Choice, time: Callable[[Callable[[], None]], float]) -> None:
-        touched = {self.plan.tensors[i].storage for calls in step.alternatives for c in calls for i in _tensors_of(c)}
+        touched = {
+            self.plan.tensors[i].storage for calls in step.alternatives for c in calls for i in _tensors_of(c)
+        }
         for index in touched:
             self._allocate(index)
         saved = {i: self._bytes(i).clone() for i in touched}
         times, refusal = {}, None
         for number, calls in enumerate(step.alternatives):
-            work = lambda calls=calls: [self._aten(c) if isinstance(c, Aten) else self._launch(c) for c in calls]
+            work = lambda calls=calls: [
+                self._aten(c) if isinstance(c, Aten) else self._launch(c) for c in calls
+            ]
             try:
                 times[number] = time(work)
             except ReplayError as error:
@@ -232,7 +260,8 @@ class Replay:
             raise refusal
         self.chosen[step.key] = min(times, key=times.get)
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory
+    # ---------------------------------------------------------------------------------------------------
 
     def tensor(self, index: int) -> torch.Tensor:
         """A tensor of the plan as a view of its storage, which is allocated at first use."""
@@ -240,7 +269,9 @@ class Replay:
             t = self.plan.tensors[index]
             storage, start = self._allocate(t.storage)
             empty = torch.empty(0, dtype=DTYPES[t.dtype], device=self.backend.device)
-            self._tensors[index] = empty.set_(storage, start // empty.element_size() + t.offset, t.shape, t.stride)
+            self._tensors[index] = empty.set_(
+                storage, start // empty.element_size() + t.offset, t.shape, t.stride
+            )
         return self._tensors[index]
 
     def _allocate(self, index: int) -> tuple[torch.UntypedStorage, int]:
@@ -257,7 +288,9 @@ class Replay:
     def _fill(self, index: int, given: torch.Tensor, what: str) -> None:
         t = self.tensor(index)
         if t.shape != given.shape or t.dtype != given.dtype:
-            raise ValueError(f"{what}: {tuple(given.shape)} {given.dtype} given, {tuple(t.shape)} {t.dtype} recorded")
+            raise ValueError(
+                f"{what}: {tuple(given.shape)} {given.dtype} given, {tuple(t.shape)} {t.dtype} recorded"
+            )
         if 0 in t.stride():  # an expanded dimension is one row of memory
             rows = tuple(slice(0, 1) if s == 0 else slice(None) for s in t.stride())
             t, given = t[rows], given[rows]
@@ -272,7 +305,9 @@ class Replay:
             if s.blob in plan.blobs:
                 if s.nbytes:
                     if s.blob not in self._uploaded:
-                        self._uploaded[s.blob] = torch.frombuffer(bytearray(plan.blobs[s.blob]), dtype=torch.uint8).to(self.backend.device)
+                        self._uploaded[s.blob] = torch.frombuffer(
+                            bytearray(plan.blobs[s.blob]), dtype=torch.uint8
+                        ).to(self.backend.device)
                     self._bytes(index).copy_(self._uploaded[s.blob])
             elif s.blob in self.known and self.known[s.blob].nbytes == s.nbytes:
                 if index not in filled:
@@ -291,10 +326,15 @@ class Replay:
 
     def _adopt(self, index: int, value: torch.Tensor) -> bool:
         t = self.plan.tensors[index]
-        if (value.dtype, value.shape, value.stride()) != (DTYPES[t.dtype], torch.Size(t.shape), tuple(t.stride)):
+        if (value.dtype, value.shape, value.stride()) != (
+            DTYPES[t.dtype],
+            torch.Size(t.shape),
+            tuple(t.stride),
+        ):
             return False
         place = value.untyped_storage(), value.storage_offset() * value.element_size()
-        if place[0].data_ptr() in {storage.data_ptr() for storage, _ in self._storages.values()}:  # another's memory
+        # another's memory
+        if place[0].data_ptr() in {storage.data_ptr() for storage, _ in self._storages.values()}:
             return False
         self._storages[t.storage] = self._adopted[t.storage] = place
         return True
@@ -303,16 +343,20 @@ class Replay:
         for index in self._adopted:
             del self._storages[index]
         if self._adopted:
-            self._tensors = {i: t for i, t in self._tensors.items() if self.plan.tensors[i].storage not in self._adopted}
+            self._tensors = {
+                i: t for i, t in self._tensors.items() if self.plan.tensors[i].storage not in self._adopted
+            }
         self._adopted = {}
 
-    # -- steps ----------------------------------------------------------------------------------------------------
+    # -- steps
+    # ----------------------------------------------------------------------------------------------------
 
     def _aten(self, call: Aten) -> None:
         args = decode(call.args, self.tensor, self.backend.device)
         kwargs = {k: decode(v, self.tensor, self.backend.device) for k, v in call.kwargs.items()}
         source = SOURCE.get(call.name)
-        bools = source is not None and args[source].dtype == torch.bool  # any byte but 0 would become 1: torch would compare for the candidate
+        # any byte but 0 would become 1: torch would compare for the candidate
+        bools = source is not None and args[source].dtype == torch.bool
         if bools:
             args = list(map(_numbers, args))
         made, gpu = [i for i in call.outs if i is not None], self.backend.device.type == "cuda"
@@ -325,9 +369,12 @@ class Replay:
                 if into := writes_into(call.op):
                     into(args, kwargs, outs)
                     return
-            result = (as_torch_runs(call.op, args, None) if gpu and adopts else None) or operator(call.op)(*args, **kwargs)
+            result = (as_torch_runs(call.op, args, None) if gpu and adopts else None) or operator(call.op)(
+                *args, **kwargs
+            )
             results = result if isinstance(result, tuple | list) else [result]
-            for index, value in zip(call.outs, results):  # empty: statistics that a batch norm which is evaluated has not saved
+            # empty: statistics that a batch norm which is evaluated has not saved
+            for index, value in zip(call.outs, results):
                 if index is not None and value.numel() and not (adopts and self._adopt(index, value)):
                     self._fill(index, value, f"aten.{call.op}")
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -335,7 +382,9 @@ class Replay:
                 raise
             fatal = "CUDA error" in str(error)
             text = f"aten.{call.op}: {' '.join(str(error).split())[:300]}"
-            raise ReplayError("illegal_memory" if fatal else "runtime_error", text, call.line, fatal) from None
+            raise ReplayError(
+                "illegal_memory" if fatal else "runtime_error", text, call.line, fatal
+            ) from None
 
     def _launch(self, call: Launch) -> None:
         kernel = self.plan.kernels[call.kernel]
@@ -375,7 +424,13 @@ def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> N
             raise ValueError(f"a tensor was recorded, {type(given).__name__} is given")
         pairs.append((encoded["t"], given))
     elif isinstance(encoded, list) or tag in ("tuple", "dict"):
-        items = encoded if isinstance(encoded, list) else [v[1] for v in encoded[tag]] if tag == "dict" else encoded[tag]
+        items = (
+            encoded
+            if isinstance(encoded, list)
+            else [v[1] for v in encoded[tag]]
+            if tag == "dict"
+            else encoded[tag]
+        )
         values = list(given.values()) if isinstance(given, dict) else given
         if not isinstance(values, list | tuple) or len(values) != len(items):
             raise ValueError("the inputs' containers are not those recorded")
@@ -397,5 +452,9 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Whether any bit differs, so that NaN equals itself: a bool tensor, on its device."""
-    raw = lambda t: t.contiguous().reshape(-1).view(WORDS.get(t.element_size(), torch.uint8)) if t.numel() else t.new_empty(0, dtype=torch.uint8)
+    raw = lambda t: (
+        t.contiguous().reshape(-1).view(WORDS.get(t.element_size(), torch.uint8))
+        if t.numel()
+        else t.new_empty(0, dtype=torch.uint8)
+    )
     return (raw(a) != raw(b)).any()

@@ -14,7 +14,9 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-BEACON = struct.Struct("qd16s")  # shared memory of worker and executor: the job that computes, when it is overdue (monotonic), its stage
+# shared memory of worker and executor: the job that computes, when it is overdue (monotonic), its
+# stage
+BEACON = struct.Struct("qd16s")
 LOG = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20  # what a child may print
 HEADER_BYTES = 8 << 20  # of a result's header: as Python's objects JSON takes twenty times its size

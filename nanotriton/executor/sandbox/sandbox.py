@@ -35,24 +35,83 @@ from pathlib import Path
 libc = ctypes.CDLL(None, use_errno=True)
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
-PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 21, 22, 36, 38
+PR_SET_PDEATHSIG, PR_GET_SECCOMP, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = (
+    1,
+    21,
+    22,
+    36,
+    38,
+)
 CLONE_THREAD = 0x10000
 
-# x86-64 system calls that are refused with EPERM. Everything a recorder needs (files, memory, threads) is not among them.
+# x86-64 system calls that are refused with EPERM. Everything a recorder needs (files, memory, threads) is not
+# among them.
 DENIED = {
-    "socket": 41, "connect": 42, "bind": 49, "listen": 50, "accept": 43, "accept4": 288,
-    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "process_madvise": 440,
-    "tkill": 200, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_open": 434, "pidfd_send_signal": 424,
-    "pidfd_getfd": 438, "setpgid": 109, "setsid": 112, "setpriority": 141, "sched_setaffinity": 203,
-    "unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "open_tree": 428,
-    "move_mount": 429, "fsopen": 430, "fsmount": 432, "mount_setattr": 442, "open_by_handle_at": 304,
-    "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "add_key": 248, "request_key": 249, "keyctl": 250,
-    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
-    "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320, "reboot": 169,
-    "iopl": 172, "ioperm": 173, "swapon": 167, "swapoff": 168, "acct": 163, "quotactl": 179, "syslog": 103,
-    "setrlimit": 160, "memfd_create": 319, "memfd_secret": 447,  # a memfd would be memory beside RLIMIT_AS
-    "shmget": 29, "shmat": 30, "msgget": 68, "semget": 64, "mq_open": 240,  # System V and POSIX queues outlive their process
-}  # fmt: skip
+    "socket": 41,
+    "connect": 42,
+    "bind": 49,
+    "listen": 50,
+    "accept": 43,
+    "accept4": 288,
+    "ptrace": 101,
+    "process_vm_readv": 310,
+    "process_vm_writev": 311,
+    "kcmp": 312,
+    "process_madvise": 440,
+    "tkill": 200,
+    "rt_sigqueueinfo": 129,
+    "rt_tgsigqueueinfo": 297,
+    "pidfd_open": 434,
+    "pidfd_send_signal": 424,
+    "pidfd_getfd": 438,
+    "setpgid": 109,
+    "setsid": 112,
+    "setpriority": 141,
+    "sched_setaffinity": 203,
+    "unshare": 272,
+    "setns": 308,
+    "mount": 165,
+    "umount2": 166,
+    "pivot_root": 155,
+    "chroot": 161,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+    "fsmount": 432,
+    "mount_setattr": 442,
+    "open_by_handle_at": 304,
+    "bpf": 321,
+    "perf_event_open": 298,
+    "userfaultfd": 323,
+    "add_key": 248,
+    "request_key": 249,
+    "keyctl": 250,
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_uring_register": 427,
+    "init_module": 175,
+    "finit_module": 313,
+    "delete_module": 176,
+    "kexec_load": 246,
+    "kexec_file_load": 320,
+    "reboot": 169,
+    "iopl": 172,
+    "ioperm": 173,
+    "swapon": 167,
+    "swapoff": 168,
+    "acct": 163,
+    "quotactl": 179,
+    "syslog": 103,
+    "setrlimit": 160,
+    "memfd_create": 319,
+    "memfd_secret": 447,  # a memfd would be memory beside RLIMIT_AS
+    # System V and POSIX queues outlive their process
+    "shmget": 29,
+    "shmat": 30,
+    "msgget": 68,
+    "semget": 64,
+    "mq_open": 240,
+}
 FORKS = {"fork": 57, "vfork": 58, "execve": 59, "execveat": 322}
 CLONE, CLONE3, KILL, TGKILL, PRCTL, PRLIMIT64 = 56, 435, 62, 234, 157, 302
 OWN_PID = 0x7E7E7E7E  # stands for the process's own id in a program; no process has it
@@ -63,7 +122,8 @@ class Limits:
     """Limits of one sandboxed process. `seconds` is enforced by its zygote from the fork on; the CPU limit here backs it up."""
 
     seconds: float | None = 10.0  # None: a server, which its worker watches
-    memory: int | None = 2 << 30  # bytes of address space beyond what the zygote had mapped; None (CUDA): no such limit
+    # bytes of address space beyond what the zygote had mapped; None (CUDA): no such limit
+    memory: int | None = 2 << 30
     resident: int | None = None  # bytes in RAM, watched by the zygote: the limit where `memory` can't be one
     output: int = 64 << 20  # bytes of any one file it writes, its result included
     files: int = 256  # open files
@@ -134,20 +194,40 @@ def readable_paths() -> list[str]:
     import triton
 
     root = Path(__file__).resolve().parents[3]
-    paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")}
+    paths = {
+        sys.prefix,
+        sys.base_prefix,
+        sys.exec_prefix,
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("stdlib"),
+    }
     paths |= {str(Path(m.__file__).resolve().parent.parent) for m in (numpy, torch, triton)}
-    paths |= {"/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom"}
+    paths |= {
+        "/usr",
+        "/lib",
+        "/lib64",
+        "/bin",
+        "/etc/ld.so.cache",
+        "/etc/localtime",
+        "/dev/null",
+        "/dev/zero",
+        "/dev/urandom",
+    }
     paths |= {str(root / "nanotriton"), str(root / "reward")}
     real = sorted({os.path.realpath(p) for p in paths if p != "/"})
-    return [p for p in real if not any(p.startswith(q + "/") for q in real)]  # a rule covers what is below its path
+    # a rule covers what is below its path
+    return [p for p in real if not any(p.startswith(q + "/") for q in real)]
 
 
 def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -> None:
     """Landlock: from here on only these paths (and what is below them) can be opened. Does nothing where the kernel has none."""
     if not (abi := landlock_abi()):
         return
-    everything = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}.get(abi, (1 << 16) - 1)
-    attributes = struct.pack("QQQ", everything, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)  # files, TCP, scopes
+    everything = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}.get(
+        abi, (1 << 16) - 1
+    )
+    # files, TCP, scopes
+    attributes = struct.pack("QQQ", everything, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     attributes = attributes[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_long(0))
     reading = 1 << 0 | 1 << 2 | 1 << 3  # execute (dlopen), read file, read folder
@@ -159,7 +239,13 @@ def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -
             except OSError:
                 continue  # a path that is not there needs no rule
             allowed = access & everything & (~0 if os.path.isdir(path) else on_files)
-            _syscall(LANDLOCK_ADD, ctypes.c_long(ruleset), ctypes.c_long(1), struct.pack("=Qi", allowed, fd), ctypes.c_long(0))
+            _syscall(
+                LANDLOCK_ADD,
+                ctypes.c_long(ruleset),
+                ctypes.c_long(1),
+                struct.pack("=Qi", allowed, fd),
+                ctypes.c_long(0),
+            )
             os.close(fd)
     _syscall(LANDLOCK_RESTRICT, ctypes.c_long(ruleset), ctypes.c_long(0))
     os.close(ruleset)
@@ -181,7 +267,8 @@ def call_filter(exec_ok: bool, cuda: bool) -> bytes:
     has_bit = lambda value, yes, no: op(0x45, yes, no, value)
     allow, kill = op(0x06, 0, 0, 0x7FFF0000), op(0x06, 0, 0, 0x80000000)
     fail = lambda errno: op(0x06, 0, 0, 0x00050000 | errno)
-    program = [load(4), equal(0xC000003E, 1, 0), kill, load(0), has_bit(0x40000000, 0, 1), kill]  # x86-64 only, and not x32
+    # x86-64 only, and not x32
+    program = [load(4), equal(0xC000003E, 1, 0), kill, load(0), has_bit(0x40000000, 0, 1), kill]
     denied = DENIED if exec_ok else DENIED | FORKS
     if cuda:
         denied = {name: number for name, number in denied.items() if name not in ("socket", "bind", "listen")}
@@ -204,7 +291,10 @@ def restrict_calls(exec_ok: bool = False, cuda: bool = False) -> None:
     program = call_filter(exec_ok, cuda).replace(struct.pack("I", OWN_PID), struct.pack("I", os.getpid()))
     code = ctypes.create_string_buffer(program)
     prog = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code)))
-    if libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(prog), 0, 0) != 0 and libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0:
+    if (
+        libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(prog), 0, 0) != 0
+        and libc.prctl(PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
+    ):
         raise OSError(ctypes.get_errno(), "seccomp filter refused")
 
 
@@ -239,7 +329,15 @@ def limit_memory(more: int) -> None:
 
 
 def enter(
-    folder: str, limits: Limits, read: list[str], *, write: bool = False, also: list[str] = (), devices: list[str] = (), exec_ok: bool = False, cuda: bool = False
+    folder: str,
+    limits: Limits,
+    read: list[str],
+    *,
+    write: bool = False,
+    also: list[str] = (),
+    devices: list[str] = (),
+    exec_ok: bool = False,
+    cuda: bool = False,
 ) -> None:
     """Confine this process for good. `folder` becomes its home and working folder, writable only with `write`.
 
@@ -248,15 +346,26 @@ def enter(
     """
     os.chdir(folder)
     os.umask(0o077)
-    for name in set(os.environ) - {"PATH", "LD_LIBRARY_PATH", "LANG", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"}:
+    for name in set(os.environ) - {
+        "PATH",
+        "LD_LIBRARY_PATH",
+        "LANG",
+        "TRITON_INTERPRET",
+        "CUDA_VISIBLE_DEVICES",
+    }:
         del os.environ[name]
-    os.environ.update(HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache"))
+    os.environ.update(
+        HOME=folder, TMPDIR=folder, TRITON_HOME=folder, TRITON_CACHE_DIR=os.path.join(folder, "cache")
+    )
     # torch._dynamo asks whose process it is, and the system's file of users is not to be read.
     os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", USER="candidate")
-    tempfile.tempdir = folder  # this process remembers its ancestor's; and where nothing may be written, none would be found
+    # this process remembers its ancestor's; and where nothing may be written, none would be found
+    tempfile.tempdir = folder
     set_limits(limits)
     drop_capabilities()
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     own = [f"/proc/{os.getpid()}"] if cuda else []
-    restrict_files([*read, *also, *([] if write else [folder])], [*own, *([folder] if write else [])], devices)
+    restrict_files(
+        [*read, *also, *([] if write else [folder])], [*own, *([folder] if write else [])], devices
+    )
     restrict_calls(exec_ok, cuda)

@@ -68,7 +68,11 @@ class CompileServers:
     def kill_overdue(self, ready: set[int]) -> None:
         """ready: file descriptors of those that have something to say, which are not late: their worker is."""
         for server in self.servers:
-            late = server.order and not server.killed and time.monotonic() > server.order.started + server.order.limits.seconds
+            late = (
+                server.order
+                and not server.killed
+                and time.monotonic() > server.order.started + server.order.limits.seconds
+            )
             if late and server.sock.fileno() not in ready and self.zygote.kill(server.child):
                 server.killed = "timeout"
 
@@ -93,7 +97,10 @@ class CompileServers:
         if server is None:
             return None
         self._forget(server)
-        order, killed = server.order, report.killed or server.killed or ("timeout" if report.signal == signal.SIGALRM else None)
+        order, killed = (
+            server.order,
+            report.killed or server.killed or ("timeout" if report.signal == signal.SIGALRM else None),
+        )
         if order and not killed and not order.again:
             os.close(order.result)
             order.again = True
@@ -129,7 +136,9 @@ class CompileServers:
         folder = os.path.join(self.folder, f"compile-{self.started}")
         os.mkdir(folder, 0o700)
         endless = sandbox.Limits(None, limits.memory, output=limits.output, files=limits.files)
-        child = self.zygote.spawn("compile", folder, {}, endless, (theirs.fileno(),), write=True, exec_ok=True)
+        child = self.zygote.spawn(
+            "compile", folder, {}, endless, (theirs.fileno(),), write=True, exec_ok=True
+        )
         theirs.close()
         self.servers.append(Server(child, ours, folder))
         return self.servers[-1]

@@ -25,12 +25,22 @@ import time
 from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import sandbox
-from nanotriton.executor.sandbox.protocol import LOG, LOG_BYTES, Ended, Report, memory_file, pair, receive, send
+from nanotriton.executor.sandbox.protocol import (
+    LOG,
+    LOG_BYTES,
+    Ended,
+    Report,
+    memory_file,
+    pair,
+    receive,
+    send,
+)
 
 SLOW = 1.0  # seconds after which a child has to let others pass
 
 
-# ---- the zygote: forks children, enforces their limits, reaps them -------------------------------------------------
+# ---- the zygote: forks children, enforces their limits, reaps them
+# -------------------------------------------------
 
 
 @dataclass
@@ -54,7 +64,8 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
         args = json.loads(os.pread(arguments, os.fstat(arguments).st_size, 0))
         null = os.open(os.devnull, os.O_RDONLY)
         wanted = [null, log, log, result, *extra]
-        high = [os.dup2(fd, 100 + i) for i, fd in enumerate(wanted)]  # out of the way first, then 0, 1, 2, 3, ...
+        # out of the way first, then 0, 1, 2, 3, ...
+        high = [os.dup2(fd, 100 + i) for i, fd in enumerate(wanted)]
         for i, fd in enumerate(high):
             os.dup2(fd, i)
         os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
@@ -62,7 +73,8 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
         sandbox.enter(request["folder"], sandbox.Limits(**request["limits"]), readable, **options)
         targets[request["target"]](Report(3), list(range(4, 4 + len(extra))), request["folder"], args)
         status = 0
-    except BaseException as error:  # whatever a candidate manages to raise: the parent's code must never run in the child
+    # whatever a candidate manages to raise: the parent's code must never run in the child
+    except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace")[-2000:])
     finally:
         os._exit(status)
@@ -76,7 +88,14 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
         child_main(request, fds, parent, targets, readable)
     for fd in fds:
         os.close(fd)
-    return Child(request["id"], pid, started, sandbox.Limits(**request["limits"]), request["folder"], forks=options.get("exec_ok", False))
+    return Child(
+        request["id"],
+        pid,
+        started,
+        sandbox.Limits(**request["limits"]),
+        request["folder"],
+        forks=options.get("exec_ok", False),
+    )
 
 
 def overdue(child: Child, now: float) -> str | None:
@@ -181,14 +200,29 @@ class Zygote:
         self.pids: dict[int, int] = {}
         self.next_id = 0
 
-    def spawn(self, target: str, folder: str, args: dict, limits: sandbox.Limits, extra: tuple[int, ...] = (), **options) -> int:
+    def spawn(
+        self,
+        target: str,
+        folder: str,
+        args: dict,
+        limits: sandbox.Limits,
+        extra: tuple[int, ...] = (),
+        **options,
+    ) -> int:
         """Start one child; returns its id. Its end arrives through `event`."""
         self.next_id += 1
-        arguments = memory_file("arguments", args)  # those of a module of many weights are larger than a message can be
+        # those of a module of many weights are larger than a message can be
+        arguments = memory_file("arguments", args)
         result, log = os.memfd_create("result"), os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(log, LOG_BYTES)
         fcntl.fcntl(log, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)  # printing more fails
-        request = {"id": self.next_id, "target": target, "folder": folder, "limits": asdict(limits), "sandbox": options}
+        request = {
+            "id": self.next_id,
+            "target": target,
+            "folder": folder,
+            "limits": asdict(limits),
+            "sandbox": options,
+        }
         send(self.sock, request, (arguments, result, log, *extra))
         os.close(arguments)
         self.running[self.next_id] = (result, log, limits.output)
@@ -218,10 +252,15 @@ class Zygote:
         if printed > LOG_BYTES - (64 << 10):
             ended.killed = ended.killed or "output_limit"
         if ended.header is None:
-            LOG.debug("child %d left no answer: %s", ended.id, os.pread(log, 4096, max(0, printed - 4096)).decode("utf-8", "replace"))
+            LOG.debug(
+                "child %d left no answer: %s",
+                ended.id,
+                os.pread(log, 4096, max(0, printed - 4096)).decode("utf-8", "replace"),
+            )
         os.close(result)
         os.close(log)
         return ended
 
 
-# ---- the base: imports once, forks workers -------------------------------------------------------------------------
+# ---- the base: imports once, forks workers
+# -------------------------------------------------------------------------
