@@ -122,6 +122,7 @@ class Run:
             mine = self.world.share(self.wanted)
             with self.stage("candidates"):
                 self.collect(mine)
+                self.withhold_drafts()
             with self.stage("judging"):
                 self.judge(mine)
             self.world.barrier()

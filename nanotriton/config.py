@@ -1,4 +1,4 @@
-"""A documented dataclass is the command line: every field is a flag, its trailing comment is its help.
+"""A documented dataclass is the command line: every field is a flag, its comment is its help.
 
     @dataclass
     class Config:
@@ -11,13 +11,14 @@
 A user's mistake ends in one line that names what is accepted, and exit code 2.
 """
 
+import ast
 import dataclasses
 import difflib
 import math
 import operator
 import os
-import re
 import sys
+import textwrap
 import types
 import typing
 from inspect import getsource
@@ -61,8 +62,19 @@ def writable(path: str) -> None:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """Field name -> its trailing comment, read from the class's own source (a field is one line)."""
-    return dict(re.findall(r"^\s+(\w+)\s*:.*?#\s*(.*)$", getsource(cls), flags=re.MULTILINE))
+    """Field name -> its help, read from the class's own source: the comment lines above the field, then its trailing comment."""
+    lines = textwrap.dedent(getsource(cls)).splitlines()
+    found = {}
+    for node in ast.parse("\n".join(lines)).body[0].body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        first = node.lineno - 1
+        while lines[first - 1].strip().startswith("#"):
+            first -= 1
+        above = lines[first : node.lineno - 1]
+        trailing = [line.partition("  #")[2] for line in lines[node.lineno - 1 : node.end_lineno]]
+        found[node.target.id] = " ".join(filter(None, (text.strip(" #") for text in above + trailing)))
+    return found
 
 
 def unwrap(kind: Any) -> tuple[Any, list[str], bool]:

@@ -1,6 +1,5 @@
 """Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ class Episode:
     logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
     finish_reason: str  # "stop" or "length"
     old: list[float] | None = None  # the trainer's logprobs of them, where a mismatch correction needs them
+    # their text without the end token, behind the <think> that the chat template opened, if it did
     completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
@@ -94,6 +94,7 @@ def rollout(
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest)
+    opened = [opened_reasoning(prompt_text(task.source, tokenizer)) for task in tasks]
     requests = [
         Request(
             p,
@@ -114,7 +115,7 @@ def rollout(
         task = tasks[sample.request]
         episode = Episode(task, prompts[sample.request], sample.ids, sample.logprobs, sample.finish_reason)
         ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-        episode.completion = tokenizer.decode(ids)
+        episode.completion = opened[sample.request] + tokenizer.decode(ids)
         episode.candidate = extract_candidate(episode.completion)
         episodes[sample.request, sample.index] = episode
         progress.update()
@@ -137,7 +138,3 @@ def rollout(
             progress.update()
         clock("reward")
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
-
-
-def statuses(groups: Sequence[Sequence[Episode]]) -> dict[str, int]:
-    return dict(Counter(e.verdict.status for group in groups for e in group).most_common())

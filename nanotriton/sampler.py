@@ -23,7 +23,7 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import die
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
 from nanotriton.model import Transformer

@@ -18,7 +18,7 @@ from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import BinaryCache
-from nanotriton.executor.gpu.locks import hold_alone, hold_shared
+from nanotriton.executor.gpu.locks import Turns
 from nanotriton.executor.gpu.timing import Stopwatch
 
 # bytes of freed memory that are overwritten, and that a worker keeps between two turns; to give
@@ -105,22 +105,11 @@ class Gpu:
 
     @contextmanager
     def busy(self):
-        """Work that may share the GPU with other workers', but not with a stopwatch, nor with what needs all memory."""
-        hold_shared(self._memory_wanted, self._memory)
-        hold_shared(self._room_wanted, self._room)
-        try:
+        """Work beside other workers'. Much memory is given back at the end, for the others, until this worker's next turn."""
+        with self.turns.busy():
             yield
             if not self.lost and memory_in_use("reserved") > WIPED:
-                self.clear()  # for the others, until this worker's next turn
-        finally:
-            fcntl.flock(self._room, fcntl.LOCK_UN)
-            fcntl.flock(self._memory, fcntl.LOCK_UN)
-
-    def pause(self) -> None:
-        """Within `busy`: let those go first who wait for quiet. A stopwatch of 10 ms should not wait for a candidate's whole judgement."""
-        if not self._is_quiet:
-            fcntl.flock(self._room, fcntl.LOCK_UN)
-            hold_shared(self._room_wanted, self._room)
+                self.clear()
 
     def clear(self) -> None:
         """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
@@ -131,7 +120,7 @@ class Gpu:
 
     @contextmanager
     def alone(self):
-        """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
+        """Within `busy`: work that needs the memory of all, once the others are done with what they have begun."""
         self.clear()
         # nobody holds it without the memory, so who has that alone needs no more
         fcntl.flock(self._room, fcntl.LOCK_UN)
@@ -148,18 +137,6 @@ class Gpu:
         """Within `busy`: no other worker uses this GPU meanwhile."""
         if self._is_quiet:  # as who is alone is
             yield
-            return
-        with hold_alone(self._room_wanted, self._room), self._told():
-            yield
-
-    @contextmanager
-    def _told(self):
-        """It is quiet: what asks for quiet, or would pause for others, need not."""
-        self._is_quiet = True
-        try:
-            yield
-        finally:
-            self._is_quiet = False
 
 
 def most(path: str, free: int) -> int:
