@@ -284,11 +284,17 @@ def read_pair(line: str) -> tuple[str, str]:
     return row["prompt"], row["completion"]
 
 
-def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a prompt as it stands: one user message where there is a chat template."""
-    return tokenizer.encode(
-        tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt
-    )
+def chat_text(prompt: str, tokenizer: Tokenizer) -> str:
+    """A prompt as it stands: one user message where there is a chat template."""
+    return tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt
+
+
+def after_opened(reasoning: str, completion: str) -> str:
+    """What a model is to write where the chat template has opened `reasoning` ("<think>", or "" if it has not): a completion without
+    any closes it at once, for nothing before the close counts as an answer; one that opens it too must not do so twice."""
+    if not reasoning or CLOSE in completion:
+        return completion.removeprefix(reasoning)
+    return f"\n{CLOSE}\n\n{completion}"
 
 
 def encode(

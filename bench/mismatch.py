@@ -20,8 +20,7 @@ from nanotriton.attention import packed
 from nanotriton.grpo import mismatch
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelError
-from nanotriton.sampler import Sampler
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request, Sampler
 from nanotriton.tasks.prompt import build_prompt
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tokenizer import Tokenizer

@@ -166,6 +166,16 @@ class Run:
                     f"{self.cfg.out} holds another candidate for problem {p.name}, sample {s}: give another --out, or --fresh"
                 )
 
+    def withhold_drafts(self) -> None:
+        """What an endpoint's answers hold when they were cut inside their reasoning is no candidate. Only all answers together tell."""
+        if not self.cfg.endpoint:
+            return
+        self.world.barrier()
+        self.journal.read()
+        samples = [line for (kind, *_), line in self.journal.entries.items() if kind == "sample"]
+        for sample in sources.cut_in_reasoning(samples):
+            sample |= {"candidate": None, "error": "it was cut inside its reasoning"}
+
     def save(self, name: str, s: int, policy: str, verdict: Verdict, **more) -> None:
         # ours: not written down, so that it is tried again when the run is continued
         if verdict.status == "infra_error":

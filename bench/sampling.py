@@ -27,8 +27,7 @@ from bench import environment
 from bench.decode import copy_bandwidth
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.sampler import Sampler
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request, Sampler
 
 QWEN3 = dict(
     model_type="qwen3",

@@ -58,8 +58,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     """Sample with nanotriton.sampler on this rank's device; the samples of one prompt share its prefill."""
     import torch
 
-    from nanotriton.sampler import Sampler
-    from nanotriton.scheduler import Request
+    from nanotriton.sampler import Request, Sampler
     from nanotriton.tokenizer import Tokenizer
     from nanotriton.weights import load_model
 

@@ -39,8 +39,7 @@ from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.run import launch, make_executor, make_sampler, sync_weights
-from nanotriton.sampler import Sample, Sampler
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task
 from nanotriton.weights import shard_rows

@@ -53,12 +53,25 @@ def select(
         raise RuntimeError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
     if backend == "sdpa":
         return None
-    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        if backend is not None:
-            raise RuntimeError(
-                f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}"
-            )
-        return None
+    half = device == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if backend is None:
+        return _first(head_dim) if half else None
+    if not half:
+        raise RuntimeError(
+            f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}"
+        )
+    if not _takes(backend, head_dim):
+        raise RuntimeError(
+            f"attention backend {backend} takes head sizes that are multiples of 8 up to {WIDEST[backend]}, not {head_dim}"
+        )
+    kernel, reason = _load(backend)
+    if kernel is None:
+        raise RuntimeError(f"attention backend {backend} does not import: {reason}")
+    return kernel
+
+
+def _first(head_dim: int) -> Callable | None:
+    """The kernel of the first backend that takes such heads and can be loaded."""
     reasons = []
     for name in BACKENDS[:-1]:
         kernel, reason = (

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from nanotriton import log
 from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
-from nanotriton.rules.extract import extract_candidate
-from nanotriton.sampler import Sample, Sampler
-from nanotriton.scheduler import Request
-from nanotriton.tasks.prompt import build_prompt
+from nanotriton.rules.extract import extract_candidate, opened_reasoning
+from nanotriton.sampler import Request, Sample, Sampler
+from nanotriton.tasks.prompt import build_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict

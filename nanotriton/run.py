@@ -296,7 +296,8 @@ def heldout(
     max_tokens: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every rank's samples are kept in samples.jsonl
+    and counted.
 
     The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
     """

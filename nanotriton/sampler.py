@@ -71,7 +71,7 @@ class Sampler:
         )
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
         # samples that read a prompt at once
-        self.per_tile = max(64 * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
+        self.per_tile = max(TILE_ROWS * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
         self.width = pages_for(self.config.max_position_embeddings, self.page_size)
         self.kv = KVCache(
             self.config.num_hidden_layers,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from nanotriton.config import ConfigError
-from nanotriton.executor import Executor, children, executor, processes
+from nanotriton.executor import Executor, executor, processes
 from nanotriton.executor.common.card import DEFAULT, Card
-from nanotriton.executor.gpu import compiler, driver
+from nanotriton.executor.gpu import compile_server, compiler, driver
 from nanotriton.executor.gpu.ask import ATTRIBUTES, main
 from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
 from nanotriton.executor.replay.replayer import Replay
@@ -85,7 +85,7 @@ def test_cubins_are_made_for_each_card(card):
 
 
 def test_compile_servers_compile_for_the_card_of_the_order(tmp_path):
-    zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     for each in (A100, RTX5090):
         pool.submit(each.arch, GOOD | {"card": asdict(each)}, LIMITS)

@@ -16,6 +16,10 @@ CASES = {
 }
 
 
+# that models have; and any other even number, 100 of OpenLLaMA 3B for one
+HEAD_SIZES = (16, 32, 64, 80, 96, 128, 160, 192, 256)
+
+
 def make_case(
     sizes,
     prompts,

@@ -18,7 +18,7 @@ from nanotriton.data import pack, score
 from nanotriton.kernels.adam8 import AdamW8bit
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.run import make_sampler, sync_weights
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request
 from nanotriton.weights import save_model
 from nanotriton.world import World
 

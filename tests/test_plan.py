@@ -6,7 +6,6 @@ import random
 import pytest
 
 from nanotriton.plan import aten
-from nanotriton.plan.aten import PlanError
 from nanotriton.plan.plan import (
     MAGIC,
     OPTIONS,
@@ -15,6 +14,7 @@ from nanotriton.plan.plan import (
     Kernel,
     Launch,
     Plan,
+    PlanError,
     Storage,
     Tensor,
     Weight,

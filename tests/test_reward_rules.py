@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from nanotriton.rules.policy import POLICIES
-from nanotriton.rules.rules import check_source
+from nanotriton.rules.rules import POLICIES, check_source
 
 HEAD = """import torch
 import torch.nn as nn

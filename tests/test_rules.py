@@ -21,8 +21,7 @@ from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.rollout import Episode, seed_of
 from nanotriton.run import Clock
-from nanotriton.sampler import Sampler
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request, Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.weights import load_config, load_model, save_model

@@ -14,8 +14,7 @@ from nanotriton.attention import packed
 from nanotriton.graphs import Graphs
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.sampler import Sampler, main
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request, Sampler, main
 from nanotriton.weights import save_model
 
 FAMILIES = {

@@ -278,6 +278,7 @@ def _attend_pages_kernel(
     scale,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes out."""
@@ -322,6 +323,7 @@ def _prefix_kernel(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -337,9 +339,8 @@ def _prefix_kernel(
     row = tl.load(tile_rows + tile * R + i // SHARE, mask=i < R * SHARE, other=-1)
     live = row >= 0
     head = kv_head * SHARE + i % SHARE
-    tile_q = tl.load(
-        q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0
-    )
+    mask = _heads_mask(live, d, DIM, LANES)
+    tile_q = tl.load(q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, LANES], tl.float32)
     top, total, acc = _attend_pages_kernel(
@@ -357,14 +358,13 @@ def _prefix_kernel(
         scale,
         PAGE,
         DIM,
+        LANES,
         PRECISION,
     )
     at = (split * rows + row) * HEADS + head
     empty = first >= last
     tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
-    tl.store(
-        out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=live[:, None]
-    )
+    tl.store(out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=mask)
 
 
 @triton.jit
@@ -389,6 +389,7 @@ def _tail_kernel(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -434,6 +435,7 @@ def _tail_kernel(
         scale,
         PAGE,
         DIM,
+        LANES,
         PRECISION,
     )
     at = (split * rows + row) * HEADS + head
@@ -474,11 +476,14 @@ def _decode_cuda(
     prefix_out, prefix_lse = batch.cache["prefix"]
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     tail_out, tail_lse = batch.cache["tail"] if splits > 1 else (out, prefix_lse)
+    lanes = max(16, triton.next_power_of_2(dim))  # tl.dot wants 16 at least
+    options = _options(q, lanes, page_size)
     shape = dict(
         HEADS=heads,
         SHARE=share,
         PAGE=page_size,
         DIM=dim,
+        LANES=lanes,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
     )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
@@ -502,7 +507,7 @@ def _decode_cuda(
         BLOCK=block,
         SPLITS=prefix_splits,
         **shape,
-        **PREFIX_OPTIONS,
+        **options,
     )
     _tail_kernel[(rows, kv_heads, splits)](
         q,
@@ -524,10 +529,10 @@ def _decode_cuda(
         PREFIX_SPLITS=prefix_splits,
         SPLITS=splits,
         **shape,
-        **TAIL_OPTIONS,
+        **options,
     )
     if splits > 1:
         _merge_kernel[(rows * heads,)](
-            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, num_warps=1
+            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1
         )
     return out

@@ -11,7 +11,7 @@ from nanotriton import distributed
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig
 from nanotriton.run import make_sampler, sync_weights
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request
 from nanotriton.world import World
 
 WORLD = World(device=torch.device("cuda", 0))

@@ -14,8 +14,7 @@ from nanotriton.attention import packed
 from nanotriton.kernels import decode, sample
 from nanotriton.kernels.decode import decode_attention, write_kv
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.sampler import Sampler
-from nanotriton.scheduler import Request
+from nanotriton.sampler import Request, Sampler
 from tests.test_decode import CASES, groups_of, make_case, reference, relative_error
 from tests.test_sampler import chi_square_z, make_model, prompts
 

@@ -50,22 +50,7 @@ class Gpu:
         folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
         os.makedirs(folder, mode=0o700, exist_ok=True)
         name = os.path.join(folder, str(here.uuid))
-        self._open_locks(name)
-
-    def _open_locks(self, name: str) -> None:
-        """Two locks, each with another that says that somebody wants it alone, so that those are not passed over for ever.
-
-        Several stopwatches that want quiet have it one after the other: the rest has to be waited for only once.
-
-        room: held shared while the GPU may be used, alone by a stopwatch. memory: held shared while tensors may lie there, through all pauses,
-        and alone by who needs the memory of all.
-        """
-        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._room_wanted, self._room, self._memory_wanted, self._memory = (
-            os.open(f"{name}.{lock}", flags, 0o600)
-            for lock in ("room-wanted", "room", "memory-wanted", "memory")
-        )
-        self._is_quiet = False
+        self.turns = Turns(name)
 
     def own(self, runner) -> None:
         """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""
@@ -122,20 +107,7 @@ class Gpu:
     def alone(self):
         """Within `busy`: work that needs the memory of all, once the others are done with what they have begun."""
         self.clear()
-        # nobody holds it without the memory, so who has that alone needs no more
-        fcntl.flock(self._room, fcntl.LOCK_UN)
-        try:
-            with hold_alone(self._memory_wanted, self._memory), self._told():
-                yield
-        finally:
-            # after the memory, as in `busy`: who waited for that with the room in hand would never
-            # have it
-            hold_shared(self._room_wanted, self._room)
-
-    @contextmanager
-    def quiet(self):
-        """Within `busy`: no other worker uses this GPU meanwhile."""
-        if self._is_quiet:  # as who is alone is
+        with self.turns.alone():
             yield
 
 

@@ -16,8 +16,7 @@ from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.plan.aten import PlanError
-from nanotriton.plan.plan import DTYPES, Plan
+from nanotriton.plan.plan import DTYPES, Plan, PlanError
 from nanotriton.rules import rules
 from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
 

@@ -56,8 +56,7 @@ def script_mode(job, worker) -> Generator:
 def replay(job, worker, data: bytes) -> Any:
     """The answer of a recorded file."""
     from nanotriton.executor.replay.replayer import Replay, ReplayError
-    from nanotriton.plan.aten import PlanError
-    from nanotriton.plan.plan import Plan
+    from nanotriton.plan.plan import Plan, PlanError
     from nanotriton.verdict import Fault, out_of_memory
 
     try:
