@@ -97,7 +97,7 @@ class Quiet:
         torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:
-        with self.gpu.quiet():
+        with self.gpu.turns.quiet():
             return self.gpu.watch.time(works, budget)
 
 

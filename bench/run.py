@@ -124,6 +124,7 @@ class Run:
             mine = self.world.share(self.wanted)
             with self.stage("candidates"):
                 self.collect(mine)
+                self.withhold_drafts()
             with self.stage("judging"):
                 self.judge(mine)
             self.world.barrier()
@@ -166,6 +167,16 @@ class Run:
                 raise ConfigError(
                     f"{self.cfg.out} holds another candidate for problem {p.name}, sample {s}: give another --out, or --fresh"
                 )
+
+    def withhold_drafts(self) -> None:
+        """What an endpoint's answers hold when they were cut inside their reasoning is no candidate. Only all answers together tell."""
+        if not self.cfg.endpoint:
+            return
+        self.world.barrier()
+        self.journal.read()
+        samples = [line for (kind, *_), line in self.journal.entries.items() if kind == "sample"]
+        for sample in sources.cut_in_reasoning(samples):
+            sample |= {"candidate": None, "error": "it was cut inside its reasoning"}
 
     def save(self, name: str, s: int, policy: str, verdict: Verdict, **more) -> None:
         # ours: not written down, so that it is tried again when the run is continued

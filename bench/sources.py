@@ -22,6 +22,7 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import ConfigError, reason
+from nanotriton.rules.extract import CLOSE, OPEN, opened_reasoning
 
 # the server's trouble, or its way of saying "later"
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -67,7 +68,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     groups: dict[str, list[Ask]] = {}
     for ask in asks:
         groups.setdefault(ask.problem, []).append(ask)
-    requests, wanted, longest = [], [], sampler.config.max_position_embeddings
+    requests, wanted, opened, longest = [], [], [], sampler.config.max_position_embeddings
     for group in groups.values():
         messages = [{"role": role, "content": text} for role, text in group[0].messages]
         text = tokenizer.chat(messages) if tokenizer.has_chat_template else group[0].plain
@@ -77,6 +78,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
                 save(ask, "", {"finish_reason": "length", "tokens": 0})
             continue
         wanted.append(group)
+        opened.append(opened_reasoning(text))
         requests.append(
             Request(
                 ids,
@@ -93,7 +95,9 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
         def finished(sample) -> None:
             ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
             details = {"finish_reason": sample.finish_reason, "tokens": len(sample.ids)}
-            save(wanted[sample.request][sample.index], tokenizer.decode(ids), details)
+            save(
+                wanted[sample.request][sample.index], opened[sample.request] + tokenizer.decode(ids), details
+            )
             progress.update()
 
         try:
@@ -276,6 +280,17 @@ class Endpoint:
         finally:
             self.stop.set()
         return failures
+
+
+def cut_in_reasoning(samples: list[dict]) -> list[dict]:
+    """Those of an endpoint's samples that were cut inside reasoning which its chat template had opened.
+
+    A server doesn't show the prompt that it made. But an answer that closes reasoning without opening it tells of such a template;
+    then one that did not come to an end of its own and closes none has no answer yet.
+    """
+    if not any(CLOSE in s["completion"] and OPEN not in s["completion"].partition(CLOSE)[0] for s in samples):
+        return []
+    return [s for s in samples if CLOSE not in s["completion"] and s.get("finish_reason") != "stop"]
 
 
 def retry_after(value: str | None) -> float | None:

@@ -70,7 +70,7 @@ def clock(
     try:
         with worker.stage("time", job.timeout):
             ready = [gpu.watch.prepare(work) for work in works]
-        with gpu.quiet(), worker.stage("time", job.timeout):
+        with gpu.turns.quiet(), worker.stage("time", job.timeout):
             timings = gpu.watch.time(ready)
         with worker.stage("time", job.timeout):
             return timings, runner.replay.outputs()

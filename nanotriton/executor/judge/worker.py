@@ -200,7 +200,7 @@ class Worker:
         """Let other workers time what they have, if they wait for it. It counts for no other stage, and has no end of its own: theirs have."""
         if self.gpu is not None:
             with self.stage("wait", DAY):
-                self.gpu.pause()
+                self.gpu.turns.pause()
 
     # ---- the loop ----
 
