@@ -13,7 +13,7 @@ and whatever else was in flight runs again.
 Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict` and, of the executor,
 `common`, `sandbox`, `ttir` and `replay`.
 
-    gpu.py              what a worker has on its GPU, and how workers take turns
+    gpu.py              what a worker has on its GPU
     arena.py            the backend of a replay: one arena with guard zones
     driver.py           the CUDA driver by ctypes: load a cubin, launch it
     compiler.py         TTIR to cubin, and the cache of both
@@ -21,5 +21,5 @@ Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict` 
     libdevice.py        CUDA's math library, linked quickly
     halves.py           launches in two halves, for kernels whose programs may see each other's work
     timing.py           the stopwatch
-    locks.py            locks that many processes share and some want alone
+    locks.py            how the workers of a GPU take turns
 """
