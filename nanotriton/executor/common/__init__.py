@@ -10,5 +10,6 @@ Who may import it. Every part of the executor may. It imports `plan` at most.
 
     construct.py   seeds, and how constants are moved while a module is constructed
     probe.py       a candidate that is known to be right, to find out whose fault a crash is
+    card.py        the GPU that candidates are judged for, as plain data
     limits.py      numbers that several processes must agree on
 """

@@ -16,6 +16,8 @@ Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict` 
     gpu.py              what a worker has on its GPU
     arena.py            the backend of a replay: one arena with guard zones
     driver.py           the CUDA driver by ctypes: load a cubin, launch it
+    ask.py              which GPU there is, and whether Triton compiles for it
+    stages.py           Triton's compiler from TTIR to a cubin, without its cache and without torch
     compiler.py         TTIR to cubin, and the cache of both
     compile_server.py   the program of a compile server
     libdevice.py        CUDA's math library, linked quickly
