@@ -1,6 +1,6 @@
 """The contract between the side that is not trusted and the side that is: a plan, and values on the wire.
 
-The recorder (executor/child) writes a plan from a candidate's forward. The judge reads it, checks it and replays
+The recorder (executor/child) writes a plan from a candidate's forward. The judge checks it and replays
 it. This wing holds the data alone: it runs nothing but torch's meta functions, and both sides may import it.
 It imports no other part of the project.
 
