@@ -1,7 +1,8 @@
 """Is it Triton? Rules on a candidate's source, before anything runs, and on its plan, after it was recorded.
 
 Policies:
-- `strict`       the candidate's own Triton kernels compute every value; torch allocates, views and copies.
+- `strict`       the candidate's own Triton kernels compute every value.
+                 Torch allocates, views, copies and casts.
 - `kernelbench`  torch may compute beside at least one of the candidate's own kernels.
 - `autotriton`   the paper's (arXiv 2507.05687): `@triton.jit` stands in the text. For comparison only.
 - `none`         no rules.
