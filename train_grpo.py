@@ -409,7 +409,7 @@ def shares(groups: int, epochs: int, updates: int, seed: int) -> list[list[int]]
 def report(
     run: Run, step: int, cfg: Config, episodes: list[Episode], spread, stats, norms: list[float], clock: Clock
 ) -> None:
-    """One line on the console, every number to metrics.jsonl, every sample to samples.jsonl.
+    """One line on the console, every number to metrics.jsonl, every rank's samples to samples.jsonl.
 
     On policy the ratio is 1 and the loss near 0 whatever is learned: watch the reward, not the loss.
     """

@@ -55,7 +55,7 @@ def show(value: Any) -> str:
 
 
 class Log:
-    """The trace of one run, written by the main rank only (other ranks call the same methods, which do nothing)."""
+    """The trace of one run, written by the main rank only (on other ranks the same methods do nothing)."""
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main

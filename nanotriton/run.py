@@ -6,7 +6,9 @@ import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -18,7 +20,7 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import rollout, seed_of, statuses
+from nanotriton.rollout import rollout, seed_of
 from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
@@ -161,6 +163,10 @@ class Run(Log):
         super().step(*args, **numbers)
         self.checkpoints.finish(wait=False)
 
+    def samples(self, rows: Iterable[dict]) -> None:
+        """The rows of every rank, rank by rank, to samples.jsonl. All ranks call it together."""
+        super().samples(chain(*self.world.to_main(list(rows))))
+
     def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
         """A held-out measurement ("eval" on the dev set, "test") after `step` steps; redraws the curves."""
         self.step(
@@ -290,7 +296,8 @@ def heldout(
     max_tokens: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every rank's samples are kept in samples.jsonl
+    and counted.
 
     The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
     """
@@ -316,5 +323,6 @@ def heldout(
         ).tolist()
         result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
         if key == "success":
-            result["statuses"] = statuses(groups)
+            found = Counter(e.verdict.status for group in groups for e in group)
+            result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
     return result

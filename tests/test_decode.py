@@ -16,6 +16,10 @@ CASES = {
 }
 
 
+# that models have; and any other even number, 100 of OpenLLaMA 3B for one
+HEAD_SIZES = (16, 32, 64, 80, 96, 128, 160, 192, 256)
+
+
 def make_case(
     sizes,
     prompts,
@@ -110,6 +114,15 @@ def test_the_twin_is_softmax_attention(case, heads, kv_heads, dim, spread):
     assert not out[torch.tensor(tails) == 0].any()
 
 
+@pytest.mark.parametrize("dim", [8, *HEAD_SIZES, 100])
+def test_the_twin_takes_any_head_size(dim):
+    sizes, prompts, tails = CASES["padding"]
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=dim, page=16, per_tile=4)
+    assert (
+        relative_error(decode_attention_torch(*made), reference(*made, groups_of(sizes, len(tails)))) < 1e-6
+    )
+
+
 def test_the_twin_reads_the_cache_in_place_when_it_is_dense():
     sizes, prompts, tails = CASES["ragged groups"]
     shape = dict(heads=4, kv_heads=2, dim=32, page=16, per_tile=4)
@@ -148,6 +161,20 @@ def test_interpreted_decode(case, splits, monkeypatch):
     out = decode._decode_cuda(*made)
     assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
     assert not out[torch.tensor(tails) == 0].any()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("dim, splits", [(16, 2), (32, 2), (80, 1), (80, 2), (100, 2), (256, 2)])
+def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
+    """Where the tile is wider than the head, what lies behind a head in memory, other heads and tokens, stays out."""
+    sizes, prompts, tails = CASES["padding"]
+    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=dim, page=16, per_tile=4)
+    guarded = [
+        torch.full((x.numel() + 2 * dim,), torch.nan)[dim:-dim].view(x.shape).copy_(x) for x in made[:3]
+    ]
+    out = decode._decode_cuda(*guarded, made[3])
+    assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
 
 
 @pytest.mark.interpreted

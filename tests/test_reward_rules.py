@@ -277,6 +277,12 @@ def test_broken_source_is_a_syntax_error_under_every_policy(policy):
     assert violation.status == "syntax_error" and violation.line == 1
 
 
+def test_an_error_that_only_the_symbol_table_finds_is_a_syntax_error():
+    source = module(LAUNCH, "def f(x):\n    from math import *\n    return vars\n")
+    violation = check_source(source, "strict")
+    assert violation.status == "syntax_error" and "import * only allowed at module level" in violation.message
+
+
 def test_a_file_of_functions_has_no_entry():
     source = HEAD + f"def run(x):\n    {LAUNCH.replace(chr(10), chr(10) + '    ')}\n"
     assert check_source(source, "strict", entry=None) is None

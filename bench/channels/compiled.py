@@ -105,16 +105,17 @@ class Quiet:
     """A stopwatch that has the GPU to itself while it runs."""
 
     def __init__(self, device: int):
+        from nanotriton.executor.gpu.ask import describe
         from nanotriton.executor.gpu.gpu import Gpu
 
         torch.cuda.set_device(device)
         self.folder = tempfile.TemporaryDirectory()
-        # for its lock and its stopwatch: no kernel of a candidate comes here
-        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir())
+        # For its lock and its stopwatch: no kernel of a candidate comes here.
+        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir(), describe(device))
         torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:
-        with self.gpu.quiet():
+        with self.gpu.turns.quiet():
             return self.gpu.watch.time(works, budget)
 
 

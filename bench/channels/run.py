@@ -10,12 +10,11 @@ import dataclasses
 import time
 from pathlib import Path
 
-import torch
-
 from bench.channels import report, sources
 from bench.channels.journal import Journal
 from bench.results import command, environment, write_json
 from nanotriton.config import ConfigError
+from nanotriton.executor.processes import check_card
 from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
@@ -52,8 +51,7 @@ def check(cfg, given: str, expected: str) -> None:
         raise ConfigError(f"--data: {expected} is expected")
     if not cfg.out.endswith(".json"):
         raise ConfigError(f"--out {cfg.out}: a name that ends in .json is expected")
-    if cfg.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this machine has no usable CUDA GPU")
+    check_card(cfg.device)
     if any(k < 1 for k in cfg.ks):
         raise ConfigError("--ks: each must be at least 1")
 
@@ -128,6 +126,7 @@ class BenchmarkRun:
             mine = self.world.share(self.wanted)
             with self.stage("candidates"):
                 self.collect(mine)
+                self.withhold_drafts()
             with self.stage("judging"):
                 self.judge(mine)
             self.world.barrier()
@@ -173,6 +172,19 @@ class BenchmarkRun:
             elif old["candidate"] != entries["candidate"]:
                 what = f"another candidate for problem {p.name}, sample {s}"
                 raise ConfigError(f"{self.cfg.out} holds {what}: give another --out, or --fresh")
+
+    def withhold_drafts(self) -> None:
+        """Take away the candidates of an endpoint's answers that were cut inside their reasoning.
+
+        They are drafts. Only all answers together tell which ones were cut there.
+        """
+        if not self.cfg.endpoint:
+            return
+        self.world.barrier()
+        self.journal.read()
+        samples = [line for (kind, *_), line in self.journal.entries.items() if kind == "sample"]
+        for sample in sources.cut_in_reasoning(samples):
+            sample |= {"candidate": None, "error": "it was cut inside its reasoning"}
 
     def save(self, name: str, s: int, policy: str, verdict: Verdict, **more) -> None:
         """Write a verdict down. more: further entries of its line in the journal."""

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import ConfigError, reason
+from nanotriton.rules.extract import CLOSE, OPEN, opened_reasoning
 
 # HTTP statuses of a server that is in trouble, or says "later".
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -70,7 +71,9 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     groups: dict[str, list[Ask]] = {}
     for ask in asks:
         groups.setdefault(ask.problem, []).append(ask)
-    requests, wanted, longest = [], [], sampler.config.max_position_embeddings
+    longest = sampler.config.max_position_embeddings
+    # For each prompt: its request, who asked, and the reasoning that the chat template has opened in it.
+    requests, wanted, opened = [], [], []
     for group in groups.values():
         messages = [{"role": role, "content": text} for role, text in group[0].messages]
         text = tokenizer.chat(messages) if tokenizer.has_chat_template else group[0].plain
@@ -80,6 +83,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
                 save(ask, "", {"finish_reason": "length", "tokens": 0})
             continue
         wanted.append(group)
+        opened.append(opened_reasoning(text))
         requests.append(
             Request(
                 ids,
@@ -96,7 +100,8 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
         def finished(sample) -> None:
             ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
             details = {"finish_reason": sample.finish_reason, "tokens": len(sample.ids)}
-            save(wanted[sample.request][sample.index], tokenizer.decode(ids), details)
+            completion = opened[sample.request] + tokenizer.decode(ids)
+            save(wanted[sample.request][sample.index], completion, details)
             progress.update()
 
         try:
@@ -289,6 +294,23 @@ class Endpoint:
         finally:
             self.stop.set()
         return failures
+
+
+def cut_in_reasoning(samples: list[dict]) -> list[dict]:
+    """Those of an endpoint's samples that were cut inside reasoning which the chat template had opened.
+
+    A server doesn't show the prompt that it made. But an answer that closes reasoning without opening it
+    tells of such a template. Then an answer that closes none, and did not end by itself, is not through with
+    its reasoning.
+    """
+
+    def closes_unopened(completion: str) -> bool:
+        before, close, _ = completion.partition(CLOSE)
+        return bool(close) and OPEN not in before
+
+    if not any(closes_unopened(s["completion"]) for s in samples):
+        return []
+    return [s for s in samples if CLOSE not in s["completion"] and s.get("finish_reason") != "stop"]
 
 
 def retry_after(value: str | None) -> float | None:

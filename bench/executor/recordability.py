@@ -29,7 +29,10 @@ import torch
 
 from bench.results import environment, write_json
 from nanotriton import config
-from nanotriton.plan.plan import Plan, PlanError
+from nanotriton.executor.common.card import DEFAULT, Card
+from nanotriton.executor.processes import read_card, visible_devices
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import Plan
 
 SEED = 0
 MEMORY = 40 << 30  # bytes that a plan may want
@@ -55,7 +58,7 @@ class Config:
 # ---- recording ----
 
 
-def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None:
+def record_all(files: list[Path], limit: float, folder: Path, jobs: int, card: Card) -> None:
     """Write into `folder`, for each file, what happened (NAME.json) and the plan's bytes (NAME).
 
     `jobs` processes are forked from this one when it has warmed up. Each forks a child for each of its files,
@@ -64,7 +67,7 @@ def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from nanotriton.executor.child import recorder
 
-    recorder.install()
+    recorder.install(card)
     recorder.warm_up(folder)
     workers = []
     for i in range(jobs):
@@ -133,7 +136,7 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     os._exit(0)
 
 
-def record_apart(cfg: Config, files: list[Path], folder: Path, jobs: int) -> dict[str, dict]:
+def record_apart(cfg: Config, files: list[Path], folder: Path, jobs: int, card: Card) -> dict[str, dict]:
     """{file's name: what became of it}.
 
     `record_all` runs in a process of its own, as this one may see a GPU.
@@ -141,7 +144,7 @@ def record_apart(cfg: Config, files: list[Path], folder: Path, jobs: int) -> dic
     pid = os.fork()
     if not pid:
         try:
-            record_all(files, cfg.limit, folder, jobs)
+            record_all(files, cfg.limit, folder, jobs, card)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -160,7 +163,7 @@ def record_apart(cfg: Config, files: list[Path], folder: Path, jobs: int) -> dic
 # ---- replaying ----
 
 
-def compile_plan(data: bytes) -> dict:
+def compile_plan(data: bytes, card: Card) -> dict:
     """{kernel's key: Binary} of the kernels that a replay launches. It runs in a process of its own.
 
     Raises CompileError, PlanError.
@@ -169,7 +172,7 @@ def compile_plan(data: bytes) -> dict:
 
     plan = Plan.from_bytes(data, max_memory=MEMORY)
     kernels = [plan.kernels[index] for index in dict.fromkeys(launch.kernel for launch in plan.launches())]
-    return {kernel.key: compile_kernel(kernel) for kernel in kernels}
+    return {kernel.key: compile_kernel(kernel, card) for kernel in kernels}
 
 
 def replay(data: bytes, device: str, binaries: dict) -> dict | Answer:
@@ -339,7 +342,9 @@ def as_doubles(t: torch.Tensor) -> torch.Tensor:
 # ---- all files ----
 
 
-def replay_all(cfg: Config, plans: dict[Path, bytes], jobs: int, told: Callable[[str, dict], None]) -> None:
+def replay_all(
+    cfg: Config, plans: dict[Path, bytes], jobs: int, card: Card, told: Callable[[str, dict], None]
+) -> None:
     """Replay every plan, several at a time; as each is done, call told(file's name, what came of it)."""
     cuda = cfg.replay == "cuda"
     replays = Replayers(cfg.replay, 1 if cuda else jobs)
@@ -349,7 +354,7 @@ def replay_all(cfg: Config, plans: dict[Path, bytes], jobs: int, told: Callable[
         ThreadPoolExecutor(max(1, jobs // 2)) as runs,
         ThreadPoolExecutor(len(plans) or 1) as judges,
     ):
-        binaries = {path: compilers.submit(compile_plan, data) for path, data in plans.items() if cuda}
+        binaries = {path: compilers.submit(compile_plan, data, card) for path, data in plans.items() if cuda}
         plain = {
             path: runs.submit(plain_run, path, cfg.replay) for path in plans if runs_plain(path, cfg.replay)
         }
@@ -370,9 +375,13 @@ def main() -> None:
     files = sorted(Path(cfg.data).rglob("*.py"))
     if not files:
         config.die(f"--data {cfg.data}: no .py file there")
+    try:
+        card = read_card(visible_devices(None)) if cfg.replay == "cuda" else DEFAULT
+    except ValueError as error:
+        config.die(f"--replay cuda: {error}")
     jobs, begun = len(os.sched_getaffinity(0)), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        facts = record_apart(cfg, files, Path(folder), jobs)
+        facts = record_apart(cfg, files, Path(folder), jobs, card)
         measured_on = environment()
 
         def told(name: str, result: dict) -> None:
@@ -383,7 +392,7 @@ def main() -> None:
         if cfg.replay != "no":
             recorded = [path for path in files if facts[path.stem]["status"] == "recorded"]
             plans = {path: Path(folder, path.stem).read_bytes() for path in recorded}
-            replay_all(cfg, plans, jobs, told)
+            replay_all(cfg, plans, jobs, card, told)
     for key, counts in counted(facts).items():
         print(key, counts)
     write(cfg, facts, measured_on)

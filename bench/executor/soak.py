@@ -29,6 +29,7 @@ from bench.executor.soak_candidates import Candidate, mix
 from bench.results import command, environment, write_json
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.processes import check_card
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.rules.policy import POLICIES
 
@@ -57,6 +58,7 @@ class Config:
             raise config.ConfigError(f"--policy {self.policy}: not one of {', '.join(POLICIES)}")
         if missing := sandbox.support():
             raise config.ConfigError(f"{missing}: fork bombs would be real ones here")
+        check_card(self.device)
 
 
 def judge(cfg: Config, executor: Executor, candidates: list[Candidate]) -> list[Verdict | None]:
@@ -194,11 +196,6 @@ def run(cfg: Config) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
-    if cfg.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            config.die("--device cuda: this machine has no usable CUDA GPU")
     results = run(cfg)
     if cfg.out:
         write_json(cfg.out, results)

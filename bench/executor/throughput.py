@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal
 from bench.results import command, environment, write_json
 from nanotriton import config
 from nanotriton.executor import Executor
+from nanotriton.executor.processes import check_card
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
 from tests.candidates import read
@@ -56,11 +57,7 @@ class Config:
     out: str = ""  # JSON file for the results; empty: print only
 
     def validate(self) -> None:
-        if self.device == "cuda":
-            import torch
-
-            if not torch.cuda.is_available():
-                raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
+        check_card(self.device, timed=True)
 
 
 def cpu_seconds(executor: Executor) -> Counter:

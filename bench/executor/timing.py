@@ -30,6 +30,7 @@ from bench.executor.timing_kernels import TimedKernel, cheating, empty, kernels,
 from bench.results import command, environment, write_json
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.processes import check_card
 
 LOUD = 20.0  # microseconds: a kernel that takes longer must be timed repeatably
 WANTED_CV = 0.02  # the largest coefficient of variation (standard deviation over mean) of such a kernel
@@ -49,8 +50,7 @@ class Config:
     out: str = ""  # JSON file for the results; empty: print only
 
     def validate(self) -> None:
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
+        check_card(self.device, timed=True)
 
 
 class Renamed:

@@ -29,6 +29,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nanotriton.executor.common import probe
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
     Base,
@@ -36,6 +37,7 @@ from nanotriton.executor.processes import (
     ask_for_worker,
     end_processes,
     make_root,
+    read_card,
     start_base,
     visible_devices,
 )
@@ -99,7 +101,7 @@ class Executor:
     device: where candidates run: cpu, cuda or cuda:N. mode: None (replay; on a GPU process mode for what can't be recorded, where the policy lets it),
     "replay" or "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
     timeout: seconds for each stage of a candidate, counted from the stage's start. memory_gib: for each process.
-    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments.
+    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Executor:
         self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
         self.depth, self.memory = depth, int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
+        self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
         self.secret = (
             secrets.token_hex(16) if seed is None else hashlib.sha256(f"seed {seed}".encode()).hexdigest()
         )
@@ -313,7 +316,7 @@ class Executor:
     # ---- processes ----
 
     def _start(self, flavour: str) -> None:
-        base = self._bases[flavour] = start_base(flavour, self.root, self.visible)
+        base = self._bases[flavour] = start_base(flavour, self.root, self.visible, self.card)
         self._groups.append(base.popen.pid)
 
     def _base_died(self, base: Base) -> None:
@@ -415,7 +418,9 @@ class Executor:
             for _ in range(workers - len(own) if base.ready else 0):
                 self._next_id += 1
                 try:
-                    own.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
+                    own.append(
+                        ask_for_worker(base, self.root, self._next_id, self.memory, self.visible, self.card)
+                    )
                     self._processes.append(own[-1])
                 except OSError:  # the base just died: its socket will say so
                     break

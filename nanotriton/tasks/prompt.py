@@ -36,15 +36,21 @@ allocate, view and copy tensors: no `torch` or `torch.nn.functional` function an
 Answer with one complete Python file, imports included, in a single ```python block."""
 
 
-def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
-    """Token ids of the prompt for a task's source, up to where the answer begins."""
+def prompt_text(source: str, tokenizer: "Tokenizer") -> str:
+    """The prompt for a task's source, up to where the answer begins."""
     if not tokenizer.has_chat_template:
-        return tokenizer.encode(source)
-    messages = [
-        {"role": "system", "content": SYSTEM},
-        {"role": "user", "content": USER.format(source=source.strip())},
-    ]
-    return tokenizer.encode(tokenizer.chat(messages))
+        return source
+    return tokenizer.chat(
+        [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": USER.format(source=source.strip())},
+        ]
+    )
+
+
+def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
+    """Its token ids."""
+    return tokenizer.encode(prompt_text(source, tokenizer))
 
 
 def build_prompt(task: Task, tokenizer: "Tokenizer") -> list[int]:

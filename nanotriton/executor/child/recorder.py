@@ -21,6 +21,7 @@ from triton.runtime.errors import OutOfResources
 
 from nanotriton.executor.child import fake_torch, fake_triton
 from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
+from nanotriton.executor.common.card import Card
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
@@ -51,10 +52,10 @@ _replaced: list[tuple[object, str, Any]] = []
 _MISSING = object()
 
 
-def install() -> None:
-    """Make torch and Triton record in this process: once, before forking. CUDA must not have been initialised."""
+def install(card: Card) -> None:
+    """Make torch and Triton record in this process, for that GPU: once, before forking. CUDA must not have been initialised."""
     if not _replaced:
-        for owner, name, value in [*fake_torch.answers(), *fake_triton.answers()]:
+        for owner, name, value in [*fake_torch.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
 

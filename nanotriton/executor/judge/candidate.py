@@ -1,4 +1,4 @@
-"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in children.py.
+"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in the wing child/.
 
 Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and returns the facts for a
 Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.

@@ -40,7 +40,7 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
             gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, other, trial.weights))
     reference_us, needed = gpu.known(job.task.key)
-    floor = floor_us(needed, sum(t.nbytes for t in tensors(outputs)))
+    floor = floor_us(gpu.card, needed, sum(t.nbytes for t in tensors(outputs)))
     job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
     if timings[0].us < floor:
         raise Fault(
@@ -70,7 +70,7 @@ def clock(
     try:
         with worker.stage("time", job.timeout):
             ready = [gpu.watch.prepare(work) for work in works]
-        with gpu.quiet(), worker.stage("time", job.timeout):
+        with gpu.turns.quiet(), worker.stage("time", job.timeout):
             timings = gpu.watch.time(ready)
         with worker.stage("time", job.timeout):
             return timings, runner.replay.outputs()

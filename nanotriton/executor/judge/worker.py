@@ -24,6 +24,7 @@ from nanotriton.executor.child.process import process_child
 from nanotriton.executor.child.record import record_child
 from nanotriton.executor.child.script import script_child
 from nanotriton.executor.common import probe
+from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
 from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script
@@ -69,13 +70,13 @@ class Overtime(BaseException):
     """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of its own."""
 
 
-def prepare(flavour: str) -> None:
-    """In the base, once: import everything and warm up, so that forks find it done."""
+def prepare(flavour: str, card: Card) -> None:
+    """In the base, once: import everything and warm up, for the GPU that candidates are judged for, so that forks find it done."""
     torch.set_num_threads(1)
     if flavour in ("record", "gpu"):
         from nanotriton.executor.child import recorder
 
-        recorder.install()
+        recorder.install(card)
         with tempfile.TemporaryDirectory() as folder:
             plan = recorder.warm_up(folder)
         if flavour == "gpu":
@@ -83,7 +84,7 @@ def prepare(flavour: str) -> None:
             from nanotriton.executor.gpu.compiler import compile_kernel
 
             plan.validate()
-            compile_kernel(plan.kernels[0])
+            compile_kernel(plan.kernels[0], card)
             libdevice.take_apart()
     Reference(Task(**probe.TASK))  # the judge's own imports
 
@@ -98,7 +99,7 @@ class Worker:
         if options["flavour"] == "gpu":
             from nanotriton.executor.gpu.gpu import Gpu
 
-            self.gpu = Gpu(options["cubins"], options["locks"])
+            self.gpu = Gpu(options["cubins"], options["locks"], Card(**options["card"]))
         self.compilers = CompileServers(
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
@@ -200,7 +201,7 @@ class Worker:
         """Let other workers time what they have, if they wait for it. It counts for no other stage, and has no end of its own: theirs have."""
         if self.gpu is not None:
             with self.stage("wait", DAY):
-                self.gpu.pause()
+                self.gpu.turns.pause()
 
     # ---- the loop ----
 

@@ -5,7 +5,7 @@
     replay.run(inputs, weights, skip_launch=0)  # the same without one launch: does the answer change?
 
 Every buffer the candidate allocated holds NaN patterns (absurd integers) before it is written. On the CPU kernels run in the
-TTIR evaluator (ttir.py), where any access outside a buffer is an error; on CUDA in one arena with guard zones (arena.py).
+TTIR evaluator (executor/ttir/), where any access outside a buffer is an error; on CUDA in one arena with guard zones (arena.py).
 """
 
 import functools
