@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
+from nanotriton.executor.replay.backend import poison
 from nanotriton.executor.replay.operators import writes_into
-from nanotriton.executor.replay.replayer import Replay, ReplayError, poison
+from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.plan.plan import DTYPES, OPTIONS, Kernel, PlanError
 from tests.recording import record
 from tests.test_recorder import X, line_with, module
