@@ -118,6 +118,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
     args = {"inputs": reference.described_inputs, "init": reference.described_init, "seed": seed, "known": known, "buffers": sorted(reference.moved_buffers)}
+    args["defaults"] = reference.defaults
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
     if not_its_own(ended):

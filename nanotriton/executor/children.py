@@ -39,17 +39,19 @@ NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a c
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
-    need not be sent), configs (of an autotuner, at most). The answer's payload is a plan."""
+    need not be sent), configs (of an autotuner, at most), defaults (Reference.defaults). The answer's payload is a plan."""
     from nanotriton.executor import recorder
 
     report.stage("record")
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
-    inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
+    inputs, init, defaults = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"]), args["defaults"]
+    torch.set_default_dtype(getattr(torch, defaults["dtype"]))
     report.begin()
     try:
         with draws.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
             plan = recorder.record(
-                source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"], finish=settled
+                source, init, inputs, seed=args["seed"], folder=folder, known=frozenset(args["known"]), max_configs=args["configs"],
+                default_cuda=defaults["cuda"], finish=settled,
             )
         report.finish({}, plan.to_bytes())
     except recorder.RecordError as error:
@@ -108,7 +110,7 @@ def compile_one(report: Report, job: dict) -> None:
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Process mode: run the candidate for real. args: init (description), device, trials (inputs and state described, seed).
+    """Process mode: run the candidate for real. args: init (description), device, defaults, trials (inputs and state described, seed).
 
     fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, and their bytes.
     """
@@ -125,6 +127,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
         # scratch memory for kernels that make descriptors, as a replay gives it
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
+        torch.set_default_device(device if args["defaults"]["cuda"] else None)
+    torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
     report.begin()
     try:
         report.stage("import")

@@ -21,8 +21,9 @@ from torch import nn
 # is large in the outer dimensions, another slice of each small: exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
 # padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie. In the last three, what a task makes of
 # zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one truth value in eight is the other one, and
-# one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order. holes, infinite: one element in 16 is not finite.
-KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded", "holes", "infinite")
+# one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order. edges: of what lies between 0 and 1 one element
+# in eight is 0 and one is 1 (for tasks that take probabilities and nothing else). holes, infinite: one element in 16 is not finite.
+KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded", "edges", "holes", "infinite")
 FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
 CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
 NUMBERS = ("full", "full_like", "tensor", "from_numpy", "arange", "linspace")
@@ -59,6 +60,11 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
         x = t.detach()
         if kind in HOLES:
             x.masked_fill_(drawn(*t.shape).uniform_(generator=local) < 1 / 16, HOLES[kind])
+            return t
+        if kind == "edges":
+            if bool(((x >= 0) & (x <= 1)).all()):
+                chance = drawn(*t.shape).uniform_(generator=local)
+                x.masked_fill_(chance < 1 / 8, 0).masked_fill_(chance > 7 / 8, 1)
             return t
         if kind in ("scaled", "heavy", "uneven", "padded"):
             x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
@@ -184,6 +190,15 @@ def seed_everything(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def generator_states() -> list:
+    """The states of all generators that seed_everything seeds, to compare."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    _, numbers, *rest = np.random.get_state()
+    return [g.get_state().numpy().tobytes() for g in generators] + [numbers.tobytes(), rest, random.getstate()]
 
 
 @contextlib.contextmanager

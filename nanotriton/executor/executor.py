@@ -64,6 +64,7 @@ class Entry:
     facts: dict = field(default_factory=dict)
     cost: dict = field(default_factory=dict)
     deaths: int = 0  # workers that died while they were computing it
+    died_in: str = ""  # the stage that the last of them was in
     restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
@@ -304,13 +305,13 @@ class Executor:
             return
         self._processes.remove(process)
         process.sock.close()
-        job, due, _ = process.computing()
+        job, due, stage = process.computing()
         process.beacon.close()
         shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
             entry.restarts += not process.finished  # where something was finished, running the rest again comes to an end
             if number == job and due:
-                entry.deaths += 1
+                entry.deaths, entry.died_in = entry.deaths + 1, stage
             if entry.is_probe and entry.deaths:
                 self._probed(entry, healthy=False)
             elif entry.restarts > RESTARTS:
@@ -323,11 +324,14 @@ class Executor:
     def _probe(self, suspect: Entry) -> None:
         """Two workers died of this candidate, or so it seems: judge one that is known to be right, and say who is to blame."""
         job = suspect.job | {"task": probe.TASK, "source": probe.CANDIDATE, "policy": "none"}
-        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, is_probe=True)
+        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, died_in=suspect.died_in, is_probe=True)
         self._queue(entry).appendleft(entry)
 
     def _probed(self, entry: Entry, healthy: bool) -> None:
-        if healthy:
+        if healthy and entry.died_in == "task":  # where no candidate runs
+            message = "the reference itself crashes the process that runs it"
+            self._finish(dataclasses.replace(entry, is_probe=False), status="unsupported", message=message, stage="task")
+        elif healthy:
             self._finish(dataclasses.replace(entry, is_probe=False), status="crashed", message="it crashed the process that ran it, twice")
         else:
             self._finish(dataclasses.replace(entry, is_probe=False), status="infra_error", message="the executor's own health check fails")

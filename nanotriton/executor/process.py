@@ -69,7 +69,8 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
         described.append({"inputs": inputs, "state": state, "seed": trial.weights})
     device = reference.device.type
     moved = sorted(reference.moved_buffers)
-    return {"trials": described, "init": reference.described_init, "device": device, "bytes": os.fstat(fd).st_size, "buffers": moved}
+    args = {"trials": described, "init": reference.described_init, "defaults": reference.defaults, "buffers": moved}
+    return args | {"device": device, "bytes": os.fstat(fd).st_size}
 
 
 def confinement(job: Job, device: str, output: int) -> tuple[Limits, dict]:

@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nanotriton.executor import draws, wire
+from nanotriton.executor import draws, driver, wire
+from nanotriton.executor.asserts import Asserts
 from nanotriton.executor.compare import (
     Answer,
     Fault,
@@ -23,20 +24,21 @@ from nanotriton.executor.compare import (
     all_finite,
     describe,
     identical,
-    passes,
+    repeats,
     tensors,
     widen,
 )
 from nanotriton.executor.draws import seed_from
 from nanotriton.executor.fakes import Fakes
 from nanotriton.executor.plan import digest
+from nanotriton.executor.settings import PLACE, Settings, restore
 from nanotriton.tasks.task import Task
 from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 # Of each trial the first kind that the task survives; without one there is no such trial.
-TRIALS = (("plain",), ("scaled", "positive", "plain"), ("padded", "uneven", "heavy", "uneven positive", "positive", "plain"), ("holes", "infinite"))
+TRIALS = (("plain",), ("scaled", "positive", "plain"), ("padded", "uneven", "heavy", "uneven positive", "positive", "edges", "plain"), ("holes", "infinite"))
 NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}  # others let NaN through, or meet it as it comes
 UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}  # which of equal elements comes first is anyone's choice
 
@@ -48,6 +50,14 @@ class Trial:
     kind: str  # one of draws.KINDS
     inputs: int  # seed
     weights: int  # seed; if it is negative, the weights of its opposite go by name, after some training (draws.train_)
+
+
+class ContextLost(BaseException):
+    """The task's own code has ended this process's CUDA context, on inputs of this kind. No Exception: nothing here can go on."""
+
+    def __init__(self, kind: str):
+        super().__init__(f"the reference has ended the GPU's context, on {kind} inputs")
+        self.kind = kind
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -73,23 +83,49 @@ def excused(doing: str):
 class Reference:
     """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question.
 
-    pause: called between two computations of the reference.
+    pause: called between two computations of the reference. stress: also ask it what the task does not draw (or it is known to end the context).
     """
 
-    def __init__(self, task: Task, device: str = "cpu", pause: Callable[[], None] = lambda: None):
-        self.pause = pause
+    def __init__(self, task: Task, device: str = "cpu", pause: Callable[[], None] = lambda: None, stress: bool = True):
+        self.pause, self.stress = pause, stress
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
+        self.settings = Settings()
+        self.asserts = None
+        if self.device.type == "cuda":
+            torch.cuda.init()  # else it would be the task that did
+            self.asserts = Asserts()
+        self.examined = False
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         self.moved_buffers: set[str] = set()  # buffers that draws.moved_constants moved; a candidate's of the same name are moved too
         self.kinds: frozenset[str] = frozenset(["plain"])
-        with excused("loading it"):
-            exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
-            self.has_weights = bool(self.weights(self.seed))
-            self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
-            self.described_init = wire.describe(self.init_arguments(0))[0]
         self.calibrate()
+        self.examined = True
+
+    def load(self) -> None:
+        exec(compile(self.task.source, f"<task {self.task.name}>", "exec"), self.names)
+        self.default_cuda = torch.get_default_device().type == "cuda"
+        restore(PLACE)  # where tensors are made the judge says
+        self.has_weights = bool(self.weights(self.seed))
+        self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
+        self.described_init = wire.describe(self.init_arguments(0))[0]
+
+    @contextlib.contextmanager
+    def own(self, kind: str):
+        """Run the task's own code, on inputs of this kind: with its own settings, until the GPU is done too. Raises ContextLost."""
+        try:
+            with self.settings.active(), self.asserts or contextlib.nullcontext():
+                yield
+        finally:
+            if self.device.type == "cuda" and driver.context_is_lost():
+                raise ContextLost(kind)
+
+    @property
+    def defaults(self) -> dict[str, str | bool]:
+        """torch's defaults that the task has set: a candidate that is imported after it, as in KernelBench, finds them."""
+        dtype = self.settings.own.get("default dtype", torch.float32)
+        return {"dtype": str(dtype).removeprefix("torch."), "cuda": self.default_cuda}
 
     # ---- what a trial is made of ----
 
@@ -119,7 +155,7 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            with torch.no_grad(), draws.moved_constants(abs(seed), found=self.moved_buffers) as settled:  # no graph: it can't be copied
+            with self.settings.active(), torch.no_grad(), draws.moved_constants(abs(seed), found=self.moved_buffers) as settled:  # no graph: it can't be copied
                 arguments = self.init_arguments(abs(seed))
                 draws.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
@@ -134,11 +170,12 @@ class Reference:
         self.digests.clear()
 
     def init_arguments(self, seed: int) -> list:
-        draws.seed_everything(seed)
-        return self.arguments("get_init_inputs")
+        with self.settings.active():
+            draws.seed_everything(seed)
+            return self.arguments("get_init_inputs")
 
     def inputs(self, kind: str, seed: int) -> list:
-        with self.default_device(), draws.stressed(kind, seed):
+        with self.own(kind), self.default_device(), draws.stressed(kind, seed):
             draws.seed_everything(seed)
             return self.arguments("get_inputs")
 
@@ -149,12 +186,25 @@ class Reference:
             raise TaskFault("unsupported", f"{name}() must return a list of arguments; it returned {describe(given)}")
         return list(given)
 
-    def run(self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()) -> object:
-        """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
+    def run(self, inputs: list, weights: int, noise: int | None = None, kind: str = "other", watched=contextlib.nullcontext()) -> object:
+        """The reference's answer in its own dtype. It may write to the inputs, which are of this kind.
+
+        noise: the seed if forward draws, instead of that of the weights. While the task is examined, to draw at all is a Fault.
+        """
         model = self.build(weights)
-        with torch.no_grad(), self.default_device(), watched:
+        with self.own(kind), torch.no_grad(), self.default_device(), watched:
             draws.seed_everything(weights if noise is None else noise)
-            return model(*inputs)
+            before = None if self.examined else draws.generator_states()
+            answer = model(*inputs)
+            if before is not None and draws.generator_states() != before:
+                raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
+            return answer
+
+    def exactly(self, kind: str, seed: int, weights: int, noise: int | None = None) -> tuple[object, list | None]:
+        """(the answer to a draw in float64, the inputs afterwards), or (None, None) where the task insists on its dtype."""
+        inputs, model = self.inputs(kind, seed), self.build(weights)
+        with self.own(kind), torch.no_grad(), self.default_device():
+            return in_float64(model, inputs, weights if noise is None else noise)
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
@@ -163,45 +213,35 @@ class Reference:
         """
         self.pause()
         inputs = self.inputs(kind, seed)
-        own = self.run(inputs, weights)
+        own = self.run(inputs, weights, kind=kind)
         kept = inputs if keep_inputs else None
         del inputs
-        with torch.no_grad(), self.default_device():
-            exact, exact_inputs = in_float64(self.build(weights), self.inputs(kind, seed), weights)
+        exact, exact_inputs = self.exactly(kind, seed, weights)
         return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
 
     # ---- what is found out once ----
 
     def calibrate(self) -> None:
-        """Which stresses does the reference survive? Is it deterministic? Would an answer that computes nothing pass?
+        """Load the task. Is it deterministic? Which stresses does it survive? Would an answer that computes nothing pass?
 
         One draw after another, so that a task of many gigabytes never has two of them in memory.
         """
-        seed, fakes = self.seed, Fakes(self.inputs, self.run)
+        seed, fakes = self.seed, Fakes(self.inputs, self.run if self.stress else None)
+        with self.settings.learned():
+            with excused("loading it"):
+                self.load()
+            with excused("on its own inputs"):
+                answer = self.plain_answer(seed)
         with excused("on its own inputs"):
-            for s in (seed, seed + 1):
-                inputs = self.inputs("plain", s)
-                if wire.describe(inputs)[0] != self.described_inputs:
-                    raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
-                if not identical(self.inputs("plain", s), inputs):
-                    raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-                self.bytes = sum(t.nbytes for t in tensors(inputs))
-                del inputs
-                answer = self.answer("plain", s, s)
-                if not tensors(answer.own):
-                    raise Fault("unsupported", f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}")
-                if s == seed + 1:
-                    seen = Computing()
-                    again = self.run(self.inputs("plain", s), s, s + 1, seen)
-                    self.facts = seen.facts
-                    self.bytes += sum(t.nbytes for t in tensors(again))
-                    self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
-                    if not passes(again, answer):
-                        raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
-                    del again
-                fakes.look("plain", s, answer, s)
-                del answer
-        for kinds in TRIALS[1:]:
+            self.repeat(seed, answer)
+            fakes.look("plain", seed, answer, seed)
+            del answer
+            answer = self.plain_answer(seed + 1)
+            fakes.look("plain", seed + 1, answer, seed + 1)
+            del answer
+        if self.asserts is not None and not self.asserts.met:
+            self.asserts = None
+        for kinds in TRIALS[1:] if self.stress else ():
             for kind in kinds:
                 if kind == "padded" and UNSTABLE & self.facts.computing.keys():
                     continue
@@ -213,6 +253,32 @@ class Reference:
         self.trains = trainable(self.on_host(seed)) and self.survives(kind, seed, fakes, -seed)
         if fakes.passing:
             raise Fault("weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass")
+
+    def plain_answer(self, seed: int) -> Answer:
+        """The answer to a draw of the task's own, which must come out the same when it is drawn again."""
+        inputs = self.inputs("plain", seed)
+        if wire.describe(inputs)[0] != self.described_inputs:
+            raise Fault("unsupported", "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws")
+        if not identical(self.inputs("plain", seed), inputs):
+            raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
+        self.bytes = sum(t.nbytes for t in tensors(inputs))
+        del inputs
+        answer = self.answer("plain", seed, seed)
+        if not tensors(answer.own):
+            raise Fault("unsupported", f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}")
+        self.bytes += sum(t.nbytes for t in tensors(answer.own))
+        return answer
+
+    def repeat(self, seed: int, answer: Answer) -> None:
+        """Run the reference again, built anew and with other seeds. Before any tolerance comes of it: two answers are not its rounding."""
+        seen = Computing()
+        self.forget_weights()
+        again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
+        self.facts = seen.facts
+        self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
+        exact, _ = self.exactly("plain", seed, seed, seed + 1)
+        if not repeats(answer, again, exact):
+            raise Fault("unsupported", "the reference is not deterministic: run twice on the same inputs, it gives two answers")
 
     def survives(self, kind: str, seed: int, fakes: Fakes, weights: int | None = None) -> bool:
         """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""

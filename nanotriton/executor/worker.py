@@ -20,12 +20,12 @@ from select import POLLIN, poll
 
 import torch
 
-from nanotriton.executor import children, probe, sandbox, script
+from nanotriton.executor import children, probe, sandbox, script, settings
 from nanotriton.executor.candidate import Job, Spawn, Unrecordable, examine, replay_mode
 from nanotriton.executor.compare import Fault, TaskFault
 from nanotriton.executor.process import process_mode
 from nanotriton.executor.processes import REFERENCES, REPLAYERS
-from nanotriton.executor.reference import Reference
+from nanotriton.executor.reference import ContextLost, Reference
 from nanotriton.executor.servers import CompileServers
 from nanotriton.executor.zygote import BEACON, Ended, Zygote, receive, remove_folder, send
 from nanotriton.tasks.task import Task
@@ -81,7 +81,9 @@ class Worker:
             self.gpu = Gpu(options["cubins"], options["locks"])
         self.compilers = CompileServers(zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1))
         self.patience = PATIENCE
-        self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
+        self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
+        self.losses = os.path.join(os.path.dirname(self.folder), "losses")  # what tasks have ended a context, for all workers of this executor
+        self.lost = False  # this worker's
         self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
         self.job: Job | None = None  # the one that is computing
         self.costs: dict[int, dict[str, float]] = {}
@@ -136,16 +138,18 @@ class Worker:
 
     def reference(self, task: Task) -> Reference:
         """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair question."""
-        found = self.references.get(task.key)
+        lost = self.lost_on(task)
+        key = task.key, lost
+        found = self.references.get(key)
         if found is None:
-            found = self.load(task)
+            found = self.load(task, lost)
             if isinstance(found, Fault) and found.status == "memory_limit" and self.gpu is not None:
                 with self.gpu.alone():
-                    found = self.load(task)
-            self.references[task.key] = found
+                    found = self.load(task, lost)
+            self.references[key] = found
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)
-        self.references.move_to_end(task.key)
+        self.references.move_to_end(key)
         for known in list(self.references.values())[:-KEPT]:
             if isinstance(known, Reference):
                 known.forget_weights()
@@ -154,12 +158,26 @@ class Worker:
             raise Fault(found.status, found.message)
         return found
 
-    def load(self, task: Task) -> Reference | Fault:
+    def load(self, task: Task, lost: str | None) -> Reference | Fault:
+        if lost == "plain":
+            return Fault("unsupported", "the reference itself ends the GPU's context, on its own inputs (an assertion on the device, or an access out of bounds)")
         try:
             with self.stage("task", self.patience):
-                return Reference(task, self.device, self.pause)
+                return Reference(task, self.device, self.pause, stress=lost is None)
         except Fault as fault:
             return Fault(fault.status, fault.message)  # not the one with the traceback, which holds the task's tensors
+
+    def lost_on(self, task: Task) -> str | None:
+        """On which inputs a task has ended a worker's context: "plain", or "other", with which it is not asked again; None if it has not."""
+        return next((kind for kind in ("plain", "other") if os.path.exists(os.path.join(self.losses, f"{task.key}.{kind}"))), None)
+
+    def note_loss(self, task: Task, kind: str) -> None:
+        """The context is gone. This worker ends, and the executor has what was in flight run again by others, who read this."""
+        os.makedirs(self.losses, exist_ok=True)
+        with open(os.path.join(self.losses, f"{task.key}.{'plain' if kind == 'plain' else 'other'}"), "w"):
+            self.lost = True
+        if self.gpu is not None:
+            self.gpu.lost = True
 
     def room(self, reference: Reference):
         """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
@@ -176,6 +194,7 @@ class Worker:
     def serve(self) -> None:
         """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
         signal.signal(signal.SIGALRM, self._alarm)
+        self.neutral = settings.snapshot()
         while True:
             compilers = self.compilers.sockets()
             waits = poll()
@@ -196,7 +215,7 @@ class Worker:
                         self.child_ended(ended)
                 elif answer := self.compilers.answered(compilers[fd]):
                     self.advance(*answer[0], answer[1])
-                if self.gpu is not None and self.gpu.lost:
+                if self.lost or (self.gpu is not None and self.gpu.lost):
                     return  # the context is gone; the executor starts another worker, and what was in flight again
 
     def _alarm(self, *_):
@@ -222,9 +241,14 @@ class Worker:
     def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
         self.job, self.stages, self.since = job, [], time.monotonic()
         try:
-            spawn: Spawn = generator.send(ended)
+            try:
+                spawn: Spawn = generator.send(ended)
+            finally:
+                settings.reset(self.neutral)
         except StopIteration:
             self.finish(job, folder, {"status": "correct"})
+        except ContextLost as lost:
+            self.note_loss(job.task, lost.kind)
         except Unrecordable as fault:
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
         except TaskFault as fault:
