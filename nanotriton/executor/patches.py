@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 MISSING = object()  # in place of a name that is not there
 # Modules whose names are watched: those that tasks and the judge call. It takes a microsecond to look at twenty names.
 WATCHED = re.compile(
@@ -17,8 +19,8 @@ WATCHED = re.compile(
     r"|torch\.(autograd|backends|cuda|nn)(\.[a-z].*)?|numpy|numpy\.(random|linalg|fft)(\..*)?|triton|triton\.language|nanotriton\..*"
     r"|builtins|collections|contextlib|copy|functools|inspect|itertools|json|math|operator|os|posixpath|random|sys|time|typing|warnings"
 )
-# And the classes in them that these packages and modules define.
-DEFINES = ("torch._tensor.", "torch.nn.", "torch.autograd.", "numpy.random.", "nanotriton.", "random.")
+# And the classes in them that these packages and modules define, beside torch.Tensor.
+DEFINES = ("torch.nn.", "torch.autograd.", "numpy.random.", "nanotriton.", "random.")
 
 
 class Patch(NamedTuple):
@@ -93,7 +95,7 @@ class Shared:
             if WATCHED.fullmatch(name) and isinstance(module, types.ModuleType):
                 yield module
                 for value in list(vars(module).values()):
-                    if isinstance(value, type) and f"{value.__module__}.".startswith(DEFINES):
+                    if isinstance(value, type) and (value is torch.Tensor or f"{value.__module__}.".startswith(DEFINES)):
                         yield value
 
     def undo(self) -> list[Patch]:

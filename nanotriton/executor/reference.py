@@ -71,7 +71,7 @@ def excused(doing: str):
         yield
     except Fault:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise TaskFault("memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}") from error
         text = f"{type(error).__name__}: {error}".split("\n")[0][:300]

@@ -129,13 +129,20 @@ def _file_rights() -> int:
 
 def _cuda_place() -> tuple[int, Any] | None:
     """(device, stream) that CUDA calls go to."""
-    return (torch.cuda.current_device(), torch.cuda.current_stream()) if torch.cuda.is_initialized() else None
+    if not torch.cuda._initialized:  # torch.cuda.is_initialized says what a recorder makes it say
+        return None
+    return torch.cuda.current_device(), torch.cuda.current_stream()
 
 
 def _set_cuda_place(value: tuple[int, Any] | None) -> None:
     if value is not None:
         torch.cuda.set_device(value[0])
         torch.cuda.set_stream(value[1])
+
+
+def _set_warnings(value: list) -> None:
+    warnings.filters[:] = value
+    warnings._filters_mutated()  # what was shown once may be shown again
 
 
 def _set_logging(value: tuple[int, int, list]) -> None:
@@ -185,7 +192,7 @@ SETTINGS: dict[str, Setting] = {
     "torch's warnings": Setting(torch.is_warn_always_enabled, torch.set_warn_always, False),
     "NumPy's printing": Setting(np.get_printoptions, lambda value: np.set_printoptions(**value), False),
     "NumPy's errors": Setting(np.geterr, lambda value: np.seterr(**value), False),
-    "warnings": _contents(warnings.filters),
+    "warnings": Setting(lambda: list(warnings.filters), _set_warnings, False),
     "logging": Setting(lambda: (logging.root.manager.disable, logging.root.level, logging.root.handlers.copy()), _set_logging, False),
     "signals": Setting(_signals, _set_signals, False),
     "rights of new files": Setting(_file_rights, os.umask, False),

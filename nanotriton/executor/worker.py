@@ -195,6 +195,7 @@ class Worker:
         """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
         signal.signal(signal.SIGALRM, self._alarm)
         self.neutral = settings.snapshot()
+        settings.reset(self.neutral)
         while True:
             compilers = self.compilers.sockets()
             waits = poll()
@@ -294,10 +295,11 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
         # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller blocks is lost to the limit.
         sandbox.libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
         sandbox.limit_memory(options["memory"])
-    if options["flavour"] == "gpu":  # the zygote records; this process stops pretending and takes the real GPU
+    if options["flavour"] in ("record", "gpu"):  # the zygote records; this process stops pretending that there is a GPU
         from nanotriton.executor import recorder
 
         recorder.uninstall()
+    if options["flavour"] == "gpu":  # and takes the real one
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ |= ALLOCATOR
         if options["visible"] is not None:
