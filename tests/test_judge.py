@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanotriton.executor import draws
-from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, identical, kernelbench_allclose
+from nanotriton.executor.compare import Answer, Fault, ValueFault, compare, identical, kernelbench_allclose, repeats
 from nanotriton.executor.judge import judge_trial
 from nanotriton.executor.reference import Reference, Trial
 from nanotriton.tasks.task import Task
@@ -422,6 +422,76 @@ def test_tasks_that_are_no_question_are_unsupported(forward, reason):
     assert fault.value.status == "unsupported" and reason in fault.value.message
 
 
+DRAWS, DIFFERS = "it draws random numbers in forward", "run twice on the same inputs, it gives two answers"
+
+
+@pytest.mark.parametrize(
+    "forward, reason",
+    [
+        ("return torch.sin(x) + 1e-9 * torch.rand_like(x)", DRAWS),  # so little that no tolerance could show it
+        ("torch.rand(1); return torch.sin(x)", DRAWS),
+        ("return nn.Dropout(1e-4)(torch.sin(x))", DRAWS),
+        ("return torch.sin(x) + 0.01 * torch.rand(33, generator=torch.Generator().manual_seed(3))", DRAWS),  # float64 would draw others
+        ("with torch.random.fork_rng(): return torch.sin(x) + 0.01 * torch.randn_like(x)", DRAWS),
+        ("return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)", DRAWS),
+        ("return F.rrelu(x, training=True)", DRAWS),
+        ("return torch.sin(x) * random.uniform(0.95, 1)", DRAWS),
+        ("return torch.sin(x) + 0.02 * torch.from_numpy(np.random.randn(*x.shape)).to(x)", DRAWS),
+        ("return torch.sin(x) + 0.02 * torch.from_numpy(np.random.default_rng().random(x.shape)).to(x)", DIFFERS),
+        ("return torch.sin(x) + 0.02 * torch.from_numpy(GENERATOR.random(x.shape)).to(x)", DIFFERS),
+        ("return torch.sin(x) * (1 + random.SystemRandom().random())", DIFFERS),
+        ("return torch.sin(x) + os.urandom(1)[0] + os.urandom(1)[0] / 7", DIFFERS),
+        ("return torch.sin(x) + time.perf_counter()", DIFFERS),
+        ("CALLS.append(1); return torch.sin(x) * len(CALLS)", DIFFERS),
+        ("return torch.sin(x), x > random.SystemRandom().gauss(0, 1)", DIFFERS),
+        ("return torch.sin(x)[: random.SystemRandom().randrange(2, 2 ** 30) % 7]", DIFFERS),
+    ],
+)
+def test_a_reference_that_does_not_repeat_itself_is_no_question(forward, reason):
+    """Else it would earn a tolerance as wide as its noise."""
+    source = task(forward).source.replace("import torch\n", "import os, random, time\nimport numpy as np\nimport torch\n", 1)
+    source = source.replace("class Model", "GENERATOR, CALLS = np.random.default_rng(3), []\n\nclass Model")
+    with pytest.raises(Fault, match=reason) as fault:
+        Reference(Task("t", source))
+    assert fault.value.status == "unsupported" and "the reference is not deterministic" in fault.value.message
+
+
+def test_weights_from_a_generator_that_nobody_seeds_are_no_question():
+    init = "import numpy; self.w = nn.Parameter(torch.from_numpy(numpy.random.default_rng().random(33)).float())"
+    with pytest.raises(Fault, match=DIFFERS):
+        Reference(task("return x * self.w", init=init))
+
+
+@pytest.mark.parametrize(
+    "forward, init",
+    [
+        ("return F.dropout(torch.sin(x), 0.0)", ""),
+        ("return self.drop(torch.sin(x))", "self.drop = nn.Dropout(0.5).eval()"),
+        ("return F.scaled_dot_product_attention(x, x, x, dropout_p=0.0)", ""),
+        ("return self.rnn(x)[0]", "self.rnn = nn.LSTM(33, 8, 2, dropout=0.0)"),
+        ("return torch.sin(x) + torch.from_numpy(self.g.random(33)).to(x)", "import numpy; self.g = numpy.random.default_rng(3)"),  # new with each module
+    ],
+)
+def test_what_is_always_the_same_is_not_random(forward, init):
+    assert "plain" in Reference(task(forward, init=init)).kinds
+
+
+def test_two_runs_may_differ_by_rounding_and_by_nothing_else():
+    exact = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    nudge = lambda t, by: t + by * torch.linspace(-1, 1, 1000, dtype=t.dtype)
+    for dtype, rounding, noise in ((torch.float32, 1e-6, 1e-5), (torch.bfloat16, 1e-2, 2e-2), (torch.float64, 1e-13, 1e-10)):
+        own = exact.to(dtype)
+        known = Answer(own, exact, None, None)
+        assert repeats(known, nudge(own, rounding), nudge(exact, 1e-14))
+        assert not repeats(known, own, nudge(exact, noise))
+    known = Answer(exact.float(), exact, None, None)
+    assert not repeats(known, exact.float() + 1e-3, exact)
+    assert not repeats(known, exact.float(), None) and not repeats(known, exact.float(), exact[:500])
+    holes = exact.masked_fill(exact > 1, float("nan"))
+    assert repeats(Answer(holes.float(), holes, None, None), holes.float(), holes)
+    assert not repeats(Answer(holes.float(), holes, None, None), holes.float(), exact)
+
+
 @pytest.mark.parametrize(
     "old, new, reason",
     [
@@ -443,6 +513,22 @@ def test_a_reference_that_insists_on_its_dtype_is_still_judged():
     insists = Reference(task("return x.float() @ torch.ones(33, 2, dtype=torch.float32)"))
     assert verdict(insists, lambda m, x: x @ torch.ones(33, 2)) == "correct"
     assert verdict(insists, lambda m, x: x @ torch.full((33, 2), 1.001)) == "wrong_value"
+
+
+PROBABILITIES = "torch.rand(16, 40), torch.randint(0, 3, (16, 40)) / 2"
+
+
+def test_a_task_that_takes_probabilities_is_asked_for_certainties():
+    """It refuses every other stress, and on what it draws itself a logarithm that is not clamped goes unnoticed."""
+    reference = Reference(task("return F.binary_cross_entropy(x, y, reduction='none').sum(0)", PROBABILITIES, more=", y"))
+    assert reference.kinds == {"plain", "edges"}
+    (p, _) = reference.inputs("edges", 5)
+    assert 0 < (p == 0).sum() < 200 and 0 < (p == 1).sum() < 200 and ((p >= 0) & (p <= 1)).all()
+    naive = lambda m, p, y: -(y * p.log() + (1 - y) * (1 - p).log()).sum(0)
+    clamped = lambda m, p, y: -(y * p.log().clamp(min=-100) + (1 - y) * (1 - p).log().clamp(min=-100)).sum(0)
+    assert verdict(reference, naive) == "not_finite"
+    assert verdict(reference, clamped) == "correct"
+    assert "edges" not in Reference(task("return torch.sqrt(x)", "torch.rand(8, 33)")).kinds
 
 
 def test_a_stressed_trial_counts_only_where_the_reference_is_finite():

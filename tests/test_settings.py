@@ -14,7 +14,7 @@ from nanotriton.executor.reference import Reference
 from nanotriton.tasks.task import Task
 
 HEAD = """
-import builtins, contextlib, gc, json, logging, math, os, random, signal, sys, types, warnings
+import builtins, contextlib, gc, json, logging, math, os, pathlib, random, signal, sys, types, warnings
 import numpy as np
 import torch
 import torch.nn as nn
@@ -67,7 +67,7 @@ UNDONE = {
     "warnings.simplefilter('error')": "warnings.filters",
     "logging.disable(logging.CRITICAL)": "logging.root.manager.disable",
     "signal.signal(signal.SIGALRM, signal.SIG_IGN)": "signal.getsignal(signal.SIGALRM)",
-    "os.umask(0o027)": "os.umask(os.umask(0o022)) and open('/proc/self/status').read().split('Umask:')[1].split()[0]",
+    "os.umask(0o027)": "pathlib.Path('/proc/self/status').read_text().split('Umask:')[1].split()[0]",
     "gc.disable()": "gc.isenabled()",
     "sys.setrecursionlimit(4321)": "sys.getrecursionlimit()",
     "sys.stderr = None": "sys.stderr",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._device import _device_constructors
 
 # plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random signs, heavy
 # tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots). uneven: as heavy, and what lies last
@@ -31,6 +32,7 @@ HOLES = {"holes": math.nan, "infinite": math.inf}
 LARGE, SMALL = 64.0, 1 / 64
 BLANK = 1 << 20  # bytes of fresh memory that are not looked at before they are filled: it takes seconds for gigabytes
 FILLERS = ("uniform_", "normal_", "exponential_")
+_device_constructors()  # torch keeps the first answer: which functions a default device is for. It must not be one of what is patched below
 
 
 def seed_from(*parts: bytes | str | int) -> int:

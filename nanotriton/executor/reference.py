@@ -31,7 +31,7 @@ from nanotriton.executor.compare import (
 from nanotriton.executor.draws import seed_from
 from nanotriton.executor.fakes import Fakes
 from nanotriton.executor.plan import digest
-from nanotriton.executor.settings import PLACE, Settings, restore
+from nanotriton.executor.settings import Settings, take_place
 from nanotriton.tasks.task import Task
 from reward.plan_rules import CREATE, MATMULS, MOVE, Facts
 
@@ -41,6 +41,8 @@ BUILT = 3  # modules of a task that are kept: a candidate has two, and timing ma
 TRIALS = (("plain",), ("scaled", "positive", "plain"), ("padded", "uneven", "heavy", "uneven positive", "positive", "edges", "plain"), ("holes", "infinite"))
 NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}  # others let NaN through, or meet it as it comes
 UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}  # which of equal elements comes first is anyone's choice
+DRAWS = "the reference is not deterministic: it draws random numbers in forward"
+MAY_DRAW = ("attention", "rnn", "rrelu")  # in names of operators that draw or don't, by their arguments: if they do, a generator moves
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +107,7 @@ class Reference:
 
     def load(self) -> None:
         exec(compile(self.task.source, f"<task {self.task.name}>", "exec"), self.names)
-        self.default_cuda = torch.get_default_device().type == "cuda"
-        restore(PLACE)  # where tensors are made the judge says
+        self.default_cuda = take_place()
         self.has_weights = bool(self.weights(self.seed))
         self.described_inputs = wire.describe(self.inputs("plain", 0))[0]  # what a recording needs to know
         self.described_init = wire.describe(self.init_arguments(0))[0]
@@ -197,7 +198,7 @@ class Reference:
             before = None if self.examined else draws.generator_states()
             answer = model(*inputs)
             if before is not None and draws.generator_states() != before:
-                raise Fault("unsupported", "the reference is not deterministic: it draws random numbers in forward")
+                raise Fault("unsupported", DRAWS)
             return answer
 
     def exactly(self, kind: str, seed: int, weights: int, noise: int | None = None) -> tuple[object, list | None]:
@@ -274,6 +275,8 @@ class Reference:
         seen = Computing()
         self.forget_weights()
         again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
+        if seen.draws:  # from a generator of its own, say: float64 would draw other numbers, and the difference would be its error
+            raise Fault("unsupported", DRAWS)
         self.facts = seen.facts
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
         exact, _ = self.exactly("plain", seed, seed, seed + 1)
@@ -322,11 +325,14 @@ def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Te
 
 
 class Computing(TorchDispatchMode):
-    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as on plans."""
+    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as on plans.
+
+    draws: whether one of them takes random numbers.
+    """
 
     def __init__(self):
         super().__init__()
-        self.facts = Facts()
+        self.facts, self.draws = Facts(), False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -334,6 +340,7 @@ class Computing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        self.draws |= torch.Tag.nondeterministic_seeded in func.tags and not any(part in name for part in MAY_DRAW)
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not view and name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1

@@ -203,7 +203,14 @@ SETTINGS: dict[str, Setting] = {
     "profile": Setting(sys.getprofile, sys.setprofile, False),
 }
 
-PLACE = {"default device": None, "default tensor type": "cpu"}
+
+
+def take_place() -> bool:
+    """Undo where tensors are made by default, which is for the judge to say. Returns whether it was a GPU."""
+    device = _default_device()
+    was_cuda = "cuda" in (device and device.type, torch._C._get_default_device())
+    restore({"default device": None, "default tensor type": "cpu"})
+    return was_cuda
 
 
 def _read(setting: Setting) -> Any:
