@@ -136,8 +136,9 @@ def _cuda_place() -> tuple[int, Any] | None:
 
 def _set_cuda_place(value: tuple[int, Any] | None) -> None:
     if value is not None:
-        torch.cuda.set_device(value[0])
-        torch.cuda.set_stream(value[1])
+        with contextlib.suppress(RuntimeError):  # the context is lost, and the process about to end
+            torch.cuda.set_device(value[0])
+            torch.cuda.set_stream(value[1])
 
 
 def _set_warnings(value: list) -> None:

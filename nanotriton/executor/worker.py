@@ -171,13 +171,18 @@ class Worker:
         """On which inputs a task has ended a worker's context: "plain", or "other", with which it is not asked again; None if it has not."""
         return next((kind for kind in ("plain", "other") if os.path.exists(os.path.join(self.losses, f"{task.key}.{kind}"))), None)
 
+    @property
+    def context_is_lost(self) -> bool:
+        """Whether this process must end: a task's own code has ended its context (lost), or a candidate has (gpu.lost)."""
+        return self.lost or (self.gpu is not None and self.gpu.lost)
+
     def note_loss(self, task: Task, kind: str) -> None:
         """The context is gone. This worker ends, and the executor has what was in flight run again by others, who read this."""
         os.makedirs(self.losses, exist_ok=True)
         with open(os.path.join(self.losses, f"{task.key}.{'plain' if kind == 'plain' else 'other'}"), "w"):
             self.lost = True
         if self.gpu is not None:
-            self.gpu.lost = True
+            self.gpu.lost = True  # it has no memory to look after
 
     def room(self, reference: Reference):
         """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
@@ -216,7 +221,7 @@ class Worker:
                         self.child_ended(ended)
                 elif answer := self.compilers.answered(compilers[fd]):
                     self.advance(*answer[0], answer[1])
-                if self.lost or (self.gpu is not None and self.gpu.lost):
+                if self.context_is_lost:
                     return  # the context is gone; the executor starts another worker, and what was in flight again
 
     def _alarm(self, *_):
@@ -244,12 +249,14 @@ class Worker:
         try:
             try:
                 spawn: Spawn = generator.send(ended)
+            except ContextLost as lost:
+                self.note_loss(job.task, lost.kind)
+                return
             finally:
-                settings.reset(self.neutral)
+                if not self.context_is_lost:
+                    settings.reset(self.neutral)
         except StopIteration:
             self.finish(job, folder, {"status": "correct"})
-        except ContextLost as lost:
-            self.note_loss(job.task, lost.kind)
         except Unrecordable as fault:
             self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
         except TaskFault as fault:
