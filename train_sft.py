@@ -26,7 +26,8 @@ class Config:
     out: str = "out"  # where runs live
     fresh: bool = False  # delete what a run of this name left, instead of continuing it
     seed: Annotated[int, ">= 0"] = 0  # of data, weights and samples
-    recipe: Literal["default", "autotriton"] = "default"  # autotriton: the paper's numbers (lr 1e-5, 3 epochs, 16,384 tokens)
+    # autotriton: the paper's numbers (lr 1e-5, 3 epochs, 16,384 tokens)
+    recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
     data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
@@ -36,10 +37,14 @@ class Config:
     steps: Annotated[int, ">= 0"] = 540  # optimizer steps; 0: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
-    optimizer: Literal["adamw", "adam8"] = "adamw"  # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
+    # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
+    optimizer: Literal["adamw", "adam8"] = "adamw"
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
-    warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps that the learning rate rises, before a cosine to --min-lr
-    min_lr: Annotated[float, ">= 0", "<= 1"] = 0.15  # share of the peak that it never falls below: what is annealed to the end learns less in GRPO; with --model 0
+    # share of the steps that the learning rate rises, before a cosine to --min-lr
+    warmup: Annotated[float, ">= 0", "<= 1"] = 0.05
+    # share of the peak that it never falls below: what is annealed to the end learns less in GRPO;
+    # with --model 0
+    min_lr: Annotated[float, ">= 0", "<= 1"] = 0.15
     weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's, on matrices
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted)
@@ -54,12 +59,16 @@ class Config:
             raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
 
 
-# The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687, section 4.1).
-PRETRAINED = dict(steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100)
+# The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687,
+# section 4.1).
+PRETRAINED = dict(
+    steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100
+)
 PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
 
 if __name__ == "__main__":
-    options = config.parse(Config, presets=PRESETS)  # before torch is imported, which takes seconds: --help and a mistake are answered at once
+    # before torch is imported, which takes seconds: --help and a mistake are answered at once
+    options = config.parse(Config, presets=PRESETS)
 
 import json
 import math
@@ -72,10 +81,11 @@ from nanotriton import distributed
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import seed_of
+from nanotriton.rules.extract import CLOSE, opened_reasoning
 from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, prompt_ids
+from nanotriton.tasks.prompt import build_completion, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
@@ -121,17 +131,30 @@ def main(cfg: Config, world: World) -> str:
     if not result:
         result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
         if dev:
-            sampler = make_sampler(model_config, world, tokenizer, model if cfg.optimizer == "adam8" else None)
+            sampler = make_sampler(
+                model_config, world, tokenizer, model if cfg.optimizer == "adam8" else None
+            )
             sync_weights(sampler, model, world)
             with make_executor(world, cfg.seed) as executor:
-                result |= heldout(run, dev, step=steps, split="dev", sampler=sampler, executor=executor, tokenizer=tokenizer,
-                                  max_tokens=cfg.max_tokens, seed=cfg.seed)  # fmt: skip
+                result |= heldout(
+                    run,
+                    dev,
+                    step=steps,
+                    split="dev",
+                    sampler=sampler,
+                    executor=executor,
+                    tokenizer=tokenizer,
+                    max_tokens=cfg.max_tokens,
+                    seed=cfg.seed,
+                )
         run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")
 
 
-def sft_step(batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: World, tokenizer: Tokenizer) -> tuple[float, float]:
+def sft_step(
+    batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: World, tokenizer: Tokenizer
+) -> tuple[float, float]:
     """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before clipping)."""
     # counted over every rank and microbatch before the first backward, so that neither changes the gradient
     normalizer = sum(len(completion) for _, completion in batch)
@@ -148,7 +171,9 @@ def sft_step(batch: list[Pair], model: Transformer, optimizer, cfg: Config, worl
 
 def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer):
     """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on every rank."""
-    for part in distributed.accumulate(model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)):
+    for part in distributed.accumulate(
+        model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)
+    ):
         # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
         batch = pack([pairs[k] for k in part] or [([0], [0])]).to(world.device)
         logp, _ = score(model, batch, valid_vocab=tokenizer.vocab_size)
@@ -156,7 +181,9 @@ def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tok
 
 
 @torch.no_grad()
-def mean_loss(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer) -> float:
+def mean_loss(
+    model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer
+) -> float:
     """Cross-entropy of the completions, nats a token, over all ranks."""
     total = -sum(logp.sum() for logp in scores(model, world.share(pairs), cfg, world, tokenizer))
     return world.all_sum(total).item() / sum(len(completion) for _, completion in pairs)
@@ -182,14 +209,23 @@ def learning_rate(step: int, steps: int, peak: float, warmup: float, least: floa
 def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
-    if run.main and not (run.folder / "metrics.jsonl").exists():  # else it is there, and the checkpoints are of it
+    # else it is there, and the checkpoints are of it
+    if run.main and not (run.folder / "metrics.jsonl").exists():
         train_tokenizer([t for pair in texts for t in pair], cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
-        model = Transformer(ModelConfig(
-            model_type="llama", vocab_size=tokenizer.vocab_size, hidden_size=cfg.width, intermediate_size=cfg.width * 3,
-            num_hidden_layers=cfg.layers, num_attention_heads=cfg.width // 32, max_position_embeddings=cfg.max_len,
-            tie_word_embeddings=True, eos_token_ids=tuple(sorted(tokenizer.eos_ids)),
-        ))  # fmt: skip
+        model = Transformer(
+            ModelConfig(
+                model_type="llama",
+                vocab_size=tokenizer.vocab_size,
+                hidden_size=cfg.width,
+                intermediate_size=cfg.width * 3,
+                num_hidden_layers=cfg.layers,
+                num_attention_heads=cfg.width // 32,
+                max_position_embeddings=cfg.max_len,
+                tie_word_embeddings=True,
+                eos_token_ids=tuple(sorted(tokenizer.eos_ids)),
+            )
+        )
         save_model(model.init_weights(cfg.seed), folder)
     run.world.barrier()
     return str(folder)
@@ -210,12 +246,13 @@ def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
 def read_pairs(path: str) -> list[tuple[str, str]]:
     """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none, and why."""
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # and at nothing else: U+2028 may stand inside a string
+        # and at nothing else: U+2028 may stand inside a string
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise config.ConfigError(f"--data {path}: cannot read: {config.reason(error)}") from None
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
-        raise config.ConfigError(f'--data {path}: the file is empty; {PAIR} a line is expected')
+        raise config.ConfigError(f"--data {path}: the file is empty; {PAIR} a line is expected")
     pairs = []
     for number, line in rows:
         try:
@@ -247,22 +284,38 @@ def read_pair(line: str) -> tuple[str, str]:
     return row["prompt"], row["completion"]
 
 
-def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a prompt as it stands: one user message where there is a chat template."""
-    return tokenizer.encode(tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt)
+def chat_text(prompt: str, tokenizer: Tokenizer) -> str:
+    """A prompt as it stands: one user message where there is a chat template."""
+    return tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt
 
 
-def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None) -> list[Pair]:
+def after_opened(reasoning: str, completion: str) -> str:
+    """What a model is to write where the chat template has opened `reasoning` ("<think>", or "" if it has not): a completion without
+    any closes it at once, for nothing before the close counts as an answer; one that opens it too must not do so twice."""
+    if not reasoning or CLOSE in completion:
+        return completion.removeprefix(reasoning)
+    return f"\n{CLOSE}\n\n{completion}"
+
+
+def encode(
+    texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None
+) -> list[Pair]:
     """Texts -> ids; a completion ends with the end token. Pairs longer than --max-len are left out, and counted."""
-    to_ids = chat_ids if cfg.data else prompt_ids  # a task's source goes inside instructions
+    to_text = chat_text if cfg.data else prompt_text  # a task's source goes inside instructions
     end = min(tokenizer.eos_ids)
-    pairs = [(to_ids(p, tokenizer), tokenizer.encode(c) + [end]) for p, c in texts]
+    pairs = []
+    for source, completion in texts:
+        prompt = to_text(source, tokenizer)
+        answer = after_opened(opened_reasoning(prompt), completion)
+        pairs.append((tokenizer.encode(prompt), tokenizer.encode(answer) + [end]))
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")
     if run:
         mean = [sum(map(len, side)) / len(kept) for side in zip(*kept)]
-        run.say(f"{len(kept)} pairs, prompts of {mean[0]:.0f} and completions of {mean[1]:.0f} tokens; {len(pairs) - len(kept)} too long, left out")
+        run.say(
+            f"{len(kept)} pairs, prompts of {mean[0]:.0f} and completions of {mean[1]:.0f} tokens; {len(pairs) - len(kept)} too long, left out"
+        )
     return kept
 
 

@@ -12,10 +12,18 @@ def environment() -> dict[str, str | int | None]:
 
     commit = os.environ.get("NANOTRITON_COMMIT")
     if not commit:
-        answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=os.path.dirname(__file__))
+        answer = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            cwd=os.path.dirname(__file__),
+        )
         commit = answer.stdout.strip() or None
     return {
         "card": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
         "commit": commit,
-    }  # fmt: skip
+    }

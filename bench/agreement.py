@@ -19,7 +19,7 @@ from bench.journal import all_paths, write_json
 from bench.report import load, table
 from nanotriton import log
 from nanotriton.config import die
-from nanotriton.executor.draws import seed_everything
+from nanotriton.executor.common.construct import seed_everything
 from nanotriton.tasks import kernelbench
 
 LIMIT = 0.05  # of the speed-up
@@ -30,7 +30,7 @@ def bench(request: dict) -> dict:
     """{"time_us", "reference_us"} by do_bench. It runs the candidate's Python, unconfined: only for candidates that one trusts."""
     import torch
 
-    from nanotriton.executor.children import load as load_file
+    from nanotriton.executor.child.process import load as load_file
 
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         modules = []
@@ -56,7 +56,11 @@ def plain_us(task, cls) -> float:
 def pairs(results: dict, path: Path) -> list[tuple[str, int, str, dict]]:
     """(problem, sample, candidate, verdict) of what is correct and timed, under the run's first policy."""
     policy = next(iter(results["scores"]))
-    verdicts = {(r["problem"], r["sample"]): v for r in results["samples"] if (v := r["verdicts"].get(policy)) and v["status"] == "correct" and v["speedup"]}
+    verdicts = {
+        (r["problem"], r["sample"]): v
+        for r in results["samples"]
+        if (v := r["verdicts"].get(policy)) and v["status"] == "correct" and v["speedup"]
+    }
     lines = [json.loads(line) for journal in all_paths(path) for line in journal.read_text().splitlines()]
     sources = {(x["problem"], x["sample"]): x["candidate"] for x in lines if x["kind"] == "sample"}
     return [(*key, sources[key], v) for key, v in verdicts.items() if key in sources]
@@ -67,7 +71,10 @@ def main(path: str, out: str) -> int:
     if results["benchmark"] != "kernelbench":
         die(f"{path}: a run of bench.kernelbench is expected")
     try:
-        problems = {p.name: p.task for p in kernelbench.load_problems(results["settings"]["data"], results["settings"]["levels"])}
+        problems = {
+            p.name: p.task
+            for p in kernelbench.load_problems(results["settings"]["data"], results["settings"]["levels"])
+        }
     except ValueError as error:
         die(error)
     timed, rows = pairs(results, Path(path)), []
@@ -76,20 +83,56 @@ def main(path: str, out: str) -> int:
     for name, sample, source, verdict in log.bar(timed, desc="do_bench"):
         with Helper("bench.agreement", SECONDS, "serve") as helper:  # a fresh process for each
             plain = helper.ask({"candidate": source, "reference": problems[name].source})
-        row = {"problem": name, "sample": sample, "executor": {k: verdict[k] for k in ("time_us", "reference_us", "speedup")}, "do_bench": plain}
+        row = {
+            "problem": name,
+            "sample": sample,
+            "executor": {k: verdict[k] for k in ("time_us", "reference_us", "speedup")},
+            "do_bench": plain,
+        }
         if "error" not in plain:
             plain["speedup"] = plain["reference_us"] / plain["time_us"]
             row["off"] = {k: row["executor"][k] / plain[k] - 1 for k in plain}
         rows.append(row)
-    shown = lambda values: [f"{values[k]:.1f}" for k in ("time_us", "reference_us")] + [f"{values['speedup']:.3f}"]
-    cells = [[f"{r['problem']}/{r['sample']}", *shown(r["executor"]), *(shown(r["do_bench"]) + [f"{100 * r['off'][k]:+.1f}%" for k in ("time_us", "speedup")]
-              if "off" in r else [r["do_bench"]["error"], "", "", "", ""])] for r in rows]  # fmt: skip
-    head = ["candidate", "executor us", "reference us", "speed-up", "do_bench us", "reference us", "speed-up", "time off by", "speed-up off by"]
+    shown = lambda values: (
+        [f"{values[k]:.1f}" for k in ("time_us", "reference_us")] + [f"{values['speedup']:.3f}"]
+    )
+    cells = [
+        [
+            f"{r['problem']}/{r['sample']}",
+            *shown(r["executor"]),
+            *(
+                shown(r["do_bench"]) + [f"{100 * r['off'][k]:+.1f}%" for k in ("time_us", "speedup")]
+                if "off" in r
+                else [r["do_bench"]["error"], "", "", "", ""]
+            ),
+        ]
+        for r in rows
+    ]
+    head = [
+        "candidate",
+        "executor us",
+        "reference us",
+        "speed-up",
+        "do_bench us",
+        "reference us",
+        "speed-up",
+        "time off by",
+        "speed-up off by",
+    ]
     print("\n".join(table(head, cells)))
     agree = sum("off" in r and abs(r["off"]["speedup"]) <= LIMIT for r in rows)
     print(f"{agree} of {len(rows)} speed-ups agree within {LIMIT:.0%}")
     if out:
-        write_json(Path(out), {"command": " ".join(["python -m bench.agreement", *sys.argv[1:]]), "environment": environment(), "limit": LIMIT, "agree": agree, "rows": rows})
+        write_json(
+            Path(out),
+            {
+                "command": " ".join(["python -m bench.agreement", *sys.argv[1:]]),
+                "environment": environment(),
+                "limit": LIMIT,
+                "agree": agree,
+                "rows": rows,
+            },
+        )
     return 0 if agree == len(rows) else 1
 
 

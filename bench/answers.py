@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
-from nanotriton.executor.compare import Fault, leaves, mapped, same_structure
+from nanotriton.executor.judge.compare import same_structure
+from nanotriton.plan.trees import leaves, mapped
+from nanotriton.verdict import Fault
 
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}  # others (fp8): 0.3
+# others (fp8): 0.3
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
 
 def compare(got: Any, want: Any) -> None:
@@ -24,15 +27,23 @@ def compare(got: Any, want: Any) -> None:
                 raise Fault("wrong_value", f"{where} is {a!r:.80}; the gold file's is {b!r:.80}")
             continue
         if a.shape != b.shape:
-            raise Fault("wrong_shape", f"{where} has shape {tuple(a.shape)}; the gold file's has {tuple(b.shape)}")
+            raise Fault(
+                "wrong_shape", f"{where} has shape {tuple(a.shape)}; the gold file's has {tuple(b.shape)}"
+            )
         if a.dtype != b.dtype:
-            raise Fault("wrong_dtype", f"{where} is {a.dtype}; the gold file's is {b.dtype}".replace("torch.", ""))
+            raise Fault(
+                "wrong_dtype", f"{where} is {a.dtype}; the gold file's is {b.dtype}".replace("torch.", "")
+            )
         compare_tensors(a, b, where)
 
 
 def same_value(a: Any, b: Any) -> bool:
     if isinstance(b, float):
-        return a == b or (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=TOLERANCE[torch.float32])
+        return (
+            a == b
+            or (math.isnan(a) and math.isnan(b))
+            or math.isclose(a, b, rel_tol=TOLERANCE[torch.float32])
+        )
     return a == b
 
 
@@ -46,14 +57,18 @@ def compare_tensors(a: torch.Tensor, b: torch.Tensor, where: str) -> None:
     tolerance = TOLERANCE.get(b.dtype, 0.3)
     a, b = a.double(), b.double()
     finite = b.isfinite()
-    if not torch.equal(a[~finite].nan_to_num(1.5), b[~finite].nan_to_num(1.5)) or not bool(a[finite].isfinite().all()):
+    if not torch.equal(a[~finite].nan_to_num(1.5), b[~finite].nan_to_num(1.5)) or not bool(
+        a[finite].isfinite().all()
+    ):
         raise Fault("not_finite", f"{where}: infinities and NaNs are not where the gold file's are")
     a, b = a[finite], b[finite]
     rms = b.pow(2).mean().sqrt().item() if b.numel() else 0.0
     wrong = (a - b).abs() > tolerance * (rms + b.abs())
     if count := int(wrong.sum()):
         worst = (a - b).abs().max().item() / rms if rms else math.inf
-        raise Fault("wrong_value", f"{where}: {count} of {b.numel()} elements differ, by up to {worst:.2g} of the RMS")
+        raise Fault(
+            "wrong_value", f"{where}: {count} of {b.numel()} elements differ, by up to {worst:.2g} of the RMS"
+        )
 
 
 def weakness(want: Any) -> list[str]:

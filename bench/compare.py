@@ -47,13 +47,27 @@ def compare(a: dict, b: dict, policy: str) -> dict:
         wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
         ratios = [y / x for n in names if (x := speed(left[n])) and (y := speed(right[n]))]
         parts[title] = {
-            "problems": len(names), "a": mean([x for x, _ in scores]), "b": mean([y for _, y in scores]), "difference": mean(differences),
-            "interval": bootstrap(differences), "b_better": wins, "a_better": losses, "p": sign_test(wins, losses),
-            "speed_ratio": geometric_mean(ratios), "b_faster": sum(r > 1 for r in ratios), "a_faster": sum(r < 1 for r in ratios),
+            "problems": len(names),
+            "a": mean([x for x, _ in scores]),
+            "b": mean([y for _, y in scores]),
+            "difference": mean(differences),
+            "interval": bootstrap(differences),
+            "b_better": wins,
+            "a_better": losses,
+            "p": sign_test(wins, losses),
+            "speed_ratio": geometric_mean(ratios),
+            "b_faster": sum(r > 1 for r in ratios),
+            "a_faster": sum(r < 1 for r in ratios),
             "p_speed": sign_test(sum(r > 1 for r in ratios), sum(r < 1 for r in ratios)),
-        }  # fmt: skip
+        }
     changed = {n: [solved(left[n]), solved(right[n])] for n in both if solved(left[n]) != solved(right[n])}
-    return {"policy": policy, **parts, "only_in_a": len(left.keys() - right.keys()), "only_in_b": len(right.keys() - left.keys()), "changed": changed}
+    return {
+        "policy": policy,
+        **parts,
+        "only_in_a": len(left.keys() - right.keys()),
+        "only_in_b": len(right.keys() - left.keys()),
+        "changed": changed,
+    }
 
 
 def markdown(found: dict, names: list[str]) -> str:
@@ -61,15 +75,44 @@ def markdown(found: dict, names: list[str]) -> str:
     for title in ("all", "fair"):
         p = found[title]
         if p["problems"]:
-            spread = f" [{100 * p['interval'][0]:+.1f}, {100 * p['interval'][1]:+.1f}]" if p["interval"] else ""
+            spread = (
+                f" [{100 * p['interval'][0]:+.1f}, {100 * p['interval'][1]:+.1f}]" if p["interval"] else ""
+            )
             ratio = f"{p['speed_ratio']:.2f}x (p = {p['p_speed']:.3g})" if p["speed_ratio"] else "-"
-            rows.append([title, str(p["problems"]), f"{100 * p['a']:.1f}", f"{100 * p['b']:.1f}", f"{100 * p['difference']:+.1f}{spread}",
-                         str(p["b_better"]), str(p["a_better"]), f"{p['p']:.3g}", ratio])  # fmt: skip
-    head = ["", "problems", "A", "B", "B - A [95%]", "B better", "A better", "p (sign test)", "B's speed over A's"]
-    lines = [f"A: {names[0]}, B: {names[1]}; correct under {found['policy']}, percent; fair: without weak problems", "", *table(head, rows)]
+            rows.append(
+                [
+                    title,
+                    str(p["problems"]),
+                    f"{100 * p['a']:.1f}",
+                    f"{100 * p['b']:.1f}",
+                    f"{100 * p['difference']:+.1f}{spread}",
+                    str(p["b_better"]),
+                    str(p["a_better"]),
+                    f"{p['p']:.3g}",
+                    ratio,
+                ]
+            )
+    head = [
+        "",
+        "problems",
+        "A",
+        "B",
+        "B - A [95%]",
+        "B better",
+        "A better",
+        "p (sign test)",
+        "B's speed over A's",
+    ]
+    lines = [
+        f"A: {names[0]}, B: {names[1]}; correct under {found['policy']}, percent; fair: without weak problems",
+        "",
+        *table(head, rows),
+    ]
     lines += [f"- {n}: {100 * x:.0f} -> {100 * y:.0f}" for n, (x, y) in found["changed"].items()]
     if found["only_in_a"] or found["only_in_b"]:
-        lines.append(f"Left out: {found['only_in_a']} problems that only A has, {found['only_in_b']} that only B has.")
+        lines.append(
+            f"Left out: {found['only_in_a']} problems that only A has, {found['only_in_b']} that only B has."
+        )
     return "\n".join(lines)
 
 
@@ -89,7 +132,11 @@ def main(argv: list[str]) -> None:
         die(USAGE)
     a, b = map(load, files)
     if (a["benchmark"], a.get("channel")) != (b["benchmark"], b.get("channel")):
-        die(f"{files[0]} is of {a['benchmark']} {a.get('channel', '')}, {files[1]} of {b['benchmark']} {b.get('channel', '')}: nothing to compare".replace(" ,", ","))
+        die(
+            f"{files[0]} is of {a['benchmark']} {a.get('channel', '')}, {files[1]} of {b['benchmark']} {b.get('channel', '')}: nothing to compare".replace(
+                " ,", ","
+            )
+        )
     shared = [p for p in a["scores"] if p in b["scores"]]
     policy = options["--policy"] or (shared[0] if shared else "")
     if policy not in shared:

@@ -14,16 +14,18 @@ import torch
 
 from bench.helper import Helper, serve
 from nanotriton import log
-from nanotriton.executor.compare import leaves
-from nanotriton.executor.draws import seed_everything
-from nanotriton.executor.timing import Work
+from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.gpu.timing import Work
+from nanotriton.plan.trees import leaves
 from nanotriton.tasks.task import Task
 
 SECONDS = 600.0  # for one task, compilation included
 DRAWS = 3  # of inputs, that timed runs take in turns
 
 
-def times(tasks: Sequence[Task], folder: Path, device: int = 0, helper: Helper | None = None) -> dict[str, dict]:
+def times(
+    tasks: Sequence[Task], folder: Path, device: int = 0, helper: Helper | None = None
+) -> dict[str, dict]:
     """{task's key: {"us", "eager_us"} or {"error"}}, from the file of this card in `folder` or measured now (and added to it)."""
     card = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
     path = folder / f"compiled.{'-'.join(card.split())}.jsonl"
@@ -31,7 +33,9 @@ def times(tasks: Sequence[Task], folder: Path, device: int = 0, helper: Helper |
     missing = [t for t in {t.key: t for t in tasks}.values() if t.key not in known]
     with helper or Helper("bench.compiled", SECONDS) as asked:
         for task in log.bar(missing, desc="torch.compile") if missing else ():
-            line = {"task": task.key, "name": task.name, "torch": torch.__version__} | asked.ask({"source": task.source, "device": device})
+            line = {"task": task.key, "name": task.name, "torch": torch.__version__} | asked.ask(
+                {"source": task.source, "device": device}
+            )
             with open(path, "ab") as file:  # one write a line: other ranks append too
                 file.write(json.dumps(line).encode() + b"\n")
             known[task.key] = line
@@ -74,7 +78,9 @@ def measure(source: str, stopwatch, device: str = "cuda", compiler: Callable = t
 
         for _ in range(3):
             fast(*place)  # compiles, and settles what the first calls still find out
-        found, eager = stopwatch.time([Work(lambda: fast(*place), before), Work(lambda: model(*place), before)], budget=2.0)
+        found, eager = stopwatch.time(
+            [Work(lambda: fast(*place), before), Work(lambda: model(*place), before)], budget=2.0
+        )
     return {"us": found.us, "eager_us": eager.us, "clock": found.clock}
 
 
@@ -82,15 +88,17 @@ class Quiet:
     """A stopwatch that has the GPU to itself while it runs."""
 
     def __init__(self, device: int):
-        from nanotriton.executor.gpu import Gpu
+        from nanotriton.executor.gpu.ask import describe
+        from nanotriton.executor.gpu.gpu import Gpu
 
         torch.cuda.set_device(device)
         self.folder = tempfile.TemporaryDirectory()
-        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir())  # for its lock and its stopwatch: no kernel of a candidate comes here
+        # For its lock and its stopwatch: no kernel of a candidate comes here.
+        self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir(), describe(device))
         torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:
-        with self.gpu.quiet():
+        with self.gpu.turns.quiet():
             return self.gpu.watch.time(works, budget)
 
 

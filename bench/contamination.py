@@ -20,13 +20,23 @@ from typing import Annotated
 
 from bench.sources import read_jsonl
 from nanotriton import config, log
+from nanotriton.rules.extract import parse, python_blocks
 from nanotriton.tasks.tritonbench import SEPARATOR
-from reward.extract import parse, python_blocks
 
 N = 16  # tokens of an n-gram
 FLAG = 0.5  # a gold solution of which so much is there is flagged
 COMMON = 3  # gold solutions that share an n-gram for it to be boilerplate
-LAYOUT = frozenset([tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER])
+LAYOUT = frozenset(
+    [
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    ]
+)
 
 
 def tokens(code: str) -> list[str]:
@@ -45,7 +55,11 @@ def tokens(code: str) -> list[str]:
             bound.add(node.arg)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             bound.add(node.name)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        elif (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             documentation |= {(node.lineno, node.col_offset)}
     result = []
     previous = ""
@@ -74,7 +88,9 @@ class Golds:
     def __init__(self, golds: dict[str, str], n: int = N):
         self.n = n
         grams = {name: ngrams(code, n) for name, code in golds.items()}
-        common = {g for g, count in Counter(g for found in grams.values() for g in found).items() if count >= COMMON}
+        common = {
+            g for g, count in Counter(g for found in grams.values() for g in found).items() if count >= COMMON
+        }
         self.own = {name: found - common or found for name, found in grams.items()}
 
     def contained(self, code: str) -> dict[str, float]:
@@ -101,7 +117,8 @@ class Config:
     gold: list[str] = field(default_factory=list)  # gold solutions: Python files, or folders of them
     data: list[str] = field(default_factory=list)  # JSONL files: training data or candidates
     n: Annotated[int, ">= 1"] = N  # tokens of an n-gram
-    flag: Annotated[float, "> 0", "<= 1"] = FLAG  # the share of a gold solution from which on an entry is flagged
+    # the share of a gold solution from which on an entry is flagged
+    flag: Annotated[float, "> 0", "<= 1"] = FLAG
     out: str = ""  # JSON file for the hits; empty: print only
 
 
@@ -113,7 +130,8 @@ def main() -> None:
     try:
         for path in map(Path, cfg.gold):
             files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-            golds |= {str(f): SEPARATOR.split(f.read_text(encoding="utf-8"))[0] for f in files}  # without TritonBench's tests
+            # without TritonBench's tests
+            golds |= {str(f): SEPARATOR.split(f.read_text(encoding="utf-8"))[0] for f in files}
         rows = [(file, i, row) for file in cfg.data for i, row in enumerate(read_jsonl(file), 1)]
     except OSError as error:
         config.die(f"--gold {error.filename}: cannot read: {error.strerror}")
@@ -127,12 +145,20 @@ def main() -> None:
         for code in snippets(row):
             for name, share in index.contained(code).items():
                 best[name] = max(share, best.get(name, 0.0))
-        hits += [{"file": file, "entry": number, "gold": name, "share": round(share, 3)} for name, share in best.items() if share >= cfg.flag]
+        hits += [
+            {"file": file, "entry": number, "gold": name, "share": round(share, 3)}
+            for name, share in best.items()
+            if share >= cfg.flag
+        ]
     for hit in hits:
         print(f"{hit['file']} entry {hit['entry']}: {hit['share']:.0%} of {hit['gold']}")
-    print(f"{len({(h['file'], h['entry']) for h in hits})} of {len(rows)} entries contain a gold solution ({len(golds)} of them, {cfg.n}-grams, {cfg.flag:.0%} or more)")
+    print(
+        f"{len({(h['file'], h['entry']) for h in hits})} of {len(rows)} entries contain a gold solution ({len(golds)} of them, {cfg.n}-grams, {cfg.flag:.0%} or more)"
+    )
     if cfg.out:
-        Path(cfg.out).write_text(json.dumps({"n": cfg.n, "flag": cfg.flag, "entries": len(rows), "hits": hits}, indent=1) + "\n")
+        Path(cfg.out).write_text(
+            json.dumps({"n": cfg.n, "flag": cfg.flag, "entries": len(rows), "hits": hits}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

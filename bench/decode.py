@@ -32,7 +32,9 @@ class Config:
     out: str = ""  # a JSON file to write
 
 
-def make(cfg: Config, rows: int, length: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DecodeBatch]:
+def make(
+    cfg: Config, rows: int, length: int, group: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DecodeBatch]:
     """Random bf16 q and caches; pages in random order."""
     pages, groups = length // 2 // cfg.page, rows // group
     total = (rows + groups) * pages
@@ -43,7 +45,13 @@ def make(cfg: Config, rows: int, length: int, group: int) -> tuple[torch.Tensor,
     full = lambda n: torch.full((n,), length // 2, device="cuda", dtype=torch.int32)
     tiles = rows // per_tile
     batch = DecodeBatch(
-        index(rows), full(rows), order[:rows], index(tiles) // (group // per_tile), full(tiles), index(rows).view(tiles, per_tile), order[rows:]
+        index(rows),
+        full(rows),
+        order[:rows],
+        index(tiles) // (group // per_tile),
+        full(tiles),
+        index(rows).view(tiles, per_tile),
+        order[rows:],
     )
     cache = [new(total, cfg.kv_heads, cfg.page, cfg.dim) for _ in range(2)]
     return new(rows, cfg.heads, cfg.dim), *cache, batch
@@ -72,9 +80,14 @@ def measure(cfg: Config, rows: int, length: int, group: int, copy: float) -> dic
     needed = k.nbytes + v.nbytes + 2 * q.nbytes
     time = microseconds(lambda: decode_attention(q, k, v, batch))
     row = {
-        "batch": rows, "length": length, "group": group, "us": round(time, 1), "bytes": needed,
-        "gb_s": round(needed / time / 1e3), "of_copy": round(needed / time * 1e6 / copy, 3),
-    }  # fmt: skip
+        "batch": rows,
+        "length": length,
+        "group": group,
+        "us": round(time, 1),
+        "bytes": needed,
+        "gb_s": round(needed / time / 1e3),
+        "of_copy": round(needed / time * 1e6 / copy, 3),
+    }
     if rows * length <= 2**18:  # the twin's fp32 copies of more would not fit
         row["error"] = round(error(q, k, v, batch), 5)
     return row
@@ -82,10 +95,17 @@ def measure(cfg: Config, rows: int, length: int, group: int, copy: float) -> dic
 
 def sweep(cfg: Config, copy: float) -> None:
     """Options of both kernels, on four shapes; the best goes into kernels/decode.py by hand."""
-    cases = [make(cfg, rows, length, group) for rows, length, group in ((512, 1024, 16), (512, 1024, 1), (64, 4096, 1), (64, 512, 1))]
+    cases = [
+        make(cfg, rows, length, group)
+        for rows, length, group in ((512, 1024, 16), (512, 1024, 1), (64, 4096, 1), (64, 512, 1))
+    ]
     for name in ("TAIL_OPTIONS", "PREFIX_OPTIONS", "PROGRAMS"):
         kept = getattr(decode, name)
-        choices = [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)] if name != "PROGRAMS" else [264, 528, 1056, 2112]
+        choices = (
+            [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
+            if name != "PROGRAMS"
+            else [264, 528, 1056, 2112]
+        )
         for choice in choices:
             setattr(decode, name, choice)
             times = []
@@ -112,9 +132,19 @@ def main(cfg: Config) -> None:
             print(rows[-len(cfg.groups) :], flush=True)
     if cfg.out:
         shape = {name: getattr(cfg, name) for name in ("heads", "kv_heads", "dim", "page")}
-        report = environment() | {"command": "python -m bench.decode", "shape": shape, "copy_gb_s": round(copy / 1e9), "rows": rows}
+        report = environment() | {
+            "command": "python -m bench.decode",
+            "shape": shape,
+            "copy_gb_s": round(copy / 1e9),
+            "rows": rows,
+        }
         Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
-    print("lowest fraction of copy:", min(r["of_copy"] for r in rows), " largest error:", max(r.get("error", 0) for r in rows))
+    print(
+        "lowest fraction of copy:",
+        min(r["of_copy"] for r in rows),
+        " largest error:",
+        max(r.get("error", 0) for r in rows),
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,13 @@ def make(folder: Path, n: int, size: str) -> tuple[Path, Path]:
         for i, task in enumerate(tasks, 1):
             (folder / "level1" / f"{i}_Synthetic.py").write_text(task.source)
             candidates = [f"{task.solution}\n# {j}\n" for j in range(7)]
-            candidates += [tasks[i % len(tasks)].solution, task.source.replace("class Model(", "class ModelNew(").replace("super(Model", "super(ModelNew"), f"def broken_{i}(:\n"]
+            candidates += [
+                tasks[i % len(tasks)].solution,
+                task.source.replace("class Model(", "class ModelNew(").replace(
+                    "super(Model", "super(ModelNew"
+                ),
+                f"def broken_{i}(:\n",
+            ]
             for candidate in candidates:
                 file.write(json.dumps({"level": 1, "problem_id": i, "candidate": candidate}) + "\n")
     return folder, folder / "samples.jsonl"
@@ -59,11 +65,33 @@ def make(folder: Path, n: int, size: str) -> tuple[Path, Path]:
 def main() -> None:
     cfg = config.parse(Config)
     with tempfile.TemporaryDirectory() as name:
-        data, samples = (cfg.data, cfg.samples) if cfg.data else make(Path(name), cfg.n, "gpu" if cfg.device == "cuda" else "cpu")
+        data, samples = (
+            (cfg.data, cfg.samples)
+            if cfg.data
+            else make(Path(name), cfg.n, "gpu" if cfg.device == "cuda" else "cpu")
+        )
         out = Path(name, "run.json")
         levels = [str(level) for level in cfg.levels]
-        command = [sys.executable, "-m", "bench.kernelbench", "--data", str(data), "--levels", *levels, "--samples", str(samples)]
-        command += ["--policy", "strict", "--device", cfg.device, "--out", str(out), *(["--workers", str(cfg.workers)] if cfg.workers else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.kernelbench",
+            "--data",
+            str(data),
+            "--levels",
+            *levels,
+            "--samples",
+            str(samples),
+        ]
+        command += [
+            "--policy",
+            "strict",
+            "--device",
+            cfg.device,
+            "--out",
+            str(out),
+            *(["--workers", str(cfg.workers)] if cfg.workers else []),
+        ]
         start = time.perf_counter()
         code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
         seconds = time.perf_counter() - start
@@ -76,12 +104,19 @@ def main() -> None:
         stages.update(verdict["cost"])
     judging = results["seconds_of"]["judging"]
     found = {
-        "command": " ".join(["python -m bench.eval_throughput", *sys.argv[1:]]), "environment": environment() | {"load": os.getloadavg()[0]}, "exit_status": code,
-        "candidates": len(verdicts), "seconds": round(seconds, 2), "per_second": round(len(verdicts) / seconds, 2),
-        "judging_seconds": judging, "judging_share": round(judging / seconds, 3), "judged_per_second": round(len(verdicts) / judging, 2),
-        "timed": sum(v["time_us"] is not None for v in verdicts), "statuses": dict(Counter(v["status"] for v in verdicts).most_common()),
+        "command": " ".join(["python -m bench.eval_throughput", *sys.argv[1:]]),
+        "environment": environment() | {"load": os.getloadavg()[0]},
+        "exit_status": code,
+        "candidates": len(verdicts),
+        "seconds": round(seconds, 2),
+        "per_second": round(len(verdicts) / seconds, 2),
+        "judging_seconds": judging,
+        "judging_share": round(judging / seconds, 3),
+        "judged_per_second": round(len(verdicts) / judging, 2),
+        "timed": sum(v["time_us"] is not None for v in verdicts),
+        "statuses": dict(Counter(v["status"] for v in verdicts).most_common()),
         "stage_wall_ms": {k: round(1000 * v / len(verdicts), 2) for k, v in stages.most_common()},
-    }  # fmt: skip
+    }
     print(json.dumps(found, indent=1))
     if cfg.out:
         write_json(Path(cfg.out), found)

@@ -25,6 +25,7 @@ from bench import environment
 from bench.journal import write_json
 from nanotriton import config
 from nanotriton.executor import Executor
+from nanotriton.executor.processes import check_card
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
 from tests.candidates import read
@@ -48,11 +49,7 @@ class Config:
     out: str = ""  # JSON file for the results; empty: print only
 
     def validate(self) -> None:
-        if self.device == "cuda":
-            import torch
-
-            if not torch.cuda.is_available():
-                raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
+        check_card(self.device, timed=True)
 
 
 def cpu_seconds(executor: Executor) -> Counter:
@@ -77,7 +74,9 @@ def cpu_seconds(executor: Executor) -> Counter:
 
 def cores_seconds() -> Counter:
     """What the machine's cores did so far, in core seconds: busy with anybody's work, idle, or taken by another machine of the same host."""
-    user, nice, system, idle, iowait, irq, softirq, steal = (int(n) / TICK for n in Path("/proc/stat").read_text().split(None, 9)[1:9])
+    user, nice, system, idle, iowait, irq, softirq, steal = (
+        int(n) / TICK for n in Path("/proc/stat").read_text().split(None, 9)[1:9]
+    )
     return Counter(busy=user + nice + system + irq + softirq, idle=idle + iowait, stolen=steal)
 
 
@@ -93,31 +92,51 @@ def measure(executor: Executor, pairs: Pairs) -> dict:
         stages.update({name: s for name, s in verdict.cost.items() if name != "children_cpu"})
     each = lambda counter: {name: round(1000 * value / len(pairs), 2) for name, value in counter.items()}
     rate = len(pairs) / seconds
-    result = {"candidates": len(pairs), "seconds": round(seconds, 3), "per_second": round(rate, 1), "statuses": dict(Counter(v.status for v in verdicts))}
-    if wrong := [f"{task.name}: {v.status} at {v.stage}: {v.message}" for (task, _), v in zip(pairs, verdicts, strict=True) if not v.correct]:
+    result = {
+        "candidates": len(pairs),
+        "seconds": round(seconds, 3),
+        "per_second": round(rate, 1),
+        "statuses": dict(Counter(v.status for v in verdicts)),
+    }
+    if wrong := [
+        f"{task.name}: {v.status} at {v.stage}: {v.message}"
+        for (task, _), v in zip(pairs, verdicts, strict=True)
+        if not v.correct
+    ]:
         result["not_correct"] = wrong
     if floor := cpu[LEVELS[3]] / len(pairs) / len(os.sched_getaffinity(0)):
         result |= {"floor_per_second": round(1 / floor, 1), "of_floor": round(rate * floor, 3)}
     shares = {name: round(s / seconds, 2) for name, s in cores.items()}
-    return result | {"stage_wall_ms": each(stages), "cpu_ms": each(cpu), "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2), "cores": shares}
+    return result | {
+        "stage_wall_ms": each(stages),
+        "cpu_ms": each(cpu),
+        "cpu_ms_total": round(1000 * sum(cpu.values()) / len(pairs), 2),
+        "cores": shares,
+    }
 
 
 def candidates(tasks: list[Task], n: int) -> Pairs:
     """n distinct ones: the tasks' solutions, with their kernels renamed so that each is another program to the compiler."""
     renamed = lambda source, i: re.sub(r"\bkernel\b", f"kernel_{i}", source)
-    return [(tasks[i % len(tasks)], renamed(tasks[i % len(tasks)].solution, i // len(tasks))) for i in range(n)]
+    return [
+        (tasks[i % len(tasks)], renamed(tasks[i % len(tasks)].solution, i // len(tasks))) for i in range(n)
+    ]
 
 
 def tasks_of(cfg: Config, dot: bool, n: int, seed: int) -> list[Task]:
     """n synthetic tasks with a matmul, or n without."""
     found: list[Task] = []
     while len(found) < n:
-        drawn = generate("sft", int(n / DOTS) if dot else 2 * n, seed, size="cpu" if cfg.device == "cpu" else "gpu")
+        drawn = generate(
+            "sft", int(n / DOTS) if dot else 2 * n, seed, size="cpu" if cfg.device == "cpu" else "gpu"
+        )
         found, seed = found + [t for t in drawn if (t.meta["ops"][0] == "matmul") == dot], seed + 1
     return found[:n]
 
 
-def started(cfg: Config, mode: str | None = None, policy: str = "strict", timed: bool = False) -> tuple[Executor, float]:
+def started(
+    cfg: Config, mode: str | None = None, policy: str = "strict", timed: bool = False
+) -> tuple[Executor, float]:
     """An executor that has begun to work, and the seconds that took."""
     begun = time.perf_counter()
     executor = Executor(cfg.device, mode, cfg.workers, policy, cfg.timeout, timed, seed=0)
@@ -135,13 +154,18 @@ def run(cfg: Config) -> Iterator[tuple[str, Any]]:
     executor, seconds = started(cfg)
     with executor:
         yield from {"workers": executor.workers, "start_seconds": seconds}.items()
-        for name, pairs in {"maps_and_reductions": plain, "dots": dots, "groups_of_8": groups, "suite": suite}.items():
+        for name, pairs in {
+            "maps_and_reductions": plain,
+            "dots": dots,
+            "groups_of_8": groups,
+            "suite": suite,
+        }.items():
             yield name, measure(executor, pairs)
     if cfg.device == "cuda":
         with started(cfg, timed=True)[0] as executor:
             yield "timed_maps_and_reductions", measure(executor, plain)
             yield "timed_dots", measure(executor, dots)
-    if cfg.fresh:
+    if cfg.fresh and cfg.device == "cuda":
         with started(cfg, "process", "none")[0] as executor:
             yield "fresh_process_each", measure(executor, (plain[: cfg.fresh] + dots[: cfg.fresh])[::2])
 
@@ -149,7 +173,11 @@ def run(cfg: Config) -> Iterator[tuple[str, Any]]:
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
     load = round(os.getloadavg()[0], 2)
-    results = {"command": " ".join(["python -m bench.executor_throughput", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device}, "load": load}
+    results = {
+        "command": " ".join(["python -m bench.executor_throughput", *sys.argv[1:]]),
+        "environment": environment() | {"device": cfg.device},
+        "load": load,
+    }
     for name, value in run(cfg):
         results[name] = value
         print(f"{name}: {json.dumps(value, indent=2)}", flush=True)

@@ -1,7 +1,7 @@
 """A process of our own for what must not happen in this one (it takes the GPU, it may crash or hang): requests and answers, a line of JSON each.
 
-    with Helper("bench.compiled", seconds=300) as helper:
-        helper.ask({"source": ...})     # the answer of the module's `answer(request)`, or {"error": "one line"}
+with Helper("bench.compiled", seconds=300) as helper:
+    helper.ask({"source": ...})     # the answer of the module's `answer(request)`, or {"error": "one line"}
 """
 
 import contextlib
@@ -31,7 +31,9 @@ class Helper:
 
     def ask(self, request: dict) -> dict:
         if self.process is None:
-            self.process = subprocess.Popen(self.command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
@@ -42,7 +44,11 @@ class Helper:
         if line.endswith(b"\n"):
             return json.loads(line)
         code = self.stop()
-        return {"error": f"not done after {self.seconds:g} s" if late else f"its process died (exit status {code})"}
+        return {
+            "error": f"not done after {self.seconds:g} s"
+            if late
+            else f"its process died (exit status {code})"
+        }
 
     def stop(self) -> int | None:
         """End the process and whatever it started -> its exit status."""

@@ -41,7 +41,9 @@ class Journal:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{path} belongs to a run that is still going; wait for it, or give another --out") from None
+            raise ConfigError(
+                f"{path} belongs to a run that is still going; wait for it, or give another --out"
+            ) from None
         if fresh:
             self.file.truncate(0)
             for old in all_paths(out) if rank == 0 else ():  # of a run with more ranks
@@ -79,15 +81,21 @@ class Journal:
                     if line["kind"] != "settings":
                         line["problem"], line["sample"]
                 except (ValueError, KeyError, TypeError):
-                    raise ConfigError(f"{path} line {number}: not a line of a journal; repair it, or start over with --fresh") from None
+                    raise ConfigError(
+                        f"{path} line {number}: not a line of a journal; repair it, or start over with --fresh"
+                    ) from None
                 self._take(line)
         return self
 
     def _take(self, line: dict) -> None:
         if line["kind"] == "settings":
-            changed = [f"--{k.replace('_', '-')} {line.get(k)}" for k, v in self.settings.items() if line.get(k) != v]
+            changed = [
+                f"--{k.replace('_', '-')} {line.get(k)}" for k, v in self.settings.items() if line.get(k) != v
+            ]
             if changed:
-                raise ConfigError(f"{self.out} holds a run with {', '.join(changed)}: give those, another --out, or --fresh")
+                raise ConfigError(
+                    f"{self.out} holds a run with {', '.join(changed)}: give those, another --out, or --fresh"
+                )
             return
         key = (line["kind"], line["problem"], line["sample"], line.get("policy"))
         self.entries.setdefault(key, line)

@@ -30,14 +30,14 @@ from bench.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rollout import seed_of
+from nanotriton.rules import rules
+from nanotriton.rules.extract import defines, extract_candidate, parse
+from nanotriton.rules.policy import POLICIES
 from nanotriton.run import launch
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
-from reward import rules
-from reward.extract import defines, extract_candidate, parse
-from reward.policy import POLICIES
 
 COMPILE = "torch.compile"  # what its baseline is called
 
@@ -47,17 +47,24 @@ class Config:
     data: str = ""  # a clone of KernelBench, or "hub" for the Hugging Face dataset
     levels: list[int] = field(default_factory=lambda: [1, 2, 3])  # which levels
     model: str = ""  # candidates from a model folder or hub id, by our sampler
-    endpoint: str = ""  # candidates from an OpenAI-compatible server: its URL, such as http://localhost:8000/v1
+    # candidates from an OpenAI-compatible server: its URL, such as http://localhost:8000/v1
+    endpoint: str = ""
     samples: str = ""  # candidates from files
-    n: Annotated[int | None, ">= 1"] = None  # candidates a problem; none: 1 from a model or an endpoint, all there are from files
-    policy: list[Literal["strict", "kernelbench", "autotriton", "none"]] = field(default_factory=lambda: ["strict", "kernelbench", "autotriton"])  # what counts as Triton: a table for each
+    # candidates a problem; none: 1 from a model or an endpoint, all there are from files
+    n: Annotated[int | None, ">= 1"] = None
+    # what counts as Triton: a table for each
+    policy: list[Literal["strict", "kernelbench", "autotriton", "none"]] = field(
+        default_factory=lambda: ["strict", "kernelbench", "autotriton"]
+    )
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # where candidates run
     limit: Annotated[int, ">= 0"] = 0  # only the first so many problems of each level; 0: all
     ids: list[int] = field(default_factory=list)  # only these problems of each level
     out: str = "results.json"  # the results; the table, plots and journal go beside it
     fresh: bool = False  # forget what an earlier run left at --out, instead of continuing it
-    prompt: Literal["autotriton", "kernelbench"] = "autotriton"  # what a model is asked: the paper's way, or the benchmark's own
-    ks: list[int] = field(default_factory=lambda: [1, 2, 5, 10, 20, 50, 100])  # the k of pass@k, as far as there are samples
+    # what a model is asked: the paper's way, or the benchmark's own
+    prompt: Literal["autotriton", "kernelbench"] = "autotriton"
+    # the k of pass@k, as far as there are samples
+    ks: list[int] = field(default_factory=lambda: [1, 2, 5, 10, 20, 50, 100])
     temperature: Annotated[float, ">= 0"] = 1.0  # of the samples; 0: greedy
     top_p: Annotated[float, "> 0", "<= 1"] = 1.0  # nucleus
     max_tokens: Annotated[int, ">= 1"] = 4096  # longest completion
@@ -71,13 +78,17 @@ class Config:
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
     memory_gib: Annotated[float, "> 0"] = 4.0  # for each judging process
-    baseline: str = ""  # KernelBench's baseline_time_*.json (torch.compile, say): speed-ups against it as well
-    compile_baseline: bool = False  # speed-ups against torch.compile too, timed here once a problem (seconds each)
+    # KernelBench's baseline_time_*.json (torch.compile, say): speed-ups against it as well
+    baseline: str = ""
+    # speed-ups against torch.compile too, timed here once a problem (seconds each)
+    compile_baseline: bool = False
 
     def validate(self) -> None:
         check(self, "samples", "a clone of KernelBench, or hub,")
         if self.compile_baseline and self.device != "cuda":
-            raise config.ConfigError("--compile-baseline times torch.compile on a GPU: it needs --device cuda")
+            raise config.ConfigError(
+                "--compile-baseline times torch.compile on a GPU: it needs --device cuda"
+            )
         self.policy = sorted(set(self.policy), key=POLICIES.index)  # strictest first: see `implied`
 
 
@@ -99,7 +110,10 @@ def read_samples(path: str, problems: list[Problem]) -> dict[tuple[str, int], di
     """{(problem's name, sample): {"candidate", "completion"}} from files. ValueError for problems unknown in the levels loaded."""
     levels = {p.level for p in problems}
     if not Path(path).is_file():
-        found = {key: {"candidate": source, "completion": None} for key, source in kernelbench.read_samples(path).items()}
+        found = {
+            key: {"candidate": source, "completion": None}
+            for key, source in kernelbench.read_samples(path).items()
+        }
         unknown = {name: name for name, _ in found}
     else:
         found, unknown = read_rows(path, problems)
@@ -130,7 +144,9 @@ def read_rows(path: str, problems: list[Problem]) -> tuple[dict[tuple[str, int],
             if name is None:
                 raise ValueError(f"{where}: a candidate for task {row['task']}, which is not in the data")
         else:
-            raise ValueError(f"{where}: it names no problem; level and problem_id, problem (such as 1/23) or task are expected")
+            raise ValueError(
+                f"{where}: it names no problem; level and problem_id, problem (such as 1/23) or task are expected"
+            )
         if not kernelbench.NAME.fullmatch(name):
             raise ValueError(f"{where}: problem {name}: numbers are expected for level and problem_id")
         sample = row.get("sample", row.get("sample_id", count.get(name, 0)))
@@ -156,12 +172,17 @@ def read_baseline(path: str) -> dict[str, float]:
     """{problem's name: mean in us} of KernelBench's results/timing/<card>/baseline_time_*.json. Raises ValueError."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        return {f"{int(level.removeprefix('level'))}/{int(name.split('_')[0])}": row["mean"] * 1e3
-                for level, rows in data.items() for name, row in rows.items()}  # fmt: skip
+        return {
+            f"{int(level.removeprefix('level'))}/{int(name.split('_')[0])}": row["mean"] * 1e3
+            for level, rows in data.items()
+            for name, row in rows.items()
+        }
     except OSError as error:
         raise ValueError(f"--baseline {path}: cannot read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"--baseline {path}: not KernelBench's format, {{level1: {{1_Name.py: {{mean: milliseconds}}}}}}") from None
+        raise ValueError(
+            f"--baseline {path}: not KernelBench's format, {{level1: {{1_Name.py: {{mean: milliseconds}}}}}}"
+        ) from None
 
 
 # ---- verdicts ----
@@ -195,16 +216,27 @@ class KernelBench(Run):
     benchmark = "kernelbench"
     free = FREE | {"levels", "policy", "baseline", "compile_baseline"}
 
-    def __init__(self, cfg: Config, world: World, problems: list[Problem], given: dict, baseline: dict[str, float]):
+    def __init__(
+        self, cfg: Config, world: World, problems: list[Problem], given: dict, baseline: dict[str, float]
+    ):
         super().__init__(cfg, world, problems, given, f"--samples {cfg.samples}")
-        self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}  # {its name: {problem's name: us}}
+        # {its name: {problem's name: us}}
+        self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}
         self.not_compiled: dict[str, str] = {}  # {problem's name: why}
 
     def sample(self, problem: Problem, given: dict | str) -> dict:
-        return given if isinstance(given, dict) else {"completion": given, "candidate": extract_candidate(given)}
+        return (
+            given if isinstance(given, dict) else {"completion": given, "candidate": extract_candidate(given)}
+        )
 
     def ask(self, p: Problem, s: int) -> sources.Ask:
-        return sources.Ask(p.name, s, kernelbench.messages(p.task.source, self.cfg.prompt), p.task.source, seed_of(self.cfg.seed, 20, p.level, p.id, s))
+        return sources.Ask(
+            p.name,
+            s,
+            kernelbench.messages(p.task.source, self.cfg.prompt),
+            p.task.source,
+            seed_of(self.cfg.seed, 20, p.level, p.id, s),
+        )
 
     # ---- verdicts ----
 
@@ -222,11 +254,29 @@ class KernelBench(Run):
             if sample is None or get("verdict", p.name, s, policy):
                 continue
             if sample["candidate"] is None:
-                self.save(p.name, s, policy, Verdict("no_code", "extract", sample.get("error") or "no fenced Python block defines ModelNew"))
+                self.save(
+                    p.name,
+                    s,
+                    policy,
+                    Verdict(
+                        "no_code", "extract", sample.get("error") or "no fenced Python block defines ModelNew"
+                    ),
+                )
                 continue
             source = entry_point(sample["candidate"], policy)
-            stricter = [get("verdict", p.name, s, q) for q in POLICIES[: POLICIES.index(policy)]] if source == sample["candidate"] else []
-            known = next((v for e in reversed(stricter) if e and (v := implied(Verdict(**e["verdict"]), source, policy))), None)
+            stricter = (
+                [get("verdict", p.name, s, q) for q in POLICIES[: POLICIES.index(policy)]]
+                if source == sample["candidate"]
+                else []
+            )
+            known = next(
+                (
+                    v
+                    for e in reversed(stricter)
+                    if e and (v := implied(Verdict(**e["verdict"]), source, policy))
+                ),
+                None,
+            )
             if known is not None:
                 self.save(p.name, s, policy, known)
             else:
@@ -235,8 +285,18 @@ class KernelBench(Run):
 
     def execute(self, pending: list[tuple[Problem, int, str]], policy: str) -> None:
         cfg, futures = self.cfg, {}
-        with Executor(cfg.device, policy=policy, timeout=cfg.timeout, workers=cfg.workers, memory_gib=cfg.memory_gib, seed=cfg.seed,
-                      time=cfg.device == "cuda") as executor, log.bar(total=len(pending), desc=f"judging ({policy})") as progress:  # fmt: skip
+        with (
+            Executor(
+                cfg.device,
+                policy=policy,
+                timeout=cfg.timeout,
+                workers=cfg.workers,
+                memory_gib=cfg.memory_gib,
+                seed=cfg.seed,
+                time=cfg.device == "cuda",
+            ) as executor,
+            log.bar(total=len(pending), desc=f"judging ({policy})") as progress,
+        ):
             for p, s, source in pending:
                 future: Future[Verdict] = executor.submit(p.task, source)
                 futures.setdefault(future, []).append((p, s))
@@ -251,10 +311,16 @@ class KernelBench(Run):
         """torch.compile's times, of the problems that some candidate solved; the ranks share them, each on its own GPU."""
         if not self.cfg.compile_baseline:
             return
-        solved = {o.problem for policy in self.cfg.policy for o in self.outcomes(policy) if o.speedup is not None}
+        solved = {
+            o.problem for policy in self.cfg.policy for o in self.outcomes(policy) if o.speedup is not None
+        }
         mine = self.world.share([p for p in self.problems if p.name in solved])
         found = compiled.times([p.task for p in mine], Path(self.cfg.out).parent, self.world.local_rank)
-        everywhere = {name: line for part in self.world.gather({p.name: found[p.task.key] for p in mine}) for name, line in part.items()}
+        everywhere = {
+            name: line
+            for part in self.world.gather({p.name: found[p.task.key] for p in mine})
+            for name, line in part.items()
+        }
         self.baselines[COMPILE] = {name: line["us"] for name, line in everywhere.items() if "us" in line}
         self.not_compiled = {name: line["error"] for name, line in everywhere.items() if "error" in line}
 
@@ -267,8 +333,24 @@ class KernelBench(Run):
             if entry := self.journal.get("verdict", p.name, s, policy):
                 v = Verdict(**entry["verdict"])
                 loose = bool(v.kernelbench_allclose) if v.scored else None
-                speedup = v.speedup if baseline is None else baseline[p.name] / v.time_us if v.time_us and p.name in baseline else None
-                found.append(Outcome(p.name, v.status, v.stage, v.message, v.scored and v.status not in NOT_COMPILED, loose, speedup))
+                speedup = (
+                    v.speedup
+                    if baseline is None
+                    else baseline[p.name] / v.time_us
+                    if v.time_us and p.name in baseline
+                    else None
+                )
+                found.append(
+                    Outcome(
+                        p.name,
+                        v.status,
+                        v.stage,
+                        v.message,
+                        v.scored and v.status not in NOT_COMPILED,
+                        loose,
+                        speedup,
+                    )
+                )
         return found
 
     def weak(self) -> dict[str, str]:
@@ -280,17 +362,28 @@ class KernelBench(Run):
         return found
 
     def row(self, p: Problem, s: int, sample: dict) -> dict:
-        verdicts = {q: e["verdict"] for q in self.cfg.policy if (e := self.journal.get("verdict", p.name, s, q))}
+        verdicts = {
+            q: e["verdict"] for q in self.cfg.policy if (e := self.journal.get("verdict", p.name, s, q))
+        }
         return {"title": p.task.name, "verdicts": verdicts}
 
     def results(self, weak: dict[str, str], rows: list[dict]) -> dict:
         cfg = self.cfg
-        score = lambda baseline=None: tables(lambda q: self.outcomes(q, baseline), cfg.policy, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks)
+        score = lambda baseline=None: tables(
+            lambda q: self.outcomes(q, baseline),
+            cfg.policy,
+            lambda name: f"level {name.split('/')[0]}",
+            weak,
+            cfg.ks,
+        )
         return {
-            "judged": {q: len(self.outcomes(q)) for q in cfg.policy}, "prompt": kernelbench.messages("{source}", cfg.prompt), "scores": score(),
-            "scores_against": {name: score(baseline) for name, baseline in self.baselines.items()}, "baselines_us": self.baselines,
+            "judged": {q: len(self.outcomes(q)) for q in cfg.policy},
+            "prompt": kernelbench.messages("{source}", cfg.prompt),
+            "scores": score(),
+            "scores_against": {name: score(baseline) for name, baseline in self.baselines.items()},
+            "baselines_us": self.baselines,
             "not_compiled": self.not_compiled,
-        }  # fmt: skip
+        }
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ from nanotriton.world import World
 @dataclass
 class Config:
     seed: Annotated[int, ">= 0"] = 0  # of the run
-    factor: Annotated[float, "> 0"] = 9.0  # sft arm: its steps, in those of the laptop run's SFT; 9 take as long as SFT and GRPO
+    # sft arm: its steps, in those of the laptop run's SFT; 9 take as long as SFT and GRPO
+    factor: Annotated[float, "> 0"] = 9.0
     root: str = "out"  # where runs live
     out: str = "results/laptop.json"  # table: where the numbers go
     machine: str = ""  # table: what the runs ran on, in words
@@ -45,7 +46,14 @@ def sft_arm(cfg: Config) -> None:
     steps = round(train_sft.Config.steps * cfg.factor)
     # never the same pair twice: the grammar has more, and so has a user who could write them
     # and annealed to the end, as there is nothing to come
-    sft = train_sft.Config(name=name, out=cfg.root, seed=cfg.seed, steps=steps, examples=steps * train_sft.Config.batch, min_lr=0.0)
+    sft = train_sft.Config(
+        name=name,
+        out=cfg.root,
+        seed=cfg.seed,
+        steps=steps,
+        examples=steps * train_sft.Config.batch,
+        min_lr=0.0,
+    )
     grpo = train_grpo.Config(seed=cfg.seed)
 
     def run(sft: train_sft.Config, world: World) -> None:
@@ -57,9 +65,22 @@ def sft_arm(cfg: Config) -> None:
         sampler = make_sampler(model_config, world, tokenizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
         with make_executor(world, cfg.seed) as executor:
-            result = heldout(trace, test, step=0, split="test", sampler=sampler, executor=executor, tokenizer=tokenizer,
-                             max_tokens=grpo.max_tokens, seed=cfg.seed)  # fmt: skip
-        trace.summary(**result, seed=cfg.seed, seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"])
+            result = heldout(
+                trace,
+                test,
+                step=0,
+                split="test",
+                sampler=sampler,
+                executor=executor,
+                tokenizer=tokenizer,
+                max_tokens=grpo.max_tokens,
+                seed=cfg.seed,
+            )
+        trace.summary(
+            **result,
+            seed=cfg.seed,
+            seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"],
+        )
 
     launch(run, sft)
 
@@ -74,13 +95,16 @@ def grpo_arm(cfg: Config, arm: str) -> None:
     command = ["train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed)]
     command += ["--shuffle-rewards"] if arm == "control" else []
     whole, started = not folder.exists(), time.perf_counter()
-    # torchrun by its module, as it need not be on the PATH; --standalone, so that two never want the same port
+    # torchrun by its module, as it need not be on the PATH; --standalone, so that two never want the same
+    # port
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", *command])
     if done.returncode:
         raise SystemExit(done.returncode)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     trace = {"largest_process_gib": round(peak, 2), "command": " ".join(["torchrun", *command])}
-    if whole:  # from the command to its end, imports and data included; a run that was continued has no such number
+    # from the command to its end, imports and data included; a run that was continued has no such
+    # number
+    if whole:
         trace["seconds_wall"] = round(time.perf_counter() - started, 1)
     (folder / "peak.json").write_text(json.dumps(trace))
 
@@ -94,22 +118,41 @@ def table(cfg: Config) -> None:
         if arm == "sft" and not path.parent.name.endswith("-test"):
             continue
         peak = path.parent / "peak.json"
-        rows.append({"arm": arm, "run": int(seed), **data, **(json.loads(peak.read_text()) if peak.exists() else {})})
+        rows.append(
+            {"arm": arm, "run": int(seed), **data, **(json.loads(peak.read_text()) if peak.exists() else {})}
+        )
     if not rows:
         config.die(f"{cfg.root}: no finished bench-* run; run the arms main, control and sft first")
     error = lambda p, n: math.sqrt(p * (1 - p) / max(n, 1))
-    print("| arm | seed | before: sampled | after: sampled | gain | before: greedy | after: greedy | SFT | GRPO |\n|---|---|---|---|---|---|---|---|---|")
+    print(
+        "| arm | seed | before: sampled | after: sampled | gain | before: greedy | after: greedy | SFT | GRPO |\n|---|---|---|---|---|---|---|---|---|"
+    )
     for r in sorted(rows, key=lambda r: (["main", "control", "sft"].index(r["arm"]), r["run"])):
         if r["arm"] == "sft":
-            print(f"| more SFT | {r['run']} | | {r['success']:.3f} ± {error(r['success'], r['success_n']):.3f} | | | {r['greedy']:.3f} | {r['seconds']:.0f} s | |")
+            print(
+                f"| more SFT | {r['run']} | | {r['success']:.3f} ± {error(r['success'], r['success_n']):.3f} | | | {r['greedy']:.3f} | {r['seconds']:.0f} s | |"
+            )
         else:
             n, b, a = r["heldout_samples"], r["heldout_before"], r["heldout_after"]
             name = "SFT, then GRPO" if r["arm"] == "main" else "shuffled rewards"
-            print(f"| {name} | {r['run']} | {b:.3f} ± {error(b, n):.3f} | {a:.3f} ± {error(a, n):.3f} | {a - b:+.3f} | {r['greedy_before']:.3f} | "
-                  f"{r['greedy_after']:.3f} | {r['seconds_sft']:.0f} s | {r['seconds_grpo']:.0f} s |")  # fmt: skip
+            print(
+                f"| {name} | {r['run']} | {b:.3f} ± {error(b, n):.3f} | {a:.3f} ± {error(a, n):.3f} | {a - b:+.3f} | {r['greedy_before']:.3f} | "
+                f"{r['greedy_after']:.3f} | {r['seconds_sft']:.0f} s | {r['seconds_grpo']:.0f} s |"
+            )
     path = Path(cfg.out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**environment(), "machine": cfg.machine, "command": "python -m bench.laptop main|control|sft --seed S", "runs": rows}, indent=2) + "\n")
+    path.write_text(
+        json.dumps(
+            {
+                **environment(),
+                "machine": cfg.machine,
+                "command": "python -m bench.laptop main|control|sft --seed S",
+                "runs": rows,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
 
 
 ARMS = ("main", "control", "sft", "table")
@@ -119,4 +162,9 @@ if __name__ == "__main__":
     if arm not in ARMS and not {"-h", "--help"} & set(sys.argv):
         config.die(f"{arm or 'nothing'}: the first word is one of {', '.join(ARMS)}")
     cfg = config.parse(Config, sys.argv[2:] if arm in ARMS else sys.argv[1:])
-    {"main": lambda: grpo_arm(cfg, "main"), "control": lambda: grpo_arm(cfg, "control"), "sft": lambda: sft_arm(cfg), "table": lambda: table(cfg)}[arm]()
+    {
+        "main": lambda: grpo_arm(cfg, "main"),
+        "control": lambda: grpo_arm(cfg, "control"),
+        "sft": lambda: sft_arm(cfg),
+        "table": lambda: table(cfg),
+    }[arm]()

@@ -97,23 +97,48 @@ def cases(rows: int) -> dict[str, tuple[Callable, Callable, Callable[[], list[Te
         return layers.rms_norm(x, weight, EPS)
 
     found = {
-        "rms_norm 4096": (our_norm, torch_norm, lambda: [randn(rows, hidden), norm_weight(hidden)], 2 * one, 3 * one),
+        "rms_norm 4096": (
+            our_norm,
+            torch_norm,
+            lambda: [randn(rows, hidden), norm_weight(hidden)],
+            2 * one,
+            3 * one,
+        ),
         "rms_norm 4096 + residual": (
-            our_residual, torch_norm_residual, lambda: [randn(rows, hidden), randn(rows, hidden), norm_weight(hidden)],
-            4 * one, 4 * one,
+            our_residual,
+            torch_norm_residual,
+            lambda: [randn(rows, hidden), randn(rows, hidden), norm_weight(hidden)],
+            4 * one,
+            4 * one,
         ),
-        "rms_norm 32 heads x 128": (our_norm, torch_norm, lambda: [randn(rows, heads, dim), norm_weight(dim)], 2 * one, 3 * one),
+        "rms_norm 32 heads x 128": (
+            our_norm,
+            torch_norm,
+            lambda: [randn(rows, heads, dim), norm_weight(dim)],
+            2 * one,
+            3 * one,
+        ),
         "rope 32/8 heads x 128": (
-            layers.rope, torch_rope,
-            lambda: [randn(rows, heads, dim), randn(rows, kv_heads, dim), *randn(2, rows, dim // 2, dtype=torch.float32)],
-            2 * both + tables, 2 * both + tables,
+            layers.rope,
+            torch_rope,
+            lambda: [
+                randn(rows, heads, dim),
+                randn(rows, kv_heads, dim),
+                *randn(2, rows, dim // 2, dtype=torch.float32),
+            ],
+            2 * both + tables,
+            2 * both + tables,
         ),
-    }  # fmt: skip
+    }
     for width in (12288, 14336):
         size = rows * width * 2
         found[f"swiglu {width}"] = (
-            layers.swiglu, torch_swiglu, lambda width=width: [randn(rows, width), randn(rows, width)], 3 * size, 5 * size,
-        )  # fmt: skip
+            layers.swiglu,
+            torch_swiglu,
+            lambda width=width: [randn(rows, width), randn(rows, width)],
+            3 * size,
+            5 * size,
+        )
     return found
 
 
@@ -154,19 +179,34 @@ def main(cfg: Config) -> None:
         for name, (ours, plain, make, *sizes) in cases(rows).items():
             torch.compiler.reset()
             for how, function in {"ours": ours, "eager": plain, "compiled": torch.compile(plain)}.items():
-                for way, size, us in zip(("forward", "backward"), sizes, measure(function, make), strict=True):
+                for way, size, us in zip(
+                    ("forward", "backward"), sizes, measure(function, make), strict=True
+                ):
                     share = size / us * 1e6 / copy
                     shares[name, rows, way, how] = share
-                    results.append({"kernel": name, "rows": rows, "pass": way, "by": how, "us": round(us, 1), "of_copy": round(share, 3)})
+                    results.append(
+                        {
+                            "kernel": name,
+                            "rows": rows,
+                            "pass": way,
+                            "by": how,
+                            "us": round(us, 1),
+                            "of_copy": round(share, 3),
+                        }
+                    )
             for way in ("forward", "backward"):
                 cells = (f"{shares[name, rows, way, how]:14.0%}" for how in ("ours", "eager", "compiled"))
                 print(f"{rows:6} {name:28} {way:10}" + "".join(cells), flush=True)
     slowest = min((share, key) for key, share in shares.items() if key[-1] == "ours")
     print(f"slowest of ours: {slowest[0]:.1%} of copy, {' '.join(map(str, slowest[1][:3]))}")
     report = {
-        "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]), **environment(), "dtype": "bfloat16",
-        "copy_tb_s": round(copy / 1e12, 3), "slowest_of_ours": round(slowest[0], 3), "results": results,
-    }  # fmt: skip
+        "command": shlex.join(["python", "-m", "bench.layers", *sys.argv[1:]]),
+        **environment(),
+        "dtype": "bfloat16",
+        "copy_tb_s": round(copy / 1e12, 3),
+        "slowest_of_ours": round(slowest[0], 3),
+        "results": results,
+    }
     Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
     Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
 

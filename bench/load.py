@@ -25,9 +25,18 @@ from nanotriton.model import ModelConfig, Transformer
 from nanotriton.weights import load_model, save_model
 
 SHAPE = ModelConfig(
-    "qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-    num_key_value_heads=8, head_dim=128, rope_theta=1e6, max_position_embeddings=40960, qk_norm=True,
-)  # fmt: skip
+    "qwen3",
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    rope_theta=1e6,
+    max_position_embeddings=40960,
+    qk_norm=True,
+)
 CHUNK = 64 << 20
 
 
@@ -67,10 +76,16 @@ def load_once(cfg: Config) -> dict[str, float]:
     seconds = time.perf_counter() - start
     done.set()
     watcher.join()
-    total = sum(p.double().sum().item() for p in model.parameters())  # a checksum, so that cold and warm can be compared
-    return {"seconds": round(seconds, 2), "host_gb_before": round(before, 2), "host_gb_peak": round(peaks["RssAnon"], 2),
-            "host_gb_above": round(peaks["RssAnon"] - before, 2), "mapped_gb_peak": round(peaks["RssFile"], 2),
-            "checksum": total}  # fmt: skip
+    # a checksum, so that cold and warm can be compared
+    total = sum(p.double().sum().item() for p in model.parameters())
+    return {
+        "seconds": round(seconds, 2),
+        "host_gb_before": round(before, 2),
+        "host_gb_peak": round(peaks["RssAnon"], 2),
+        "host_gb_above": round(peaks["RssAnon"] - before, 2),
+        "mapped_gb_peak": round(peaks["RssFile"], 2),
+        "checksum": total,
+    }
 
 
 def files(folder: str) -> list[Path]:
@@ -113,18 +128,34 @@ def main(cfg: Config) -> None:
     for state in ("cold", "warm"):
         if state == "cold":
             drop(cfg.folder)
-        command = [sys.executable, "-m", "bench.load", "--only_load", *(f"--{k}={getattr(cfg, k)}" for k in ("folder", "device", "dtype"))]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.load",
+            "--only_load",
+            *(f"--{k}={getattr(cfg, k)}" for k in ("folder", "device", "dtype")),
+        ]
         child = subprocess.run(command, capture_output=True, text=True, check=False)
         if child.returncode:
             raise SystemExit(child.stderr)
         runs[state] = json.loads(child.stdout)
-        print(f"{state}: {runs[state]['seconds']:.1f} s, {size / runs[state]['seconds']:.2f} GB/s, "
-              f"{runs[state]['host_gb_above']:.2f} GB of host memory above the mapped files", flush=True)  # fmt: skip
+        print(
+            f"{state}: {runs[state]['seconds']:.1f} s, {size / runs[state]['seconds']:.2f} GB/s, "
+            f"{runs[state]['host_gb_above']:.2f} GB of host memory above the mapped files",
+            flush=True,
+        )
     print(f"folder {size:.1f} GB; read raw from disk in {raw:.1f} s, {size / raw:.2f} GB/s")
     if runs["cold"]["checksum"] != runs["warm"]["checksum"]:
         raise SystemExit("the two loadings differ")
-    report = {"command": shlex.join(["python", "-m", "bench.load", *sys.argv[1:]]), **environment(), "device": cfg.device,
-              "dtype": cfg.dtype, "folder_gb": round(size, 2), "raw_read_seconds": round(raw, 2), **runs}  # fmt: skip
+    report = {
+        "command": shlex.join(["python", "-m", "bench.load", *sys.argv[1:]]),
+        **environment(),
+        "device": cfg.device,
+        "dtype": cfg.dtype,
+        "folder_gb": round(size, 2),
+        "raw_read_seconds": round(raw, 2),
+        **runs,
+    }
     Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
     Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
 

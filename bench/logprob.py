@@ -75,13 +75,17 @@ def errors(hidden: Tensor, weight: Tensor, targets: Tensor, n: int) -> dict[str,
     dz = -p - p * (log_p + ent[:, None])
     dz[torch.arange(n), targets[:n]] += 1
     truth = dz @ w
-    bf16 = (hidden[:n].detach() @ weight.detach().T).float().log_softmax(1)  # what bf16 logits would have cost
+    # what bf16 logits would have cost
+    bf16 = (hidden[:n].detach() @ weight.detach().T).float().log_softmax(1)
     picked = log_p.gather(1, targets[:n, None])[:, 0]
     return {
         "logp_error": (logp.double() - picked).abs().max().item(),
         "entropy_error": (entropy.double() - ent).abs().max().item(),
         "grad_hidden_error": ((grad.double() - truth).abs().max() / truth.abs().max()).item(),
-        "logp_error_of_bf16_logits": (bf16.gather(1, targets[:n, None])[:, 0].double() - picked).abs().max().item(),
+        "logp_error_of_bf16_logits": (bf16.gather(1, targets[:n, None])[:, 0].double() - picked)
+        .abs()
+        .max()
+        .item(),
     }
 
 
@@ -128,7 +132,12 @@ def main(cfg: Config) -> None:
         with torch.no_grad():
             forward()
 
-    calls = {"products": lambda: products(hidden.detach(), weight.detach()), "ours": both, "ours_without_entropy": lambda: both(False), "forward": forward_only}
+    calls = {
+        "products": lambda: products(hidden.detach(), weight.detach()),
+        "ours": both,
+        "ours_without_entropy": lambda: both(False),
+        "forward": forward_only,
+    }
     if importlib.util.find_spec("liger_kernel"):
         calls["liger"] = liger(hidden, weight, targets)
     result = {f"{name}_ms": ms for name, ms in milliseconds(calls, cfg.repeats).items()}
@@ -141,10 +150,17 @@ def main(cfg: Config) -> None:
     result["workspace_gb"] = peak_beyond(both, grads) / 1e9
     if "liger" in calls:
         hidden.grad = weight.grad = None
-        result["liger_workspace_gb"] = peak_beyond(calls["liger"], grads + 2 * weight.numel()) / 1e9  # asked for fp32 sums, it has the weight's gradient in fp32 first
+        # asked for fp32 sums, it has the weight's gradient in fp32 first
+        result["liger_workspace_gb"] = peak_beyond(calls["liger"], grads + 2 * weight.numel()) / 1e9
     hidden.grad = weight.grad = None
     result |= errors(hidden, weight, targets, cfg.checked)
-    row = {**environment(), "command": "python -m bench.logprob " + shlex.join(sys.argv[1:]), "tokens": tokens, "vocab": vocab, "width": width}
+    row = {
+        **environment(),
+        "command": "python -m bench.logprob " + shlex.join(sys.argv[1:]),
+        "tokens": tokens,
+        "vocab": vocab,
+        "width": width,
+    }
     row |= {k: float(f"{v:.5g}") for k, v in result.items()}
     with open(cfg.out, "w") as f:
         f.write(json.dumps(row, indent=1) + "\n")

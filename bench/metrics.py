@@ -47,7 +47,13 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def bootstrap(values: Sequence[float], statistic: Callable | None = None, draws: int = 2000, level: float = 0.95, seed: int = 0) -> list[float] | None:
+def bootstrap(
+    values: Sequence[float],
+    statistic: Callable | None = None,
+    draws: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> list[float] | None:
     """The percentile interval [low, high] of a statistic over resampled `values` (one a problem); None for fewer than two.
 
     statistic: of an array [draws, len(values)], along its last axis; the mean by default. The same seed gives the same interval.

@@ -58,7 +58,11 @@ def main(cfg: Config) -> None:
         ids = torch.tensor(prompt + sample.ids, device=device)
         attend = packed(torch.tensor([0, len(ids)], dtype=torch.int32, device=device), len(ids))
         hidden = model(ids, torch.arange(len(ids), device=device), attend)[len(prompt) - 1 : -1]
-        trainer.append(token_logprobs(hidden, model.head_weight, ids[len(prompt) :], valid_vocab=tokenizer.vocab_size)[0].cpu())
+        trainer.append(
+            token_logprobs(hidden, model.head_weight, ids[len(prompt) :], valid_vocab=tokenizer.vocab_size)[
+                0
+            ].cpu()
+        )
         rollout.append(torch.tensor(sample.logprobs))
         owner.append(torch.full((len(sample.ids),), len(owner)))
     trainer, rollout, owner = (torch.cat(x) for x in (trainer, rollout, owner))
@@ -66,17 +70,30 @@ def main(cfg: Config) -> None:
     report = environment() | {
         "command": f"python -m bench.mismatch --model {Path(cfg.model).name} --dtype {cfg.dtype} --prompts {cfg.prompts} --n {cfg.n} "
         f"--max-tokens {cfg.max_tokens} --high {cfg.high} --low {cfg.low}",
-        "tokens": len(gap), "mean_gap": gap.abs().mean().item(), "max_gap": gap.abs().max().item(),
-        "mean_ratio": gap.exp().mean().item(), "left": {},
-    }  # fmt: skip
+        "tokens": len(gap),
+        "mean_gap": gap.abs().mean().item(),
+        "max_gap": gap.abs().max().item(),
+        "mean_ratio": gap.exp().mean().item(),
+        "left": {},
+    }
     for mode in MODES:
-        old, weight = mismatch(trainer, rollout, torch.ones_like(owner), owner, mode, high=cfg.high, low=cfg.low)
+        old, weight = mismatch(
+            trainer, rollout, torch.ones_like(owner), owner, mode, high=cfg.high, low=cfg.low
+        )
         if weight is None:  # the loss's ratio is exp(logp - old): with the sampler's old, r is in it
             weight = (trainer - old).exp()
-        true = torch.zeros(int(owner.max()) + 1).index_add_(0, owner, gap)[owner] if mode.startswith("sequence") else gap
+        true = (
+            torch.zeros(int(owner.max()) + 1).index_add_(0, owner, gap)[owner]
+            if mode.startswith("sequence")
+            else gap
+        )
         kept = weight > 0
         left = (true - weight.log())[kept].abs()
-        report["left"][mode] = {"mean": left.mean().item(), "max": left.max().item(), "kept": kept.float().mean().item()}
+        report["left"][mode] = {
+            "mean": left.mean().item(),
+            "max": left.max().item(),
+            "kept": kept.float().mean().item(),
+        }
     print(json.dumps(report, indent=1))
     if cfg.out:
         Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")

@@ -20,14 +20,15 @@ from pathlib import Path
 import torch
 
 from bench.helper import serve
-from nanotriton.executor.compare import mapped, tensors
-from nanotriton.executor.verdict import Verdict
+from nanotriton.plan.trees import mapped, tensors
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 
 LIMIT = 512 << 20  # bytes of one input: larger ones are not timed
 OWN = ("performance_utils", "TritonBench_v1", "TorchBench_v1")  # what scripts import of the benchmark's
 
-# What scripts expect of performance_utils: inputs are picked as they are drawn, so that the larger ones are never made.
+# What scripts expect of performance_utils: inputs are picked as they are drawn, so that the larger ones are
+# never made.
 UTILS = '''
 
 class do_bench_config:
@@ -68,7 +69,7 @@ def call_of_this_task(perf, inputs, kind, changed):
     parts = out if isinstance(out, (list, tuple)) else out.values() if isinstance(out, dict) else [out]
     return out if any(hasattr(t, "dtype") for t in parts) else tuple(tensors[i] for i in changed)
 '''
-TASK = '''
+TASK = """
 from bench.perf import Gold
 import torch
 
@@ -86,7 +87,7 @@ def get_inputs():
 class Model(torch.nn.Module):
     def forward(self, *inputs):
         return gold(list(inputs))
-'''
+"""
 CANDIDATE = """
 
 class ModelNew(__import__("torch").nn.Module):
@@ -124,7 +125,10 @@ def whole(implementation: str, script: str) -> str:
 
 def task(name: str, implementation: str, script: str, number: int, facts: dict) -> Task:
     text = whole(implementation, script)
-    return Task(f"{name}, input {number}", TASK.format(text=text, number=number, kind=facts["kind"], changed=facts["changed"]))
+    return Task(
+        f"{name}, input {number}",
+        TASK.format(text=text, number=number, kind=facts["kind"], changed=facts["changed"]),
+    )
 
 
 def candidate(source: str, script: str, facts: dict) -> str:
@@ -204,7 +208,9 @@ def look(implementation: str, script: str, wanted: int) -> dict:
     gold = Gold(whole(implementation, script))
     sizes = []
     with torch.no_grad():
-        while (item := gold.pick(len(sizes))) is not None and (size := sum(t.nbytes for t in tensors([item]))) <= LIMIT:
+        while (item := gold.pick(len(sizes))) is not None and (
+            size := sum(t.nbytes for t in tensors([item]))
+        ) <= LIMIT:
             sizes.append(size)
         if not sizes:
             raise ValueError(f"its script makes no input of at most {LIMIT >> 20} MiB")
@@ -216,7 +222,11 @@ def look(implementation: str, script: str, wanted: int) -> dict:
         inputs = [item] if kind == "bare" else list(item)
         before = mapped(inputs, torch.clone)
         out = gold(inputs)
-        changed = [i for i, (a, b) in enumerate(zip(tensors(before), tensors(inputs), strict=True)) if not torch.equal(a, b)]
+        changed = [
+            i
+            for i, (a, b) in enumerate(zip(tensors(before), tensors(inputs), strict=True))
+            if not torch.equal(a, b)
+        ]
     if not tensors([out]) and not changed:
         raise ValueError("its script's call answers nothing")
     return {"numbers": numbers, "kind": kind if kind != "bare" else "'bare'", "changed": changed}

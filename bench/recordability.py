@@ -26,7 +26,10 @@ import torch
 
 from bench import environment
 from bench.journal import write_json
-from nanotriton.executor.plan import Plan, PlanError
+from nanotriton.executor.common.card import DEFAULT, Card
+from nanotriton.executor.processes import read_card, visible_devices
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import Plan
 
 SEED = 0
 MEMORY = 40 << 30  # bytes that a plan may want
@@ -60,13 +63,13 @@ torch.save([t.detach().cpu() for t in torch.utils._pytree.tree_leaves(found) if 
 """
 
 
-def record_all(files: list[Path], limit: float, folder: Path, jobs: int) -> None:
+def record_all(files: list[Path], limit: float, folder: Path, jobs: int, card: Card) -> None:
     """Writes into `folder`, for each file, what happened (NAME.json) and the plan's bytes (NAME). A child per file, which may die, forked by
     `jobs` processes from one that has warmed up."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
-    recorder.install()
+    recorder.install(card)
     recorder.warm_up(folder)
     workers = []
     for i in range(jobs):
@@ -98,17 +101,23 @@ def record_one(path: Path, limit: float, results: Path) -> None:
             data = file.read()
         _, status = os.waitpid(pid, 0)
     head, _, plan = data.partition(b"\n")
-    end = f"died of signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with code {os.WEXITSTATUS(status)}"
+    end = (
+        f"died of signal {os.WTERMSIG(status)}"
+        if os.WIFSIGNALED(status)
+        else f"ended with code {os.WEXITSTATUS(status)}"
+    )
     fact = json.loads(head) if head else {"status": "crashed", "message": end}
     Path(results, path.stem).write_bytes(plan)
-    Path(results, f"{path.stem}.json").write_text(json.dumps(fact | {"seconds": round(time.monotonic() - start, 3)}))
+    Path(results, f"{path.stem}.json").write_text(
+        json.dumps(fact | {"seconds": round(time.monotonic() - start, 3)})
+    )
     print(f"{path.stem:40} {fact['status']:15} {fact.get('message', '')[:150]}", flush=True)
 
 
 def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     import resource
 
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
     resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 1))
     null = os.open(os.devnull, os.O_WRONLY)
@@ -118,7 +127,14 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
         plan = recorder.record_script(path.read_text(), seed=SEED, folder=folder)
         head, body = {"status": "recorded", "launches": len(plan.launches())}, plan.to_bytes()
     except recorder.RecordError as error:
-        head, body = {"status": error.status if error.recordable else "unrecordable", "message": error.message, "line": error.line}, b""
+        head, body = (
+            {
+                "status": error.status if error.recordable else "unrecordable",
+                "message": error.message,
+                "line": error.line,
+            },
+            b"",
+        )
     except Exception as error:
         head, body = {"status": "crashed", "message": f"{type(error).__name__}: {error}"}, b""
     with os.fdopen(fd, "wb") as file:
@@ -126,26 +142,30 @@ def _child(path: Path, folder: str, fd: int, limit: float) -> None:
     os._exit(0)
 
 
-def compile_plan(data: bytes) -> dict:
+def compile_plan(data: bytes, card: Card) -> dict:
     """{kernel's key: Binary} of the kernels that a replay launches, in a process of its own. Raises CompileError, PlanError."""
-    from nanotriton.executor.compiler import compile_kernel
+    from nanotriton.executor.gpu.compiler import compile_kernel
 
     plan = Plan.from_bytes(data, max_memory=MEMORY)
-    return {k.key: compile_kernel(k) for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()}
+    return {
+        k.key: compile_kernel(k, card)
+        for k in {launch.kernel: plan.kernels[launch.kernel] for launch in plan.launches()}.values()
+    }
 
 
 def replay(data: bytes, device: str, binaries: dict) -> dict | list[torch.Tensor]:
     """The answer's tensors of one plan, on the CPU, or why there are none. In a process that may lose its CUDA context."""
-    from nanotriton.executor.replayer import Replay, ReplayError
+    from nanotriton.executor.replay.replayer import Replay, ReplayError
 
     torch.set_num_threads(1)
-    torch.multiprocessing.set_sharing_strategy("file_system")  # or every tensor of an answer would take a descriptor
+    # or every tensor of an answer would take a descriptor
+    torch.multiprocessing.set_sharing_strategy("file_system")
     try:
         plan = Plan.from_bytes(data, max_memory=MEMORY)
         if device == "cpu":
             outputs = Replay(plan).run([])
         else:
-            from nanotriton.executor.cuda import CudaBackend
+            from nanotriton.executor.gpu.arena import CudaBackend
 
             backend = CudaBackend(binaries)
             outputs = Replay(plan, backend=backend).run([])
@@ -204,9 +224,11 @@ class Replayers:
             one.close()
 
 
-def judge(data: bytes, replays: Replayers, evaluates: Replayers, binaries: Future | None, plain: Future | None) -> dict:
+def judge(
+    data: bytes, replays: Replayers, evaluates: Replayers, binaries: Future | None, plain: Future | None
+) -> dict:
     """Replay one plan, compare with a plain run where there can be one, and ask the evaluator why, where a GPU finds a difference."""
-    from nanotriton.executor.compiler import CompileError
+    from nanotriton.executor.gpu.compiler import CompileError
 
     try:
         outputs = replays(data, binaries.result() if binaries else {})
@@ -214,7 +236,13 @@ def judge(data: bytes, replays: Replayers, evaluates: Replayers, binaries: Futur
         return {"replay": error.status, "message": error.message}
     if isinstance(outputs, list):
         outputs = [t.clone() for t in outputs]  # out of shared memory, of which there may be little
-    result = outputs if isinstance(outputs, dict) else compare(outputs, plain.result()) if plain else {"replay": "ran"}
+    result = (
+        outputs
+        if isinstance(outputs, dict)
+        else compare(outputs, plain.result())
+        if plain
+        else {"replay": "ran"}
+    )
     if binaries and result["replay"] not in ("same", "ran"):
         result["why"] = diagnosis(evaluates(data, {}))
     return result
@@ -223,7 +251,9 @@ def judge(data: bytes, replays: Replayers, evaluates: Replayers, binaries: Futur
 def diagnosis(seen: dict | list[torch.Tensor]) -> str:
     """Why a replay is not what a plain run gives: `seen` is what the TTIR evaluator, which looks at every access, makes of the same plan."""
     if isinstance(seen, dict):
-        return f"the evaluator: {seen['replay']}: {seen['message']}" + (f" (line {seen['line']})" if seen.get("line") else "")
+        return f"the evaluator: {seen['replay']}: {seen['message']}" + (
+            f" (line {seen['line']})" if seen.get("line") else ""
+        )
     if unwritten := sum(int(t.isnan().sum()) for t in seen if t.is_floating_point()):
         return f"{unwritten} elements of its answers come from memory that nobody wrote"
     return "the evaluator finds no fault"
@@ -241,7 +271,9 @@ def plain_run(path: Path, device: str) -> list[torch.Tensor] | str:
         source = Path(folder) / "source.py"
         source.write_text(path.read_text() if device == "cuda" else path.read_text().replace("cuda", "cpu"))
         try:
-            run = subprocess.run([sys.executable, script, source, saved], capture_output=True, text=True, timeout=PLAIN_SECONDS)
+            run = subprocess.run(
+                [sys.executable, script, source, saved], capture_output=True, text=True, timeout=PLAIN_SECONDS
+            )
         except subprocess.TimeoutExpired:
             return f"not done after {PLAIN_SECONDS:g} s"
         return (run.stderr.strip().splitlines() or ["?"])[-1][:200] if run.returncode else torch.load(saved)
@@ -254,18 +286,26 @@ def compare(tensors: list[torch.Tensor], want: list[torch.Tensor] | str) -> dict
         return {"replay": "other shapes", "plain": "ran"}
     worst = 0.0
     for got, expected in zip(tensors, want):
-        got, expected = (torch.view_as_real(t).double() if t.is_complex() else t.double() for t in (got, expected))
+        got, expected = (
+            torch.view_as_real(t).double() if t.is_complex() else t.double() for t in (got, expected)
+        )
         both = got.isfinite() & expected.isfinite()
         if (got.isfinite() != expected.isfinite()).any():
             worst = float("inf")
         elif both.any():
             scale = expected[both].pow(2).mean().sqrt().item() or 1.0
             worst = max(worst, (got[both] - expected[both]).abs().max().item() / scale)
-    return {"replay": "same" if worst < 1e-2 else "differs", "plain": "ran", "error": worst if worst < float("inf") else "inf"}
+    return {
+        "replay": "same" if worst < 1e-2 else "differs",
+        "plain": "ran",
+        "error": worst if worst < float("inf") else "inf",
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--replay", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path)
@@ -274,13 +314,17 @@ def main() -> None:
     files = sorted(args.data.rglob("*.py"))
     if not files:
         parser.error(f"{args.data}: no .py file")
+    try:
+        card = read_card(visible_devices(None)) if args.replay == "cuda" else DEFAULT
+    except ValueError as error:
+        parser.error(f"--replay cuda: {error}")
     jobs, facts, begun = len(os.sched_getaffinity(0)), {}, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         # Recording needs a process that sees no GPU, replaying on CUDA one that does.
         pid = os.fork()
         if not pid:
             try:
-                record_all(files, args.limit, Path(folder), jobs)
+                record_all(files, args.limit, Path(folder), jobs, card)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -289,18 +333,36 @@ def main() -> None:
         measured_on = environment()
         for path in files:
             found = Path(folder, f"{path.stem}.json")
-            facts[path.stem] = json.loads(found.read_text()) if found.exists() else {"status": "crashed", "message": "the process that recorded it died"}
+            facts[path.stem] = (
+                json.loads(found.read_text())
+                if found.exists()
+                else {"status": "crashed", "message": "the process that recorded it died"}
+            )
         if args.replay:
-            plans = {p: Path(folder, p.stem).read_bytes() for p in files if facts[p.stem]["status"] == "recorded"}
-            replays, evaluates = Replayers(args.replay, 1 if args.replay == "cuda" else jobs), Replayers("cpu", max(1, jobs // 4))
+            plans = {
+                p: Path(folder, p.stem).read_bytes() for p in files if facts[p.stem]["status"] == "recorded"
+            }
+            replays, evaluates = (
+                Replayers(args.replay, 1 if args.replay == "cuda" else jobs),
+                Replayers("cpu", max(1, jobs // 4)),
+            )
             with (
                 ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as compilers,
                 ThreadPoolExecutor(max(1, jobs // 2)) as runs,
                 ThreadPoolExecutor(len(plans) or 1) as judges,
             ):
-                binaries = {p: compilers.submit(compile_plan, data) for p, data in plans.items()} if args.replay == "cuda" else {}
-                plain = {p: runs.submit(plain_run, p, args.replay) for p in plans if runs_plain(p, args.replay)}
-                judged = {judges.submit(judge, data, replays, evaluates, binaries.get(p), plain.get(p)): p for p, data in plans.items()}
+                binaries = (
+                    {p: compilers.submit(compile_plan, data, card) for p, data in plans.items()}
+                    if args.replay == "cuda"
+                    else {}
+                )
+                plain = {
+                    p: runs.submit(plain_run, p, args.replay) for p in plans if runs_plain(p, args.replay)
+                }
+                judged = {
+                    judges.submit(judge, data, replays, evaluates, binaries.get(p), plain.get(p)): p
+                    for p, data in plans.items()
+                }
                 for done in as_completed(judged):
                     name = judged[done].stem
                     facts[name] |= done.result()
@@ -314,16 +376,35 @@ def main() -> None:
 
 
 def counted(facts: dict[str, dict]) -> dict[str, dict]:
-    return {key: dict(collections.Counter(f[key] for f in facts.values() if key in f)) for key in ("status", "replay")}
+    return {
+        key: dict(collections.Counter(f[key] for f in facts.values() if key in f))
+        for key in ("status", "replay")
+    }
 
 
 def write(args: argparse.Namespace, facts: dict[str, dict], measured_on: dict) -> None:
     """What is known so far, to --out: what is recorded and not replayed yet is listed."""
     if args.out:
-        command = f"python -m bench.recordability --data {args.data.name}" + (f" --replay {args.replay}" if args.replay else "")
-        waiting = [name for name, f in facts.items() if args.replay and f["status"] == "recorded" and "replay" not in f]
-        rest = {name: f for name, f in facts.items() if f["status"] != "recorded" or f.get("replay", "ran") not in ("ran", "same")}
-        found = {"command": command, "environment": measured_on, "counts": counted(facts), "not_replayed": waiting, "exceptions": rest}
+        command = f"python -m bench.recordability --data {args.data.name}" + (
+            f" --replay {args.replay}" if args.replay else ""
+        )
+        waiting = [
+            name
+            for name, f in facts.items()
+            if args.replay and f["status"] == "recorded" and "replay" not in f
+        ]
+        rest = {
+            name: f
+            for name, f in facts.items()
+            if f["status"] != "recorded" or f.get("replay", "ran") not in ("ran", "same")
+        }
+        found = {
+            "command": command,
+            "environment": measured_on,
+            "counts": counted(facts),
+            "not_replayed": waiting,
+            "exceptions": rest,
+        }
         write_json(args.out, found)
 
 

@@ -36,7 +36,8 @@ CAPTION = {
     "tritonbench": "call/execution (fast_1/fast_2), percent of problems",
 }
 
-OWN_CHECK = {"kernelbench": "the benchmark's own check", "tritonbench": "paper: stdout"}  # what counts as right beside our own verdict
+# what counts as right beside our own verdict
+OWN_CHECK = {"kernelbench": "the benchmark's own check", "tritonbench": "paper: stdout"}
 LOADS = {"kernelbench": "compiled", "tritonbench": "call"}
 
 
@@ -45,13 +46,17 @@ def percent(rate: dict | None, spread: bool = False) -> str:
     if rate is None:
         return "-"
     text = f"{100 * rate['value']:.1f}"
-    return text + (f" [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]" if spread and rate["low"] is not None else "")
+    return text + (
+        f" [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]" if spread and rate["low"] is not None else ""
+    )
 
 
 def times(rate: dict | None) -> str:
     if rate is None:
         return "-"
-    return f"{rate['value']:.2f}x" + (f" [{rate['low']:.2f}, {rate['high']:.2f}]" if rate["low"] is not None else "")
+    return f"{rate['value']:.2f}x" + (
+        f" [{rate['low']:.2f}, {rate['high']:.2f}]" if rate["low"] is not None else ""
+    )
 
 
 def cell(scores: dict | None, exact: str) -> str:
@@ -60,35 +65,76 @@ def cell(scores: dict | None, exact: str) -> str:
         return "-"
     fast = [percent(scores["fast_p"].get(p)) for p in ("1", "2")]
     known = fast != ["-", "-"] and exact == "correct"  # speed counts where it is right by our own check
-    return f"{percent(scores['compiled'])}/{percent(scores[exact])}" + (f" ({fast[0]}/{fast[1]})" if known else "")
+    return f"{percent(scores['compiled'])}/{percent(scores[exact])}" + (
+        f" ({fast[0]}/{fast[1]})" if known else ""
+    )
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows), ""]
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
 
 
 def markdown(results: dict) -> str:
     kind, scores = results["benchmark"], results["scores"]
-    columns = COLUMNS[kind] + [g for g in sorted({g for by in scores.values() for g in by}) if g != "all" and g not in COLUMNS[kind]]
+    columns = COLUMNS[kind] + [
+        g for g in sorted({g for by in scores.values() for g in by}) if g != "all" and g not in COLUMNS[kind]
+    ]
     ours = []
     for policy, groups in scores.items():
         for title, part in (("", "all"), (", without weak problems", "fair")):
-            ours.append([f"this run, {policy}{title}", *(cell(groups.get(c, {}).get(part), "correct") for c in columns)])
+            ours.append(
+                [
+                    f"this run, {policy}{title}",
+                    *(cell(groups.get(c, {}).get(part), "correct") for c in columns),
+                ]
+            )
         if any((groups.get(c) or {}).get("all", {}).get("loose") for c in columns):
-            ours.append([f"this run, {policy}, {OWN_CHECK[kind]}" if kind == "kernelbench" else f"this run, {OWN_CHECK[kind]}", *(cell(groups.get(c, {}).get("all"), "loose") for c in columns)])
+            ours.append(
+                [
+                    f"this run, {policy}, {OWN_CHECK[kind]}"
+                    if kind == "kernelbench"
+                    else f"this run, {OWN_CHECK[kind]}",
+                    *(cell(groups.get(c, {}).get("all"), "loose") for c in columns),
+                ]
+            )
     published = [[*row, *["-"] * (len(columns) + 1 - len(row))] for row in PUBLISHED[kind]]
-    done = "" if results["complete"] else f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.\n"
-    lines = [f"# {kind}", "", f"`{results['command']}`", "", done, f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
+    done = (
+        ""
+        if results["complete"]
+        else f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.\n"
+    )
+    lines = [
+        f"# {kind}",
+        "",
+        f"`{results['command']}`",
+        "",
+        done,
+        f"{CAPTION[kind]}. Published rows are with the benchmark's own check.",
+        "",
+    ]
     lines += table(["", *columns], ours + published)
     if kind == "tritonbench":
         lines += gold_notes(results)
     for policy, groups in scores.items():
         lines += [f"## {policy}", "", *detail(groups, kind)]
         for baseline, against in results.get("scores_against", {}).items():
-            rows = [[name, str(parts[part]["timed"]), fast_list(parts[part]), times(parts[part]["speedup"])] for name, part, parts in parts_of(against[policy])]
+            rows = [
+                [name, str(parts[part]["timed"]), fast_list(parts[part]), times(parts[part]["speedup"])]
+                for name, part, parts in parts_of(against[policy])
+            ]
             lines += table([f"against {baseline}", "timed", "fast_p", "speed-up [95%]"], rows)
     if missing := results.get("not_compiled"):
-        lines += ["torch.compile has no time for:", "", *(f"- {name}: {clean(why)}" for name, why in missing.items()), ""]
+        lines += [
+            "torch.compile has no time for:",
+            "",
+            *(f"- {name}: {clean(why)}" for name, why in missing.items()),
+            "",
+        ]
     environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
 
@@ -96,16 +142,29 @@ def markdown(results: dict) -> str:
 def gold_notes(results: dict) -> list[str]:
     """What is to be known of the gold files and of what passed."""
     failures, weak = results["gold_failures"], results["weak_tests"]
-    lines = [f"Correct by tensors without a Triton kernel in the text: {results['correct_without_triton']}. "
-             f"Candidates that contain a gold solution: {results['contain_gold']}.", ""]  # fmt: skip
+    lines = [
+        f"Correct by tensors without a Triton kernel in the text: {results['correct_without_triton']}. "
+        f"Candidates that contain a gold solution: {results['contain_gold']}.",
+        "",
+    ]
     why = Counter(kind_of(row["why"]) for row in results["samples"] if row.get("why"))
-    lines += [results["not_timed"] + "."] if results.get("not_timed") else [
-        f"Times: the gold {'kernel' if results['channel'] == 'G' else 'torch code'} beside the candidate, by the executor's clock, on inputs of the benchmark's scripts"
-        + (f"; correct but without a time, counted as not faster: {sum(why.values())}." if why else "."),
-        *(f"- {clean(text)}: {count}" for text, count in why.most_common(5))]  # fmt: skip
+    lines += (
+        [results["not_timed"] + "."]
+        if results.get("not_timed")
+        else [
+            f"Times: the gold {'kernel' if results['channel'] == 'G' else 'torch code'} beside the candidate, by the executor's clock, on inputs of the benchmark's scripts"
+            + (f"; correct but without a time, counted as not faster: {sum(why.values())}." if why else "."),
+            *(f"- {clean(text)}: {count}" for text, count in why.most_common(5)),
+        ]
+    )
     lines += [""]
     if failures:
-        lines += ["Gold files that do not run here:", "", *(f"- {name}: {clean(message)}" for name, message in failures.items()), ""]
+        lines += [
+            "Gold files that do not run here:",
+            "",
+            *(f"- {name}: {clean(message)}" for name, message in failures.items()),
+            "",
+        ]
     if weak:
         lines += ["Weak tests: " + ", ".join(f"{name} ({reason})" for name, reason in weak.items()) + ".", ""]
     return lines
@@ -118,7 +177,11 @@ def fast_list(scores: dict) -> str:
 def parts_of(groups: dict) -> list[tuple[str, str, dict]]:
     """(title, part, parts) of every row of a table: each group with and without weak problems, where there are samples."""
     names = [name for name in groups if name != "all" or len(groups) != 2]  # it is the same as the only group
-    rows = [(title, part, groups[name]) for name in names for part, title in (("all", name), ("fair", f"{name}, without weak"))]
+    rows = [
+        (title, part, groups[name])
+        for name in names
+        for part, title in (("all", name), ("fair", f"{name}, without weak"))
+    ]
     return [row for row in rows if row[2][row[1]]["samples"]]
 
 
@@ -127,16 +190,46 @@ def detail(groups: dict, kind: str) -> list[str]:
     for title, part, parts in parts_of(groups):
         s = parts[part]
         passes = ", ".join(f"{k}: {percent(r)}" for k, r in s["pass_at_k"].items())
-        rows.append([title, str(s["problems"]), str(s["samples"]), str(s["not_judged"]), percent(s["compiled"]), percent(s["correct"], True),
-                     percent(s["loose"]), passes, str(s["timed"]), fast_list(s), times(s["speedup"])])  # fmt: skip
-    head = ["", "problems", "samples", "not judged", LOADS[kind], "correct [95%]", OWN_CHECK[kind], "pass@k", "timed", "fast_p", "speed-up [95%]"]
+        rows.append(
+            [
+                title,
+                str(s["problems"]),
+                str(s["samples"]),
+                str(s["not_judged"]),
+                percent(s["compiled"]),
+                percent(s["correct"], True),
+                percent(s["loose"]),
+                passes,
+                str(s["timed"]),
+                fast_list(s),
+                times(s["speedup"]),
+            ]
+        )
+    head = [
+        "",
+        "problems",
+        "samples",
+        "not judged",
+        LOADS[kind],
+        "correct [95%]",
+        OWN_CHECK[kind],
+        "pass@k",
+        "timed",
+        "fast_p",
+        "speed-up [95%]",
+    ]
     lines = table(head, rows)
     failures = groups["all"]["failures"]
     if failures:
         causes = lambda f: "; ".join(f"{clean(text)} ({count})" for text, count in f["causes"])
         lines += ["Why the others failed:", ""]
-        lines += table(["stage", "status", "samples", "share", "most frequent"],
-                       [[f["stage"], f["status"], str(f["count"]), f"{100 * f['share']:.1f}%", causes(f)] for f in failures])  # fmt: skip
+        lines += table(
+            ["stage", "status", "samples", "share", "most frequent"],
+            [
+                [f["stage"], f["status"], str(f["count"]), f"{100 * f['share']:.1f}%", causes(f)]
+                for f in failures
+            ],
+        )
     return lines
 
 
@@ -160,24 +253,44 @@ def plots(results: dict, out: Path) -> None:
         width = [groups[g]["all"]["statuses"].get(status, 0) / groups[g]["all"]["samples"] for g in names]
         axis.barh(names, width, left=left, label=status, color=plt.get_cmap("tab20")(i % 20))
         left = [a + b for a, b in zip(left, width)]
-    axis.set(title=f"{results['benchmark']}: verdicts ({policy})", xlim=(0, 1), xlabel="share of the candidates")
+    axis.set(
+        title=f"{results['benchmark']}: verdicts ({policy})", xlim=(0, 1), xlabel="share of the candidates"
+    )
     axis.invert_yaxis()
     if statuses:
         axis.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.25), frameon=False)
     save(figure, out.with_suffix(".status.png"))
 
-    verdicts = [v for row in results["samples"] if (v := row["verdicts"].get(policy)) and v["status"] == "correct"]
+    verdicts = [
+        v for row in results["samples"] if (v := row["verdicts"].get(policy)) and v["status"] == "correct"
+    ]
     found = sorted(v["speedup"] for v in verdicts if v.get("speedup"))
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     if found:
-        axis.hist([min(max(s, 1 / 16), 16) for s in found], bins=[2 ** (i / 4) for i in range(-16, 17)], color="C0")
-        axis.axvline(statistics.geometric_mean(found), color="C1", label=f"geometric mean {statistics.geometric_mean(found):.2f}")
+        axis.hist(
+            [min(max(s, 1 / 16), 16) for s in found], bins=[2 ** (i / 4) for i in range(-16, 17)], color="C0"
+        )
+        axis.axvline(
+            statistics.geometric_mean(found),
+            color="C1",
+            label=f"geometric mean {statistics.geometric_mean(found):.2f}",
+        )
         axis.axvline(1, color="0.5", lw=1)
         axis.legend(frameon=False)
     else:
-        axis.text(0.5, 0.5, f"no correct candidate was timed ({len(verdicts)} correct)", ha="center", transform=axis.transAxes)
+        axis.text(
+            0.5,
+            0.5,
+            f"no correct candidate was timed ({len(verdicts)} correct)",
+            ha="center",
+            transform=axis.transAxes,
+        )
     axis.set_xscale("log", base=2)
-    axis.set(title=f"{results['benchmark']}: speed-up of correct candidates ({policy})", xlabel="reference time / candidate time", ylabel="candidates")
+    axis.set(
+        title=f"{results['benchmark']}: speed-up of correct candidates ({policy})",
+        xlabel="reference time / candidate time",
+        ylabel="candidates",
+    )
     save(figure, out.with_suffix(".speedup.png"))
 
 

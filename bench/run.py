@@ -10,21 +10,36 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from bench import environment, report, sources
 from bench.journal import Journal, write_json
 from nanotriton.config import ConfigError
-from nanotriton.executor.verdict import Verdict
+from nanotriton.executor.processes import check_card
+from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
 REFRESH = 20.0  # seconds between two versions of the results while candidates are judged
-FREE = {"out", "fresh", "ids", "limit", "n", "ks", "workers", "concurrency", "per_minute", "retries", "request_timeout", "key_env"}  # may change when a run is continued
+# may change when a run is continued
+FREE = {
+    "out",
+    "fresh",
+    "ids",
+    "limit",
+    "n",
+    "ks",
+    "workers",
+    "concurrency",
+    "per_minute",
+    "retries",
+    "request_timeout",
+    "key_env",
+}
 
 
 def check(cfg, given: str, expected: str) -> None:
     """What both command lines require. given: how candidates in files are passed; expected: what --data takes. Raises ConfigError."""
-    options = {"model": "--model FOLDER", "endpoint": "--endpoint URL", given: f"--{given} PATH"} | ({"gold": "--gold"} if hasattr(cfg, "gold") else {})
+    options = {"model": "--model FOLDER", "endpoint": "--endpoint URL", given: f"--{given} PATH"} | (
+        {"gold": "--gold"} if hasattr(cfg, "gold") else {}
+    )
     if sum(bool(getattr(cfg, name)) for name in options) != 1:
         *most, last = options.values()
         raise ConfigError(f"give one of {', '.join(most)} and {last}")
@@ -32,8 +47,7 @@ def check(cfg, given: str, expected: str) -> None:
         raise ConfigError(f"--data: {expected} is expected")
     if not cfg.out.endswith(".json"):
         raise ConfigError(f"--out {cfg.out}: a name that ends in .json is expected")
-    if cfg.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this machine has no usable CUDA GPU")
+    check_card(cfg.device)
     if any(k < 1 for k in cfg.ks):
         raise ConfigError("--ks: each must be at least 1")
 
@@ -44,14 +58,27 @@ class Run:
     benchmark = ""
     free = FREE
 
-    def __init__(self, cfg, world: World, problems: list, given: dict[tuple[str, int], object], path: str = ""):
-        self.cfg, self.world, self.problems, self.given, self.start, self.written = cfg, world, problems, given, time.perf_counter(), 0.0
+    def __init__(
+        self, cfg, world: World, problems: list, given: dict[tuple[str, int], object], path: str = ""
+    ):
+        self.cfg, self.world, self.problems, self.given, self.start, self.written = (
+            cfg,
+            world,
+            problems,
+            given,
+            time.perf_counter(),
+            0.0,
+        )
         self.stages: dict[str, float] = {}  # seconds of this process: candidates, judging, baselines
         self.failures: list[str] = []  # a line for each candidate that could not be had, or not be judged
         numbers: dict[str, list[int]] = {}
         for name, s in sorted(given):
             numbers.setdefault(name, []).append(s)
-        self.wanted = [(p, s) for p in problems for s in (numbers.get(p.name, [])[: cfg.n] if given else range(cfg.n or 1))]
+        self.wanted = [
+            (p, s)
+            for p in problems
+            for s in (numbers.get(p.name, [])[: cfg.n] if given else range(cfg.n or 1))
+        ]
         if not self.wanted:
             raise ConfigError(f"{path}: no candidate for the problems asked for")
 
@@ -87,12 +114,15 @@ class Run:
     def go(self) -> int:
         """Run, or continue, to the end -> exit status."""
         settings = {k: v for k, v in dataclasses.asdict(self.cfg).items() if k not in self.free}
-        with Journal(Path(self.cfg.out), settings, self.world.rank, self.world.world_size, self.cfg.fresh) as self.journal:
+        with Journal(
+            Path(self.cfg.out), settings, self.world.rank, self.world.world_size, self.cfg.fresh
+        ) as self.journal:
             self.world.barrier()
             self.journal.read()
             mine = self.world.share(self.wanted)
             with self.stage("candidates"):
                 self.collect(mine)
+                self.withhold_drafts()
             with self.stage("judging"):
                 self.judge(mine)
             self.world.barrier()
@@ -114,7 +144,9 @@ class Run:
     def collect(self, wanted: list[tuple]) -> None:
         """Bring in the candidates that the journal lacks."""
         have = lambda p, s: self.journal.get("sample", p.name, s)
-        add = lambda p, s, entries: self.journal.append({"kind": "sample", "problem": p.name, "sample": s, **entries})
+        add = lambda p, s, entries: self.journal.append(
+            {"kind": "sample", "problem": p.name, "sample": s, **entries}
+        )
         missing = [(p, s) for p, s in wanted if have(p, s) is None]
         if not self.given:
             problems = {p.name: p for p, _ in missing}
@@ -130,13 +162,35 @@ class Run:
             if (old := have(p, s)) is None:
                 add(p, s, entries)
             elif old["candidate"] != entries["candidate"]:
-                raise ConfigError(f"{self.cfg.out} holds another candidate for problem {p.name}, sample {s}: give another --out, or --fresh")
+                raise ConfigError(
+                    f"{self.cfg.out} holds another candidate for problem {p.name}, sample {s}: give another --out, or --fresh"
+                )
+
+    def withhold_drafts(self) -> None:
+        """What an endpoint's answers hold when they were cut inside their reasoning is no candidate. Only all answers together tell."""
+        if not self.cfg.endpoint:
+            return
+        self.world.barrier()
+        self.journal.read()
+        samples = [line for (kind, *_), line in self.journal.entries.items() if kind == "sample"]
+        for sample in sources.cut_in_reasoning(samples):
+            sample |= {"candidate": None, "error": "it was cut inside its reasoning"}
 
     def save(self, name: str, s: int, policy: str, verdict: Verdict, **more) -> None:
-        if verdict.status == "infra_error":  # ours: not written down, so that it is tried again when the run is continued
+        # ours: not written down, so that it is tried again when the run is continued
+        if verdict.status == "infra_error":
             self.failures.append(f"problem {name}, sample {s}, {policy}: {verdict.message}")
         else:
-            self.journal.append({"kind": "verdict", "problem": name, "sample": s, "policy": policy, **more, "verdict": dataclasses.asdict(verdict)})
+            self.journal.append(
+                {
+                    "kind": "verdict",
+                    "problem": name,
+                    "sample": s,
+                    "policy": policy,
+                    **more,
+                    "verdict": dataclasses.asdict(verdict),
+                }
+            )
 
     def refresh(self) -> None:
         """The results as far as they are, every REFRESH seconds."""
@@ -149,15 +203,23 @@ class Run:
         cfg, weak, rows = self.cfg, self.weak(), []
         for p, s in self.wanted:
             sample = self.journal.get("sample", p.name, s) or {}
-            row = {"problem": p.name, "sample": s, "weak": weak.get(p.name)} | {k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample}
+            row = {"problem": p.name, "sample": s, "weak": weak.get(p.name)} | {
+                k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample
+            }
             rows.append(row | self.row(p, s, sample))
         found = self.results(weak, rows)
         results = {
-            "benchmark": self.benchmark, "command": " ".join([f"python -m bench.{self.benchmark}", *sys.argv[1:]]),
-            "complete": all(n == len(self.wanted) for n in found["judged"].values()), "wanted": len(self.wanted),
-            "seconds": round(time.perf_counter() - self.start, 1), "seconds_of": self.stages, "environment": environment() | {"device": cfg.device},
-            "settings": dataclasses.asdict(cfg), **found, "samples": rows,
-        }  # fmt: skip
+            "benchmark": self.benchmark,
+            "command": " ".join([f"python -m bench.{self.benchmark}", *sys.argv[1:]]),
+            "complete": all(n == len(self.wanted) for n in found["judged"].values()),
+            "wanted": len(self.wanted),
+            "seconds": round(time.perf_counter() - self.start, 1),
+            "seconds_of": self.stages,
+            "environment": environment() | {"device": cfg.device},
+            "settings": dataclasses.asdict(cfg),
+            **found,
+            "samples": rows,
+        }
         write_json(Path(cfg.out), results)
         report.write(results, Path(cfg.out))
         self.written = time.monotonic()

@@ -29,24 +29,43 @@ from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.sampler import Request, Sampler
 
-QWEN3 = dict(model_type="qwen3", vocab_size=151936, head_dim=128, num_key_value_heads=8, max_position_embeddings=40960, qk_norm=True, rope_theta=1e6)
+QWEN3 = dict(
+    model_type="qwen3",
+    vocab_size=151936,
+    head_dim=128,
+    num_key_value_heads=8,
+    max_position_embeddings=40960,
+    qk_norm=True,
+    rope_theta=1e6,
+)
 SHAPES = {
-    "0.6b": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, tie_word_embeddings=True),
+    "0.6b": dict(
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        tie_word_embeddings=True,
+    ),
     "8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
 }
 
 STEPS = 20  # decode steps that are profiled at a time
 KINDS = {  # of kernels, by their names
-    "products": "nvjet|gemm|cutlass|splitK|_linear", "attention": "_prefix_kernel|_tail_kernel|_merge_kernel|_write_kernel|flash", "layers": "_rms_norm|_rope|_swiglu",
+    "products": "nvjet|gemm|cutlass|splitK|_linear",
+    "attention": "_prefix_kernel|_tail_kernel|_merge_kernel|_write_kernel|flash",
+    "layers": "_rms_norm|_rope|_swiglu",
     "sampling": "_block_kernel|_pick_kernel",
-}  # fmt: skip
+}
 
 
 @dataclass
 class Config:
-    shapes: list[Literal["0.6b", "8b", "laptop"]] = field(default_factory=lambda: ["0.6b"])  # Qwen3's two; laptop: 1M parameters, CPU
-    loads: list[Literal["grouped", "mixed", "small"]] = field(default_factory=lambda: ["grouped"])  # see `requests`
-    engines: list[Literal["ours", "generate", "continuous"]] = field(default_factory=lambda: ["ours"])  # the last two are transformers'
+    # Qwen3's two; laptop: 1M parameters, CPU
+    shapes: list[Literal["0.6b", "8b", "laptop"]] = field(default_factory=lambda: ["0.6b"])
+    # see `requests`
+    loads: list[Literal["grouped", "mixed", "small"]] = field(default_factory=lambda: ["grouped"])
+    # the last two are transformers'
+    engines: list[Literal["ours", "generate", "continuous"]] = field(default_factory=lambda: ["ours"])
     repeats: int = 1  # timed runs after the warm-up; the fastest counts
     profile: bool = False  # what decode steps take, by kernel, instead
     out: str = ""  # a JSON file to write
@@ -58,7 +77,9 @@ def requests(shape: str, load: str) -> list[Request]:
     rng = random.Random(0)
     prompt = lambda n: [rng.randrange(10_000) for _ in range(n)]
     if load == "mixed":
-        return [Request(prompt(rng.randint(100, 1024)), max_tokens=rng.randint(100, 1024)) for _ in range(256)]
+        return [
+            Request(prompt(rng.randint(100, 1024)), max_tokens=rng.randint(100, 1024)) for _ in range(256)
+        ]
     count, n, inside, out = {"grouped": (32, 16, 512, 512), "small": (256, 1, 256, 128)}[load]
     if shape == "8b":
         count //= 2 if load == "grouped" else 4
@@ -67,7 +88,9 @@ def requests(shape: str, load: str) -> list[Request]:
 
 def make_model(shape: str) -> Transformer:
     with torch.device("cuda"):
-        model = Transformer(ModelConfig(**QWEN3, **SHAPES[shape]), compute_dtype=torch.bfloat16).to(torch.bfloat16)
+        model = Transformer(ModelConfig(**QWEN3, **SHAPES[shape]), compute_dtype=torch.bfloat16).to(
+            torch.bfloat16
+        )
     for parameter in model.parameters():
         parameter.data.normal_(0.0, 0.02) if parameter.ndim == 2 else parameter.data.fill_(1.0)
     return model.requires_grad_(False)
@@ -75,7 +98,9 @@ def make_model(shape: str) -> Transformer:
 
 def weight_bytes(model: Transformer) -> int:
     """What a decode step reads of the weights: all but an untied embedding, of which it reads a row a sample."""
-    return sum(p.nbytes for p in model.parameters()) - (0 if model.config.tie_word_embeddings else model.model.embed_tokens.weight.nbytes)
+    return sum(p.nbytes for p in model.parameters()) - (
+        0 if model.config.tie_word_embeddings else model.model.embed_tokens.weight.nbytes
+    )
 
 
 def seconds_at_limit(model: Transformer, work: list[Request], bandwidth: float) -> tuple[float, float]:
@@ -86,7 +111,9 @@ def seconds_at_limit(model: Transformer, work: list[Request], bandwidth: float) 
     tails = sum(r.n * r.max_tokens * (r.max_tokens - 1) // 2 for r in work) * token
     prompts = [len(r.prompt_ids) * (r.max_tokens - 1) * token for r in work]
     fixed = steps * weights + tails
-    return (fixed + sum(prompts)) / bandwidth, (fixed + sum(p * r.n for p, r in zip(prompts, work))) / bandwidth
+    return (fixed + sum(prompts)) / bandwidth, (
+        fixed + sum(p * r.n for p, r in zip(prompts, work))
+    ) / bandwidth
 
 
 def timed(run) -> float:
@@ -109,9 +136,14 @@ def ours(model: Transformer, work: list[Request], repeats: int) -> dict:
     one, many = (min(timed(lambda r=r: sampler.generate([r])) for _ in range(3)) for r in alone)
     first = timed(lambda: sampler.generate(firsts))
     return {
-        "seconds": total, "seconds_cold": cold, "first_tokens_s": first, "step_ms": (total - first) / stats["decode_steps"] * 1e3,
-        "alone_first_token_ms": one * 1e3, "alone_token_ms": (many - one) / 128 * 1e3, **stats,
-    }  # fmt: skip
+        "seconds": total,
+        "seconds_cold": cold,
+        "first_tokens_s": first,
+        "step_ms": (total - first) / stats["decode_steps"] * 1e3,
+        "alone_first_token_ms": one * 1e3,
+        "alone_token_ms": (many - one) / 128 * 1e3,
+        **stats,
+    }
 
 
 def transformers_model(model: Transformer) -> torch.nn.Module:
@@ -130,7 +162,14 @@ def peer(model: Transformer, work: list[Request], engine: str) -> dict:
 
     theirs = transformers_model(model)
     longest = max(r.max_tokens for r in work)
-    settings = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=longest, min_new_tokens=longest, pad_token_id=0, eos_token_id=-1)
+    settings = GenerationConfig(
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=longest,
+        min_new_tokens=longest,
+        pad_token_id=0,
+        eos_token_id=-1,
+    )
     prompts = [r.prompt_ids for r in work for _ in range(r.n)]
     if engine == "generate":
         ids = torch.tensor(prompts, device="cuda")
@@ -156,7 +195,11 @@ def profile(model: Transformer, work: list[Request], bandwidth: float) -> list[d
         nonlocal seen, open_
         if seen in at:
             prompts = np.unique(s.line[slots], return_index=True)[1]
-            kv = (int(s.count[slots].sum() + s.prompt_len[slots][prompts].sum())) * sampler.kv.page_bytes // sampler.page_size
+            kv = (
+                (int(s.count[slots].sum() + s.prompt_len[slots][prompts].sum()))
+                * sampler.kv.page_bytes
+                // sampler.page_size
+            )
             torch.cuda.synchronize()
             trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             trace.start()
@@ -166,15 +209,28 @@ def profile(model: Transformer, work: list[Request], bandwidth: float) -> list[d
             trace, start, batch, kv = open_
             wall, open_ = 1e3 * (time.perf_counter() - start) / STEPS, None
             trace.stop()
-            times = {e.key: e.self_device_time_total / 1e3 / STEPS for e in trace.key_averages() if e.self_device_time_total}
+            times = {
+                e.key: e.self_device_time_total / 1e3 / STEPS
+                for e in trace.key_averages()
+                if e.self_device_time_total
+            }
             kinds = Counter()
             for name, ms in times.items():
                 kinds[kind_of(name)] += ms
-            rows.append({
-                "step": seen - STEPS, "samples": batch, "wall_ms": wall, "kernels_ms": sum(times.values()), **{f"{k}_ms": v for k, v in kinds.items()},
-                "weights_limit_ms": 1e3 * weight_bytes(model) / bandwidth, "kv_limit_ms": 1e3 * kv / bandwidth,
-                "largest": {k[:60]: round(v, 3) for k, v in sorted(times.items(), key=lambda x: -x[1])[:12]},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "step": seen - STEPS,
+                    "samples": batch,
+                    "wall_ms": wall,
+                    "kernels_ms": sum(times.values()),
+                    **{f"{k}_ms": v for k, v in kinds.items()},
+                    "weights_limit_ms": 1e3 * weight_bytes(model) / bandwidth,
+                    "kv_limit_ms": 1e3 * kv / bandwidth,
+                    "largest": {
+                        k[:60]: round(v, 3) for k, v in sorted(times.items(), key=lambda x: -x[1])[:12]
+                    },
+                }
+            )
         seen += 1
         return decode(s, slots)
 
@@ -185,20 +241,40 @@ def profile(model: Transformer, work: list[Request], bandwidth: float) -> list[d
 
 def laptop(repeats: int) -> dict:
     """The laptop run's shape on the CPU: 32 prompts of 40 to 60 tokens, 8 samples of 60 to 100. CPU time: cores are shared."""
-    shape = dict(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4)
-    sampler, rng = Sampler(Transformer(ModelConfig(**shape)).init_weights(0).requires_grad_(False)), random.Random(0)
-    work = [Request([rng.randrange(512) for _ in range(rng.randint(40, 60))], n=8, max_tokens=rng.randint(60, 100)) for _ in range(32)]
+    shape = dict(
+        vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+    )
+    sampler, rng = (
+        Sampler(Transformer(ModelConfig(**shape)).init_weights(0).requires_grad_(False)),
+        random.Random(0),
+    )
+    work = [
+        Request(
+            [rng.randrange(512) for _ in range(rng.randint(40, 60))], n=8, max_tokens=rng.randint(60, 100)
+        )
+        for _ in range(32)
+    ]
     tokens, best = sum(r.n * r.max_tokens for r in work), float("inf")
     for _ in range(repeats + 1):
         start = time.process_time()
         sampler.generate(work)
         best = min(best, time.process_time() - start)
-    return {"shape": "laptop", "tokens": tokens, "cpu_seconds": round(best, 3), "tokens_per_cpu_second": round(tokens / best), **sampler.stats}
+    return {
+        "shape": "laptop",
+        "tokens": tokens,
+        "cpu_seconds": round(best, 3),
+        "tokens_per_cpu_second": round(tokens / best),
+        **sampler.stats,
+    }
 
 
 def main(cfg: Config) -> None:
     if cfg.shapes == ["laptop"]:
-        report = environment() | {"command": "python -m bench.sampling --shapes laptop", "threads": torch.get_num_threads()} | laptop(cfg.repeats)
+        report = (
+            environment()
+            | {"command": "python -m bench.sampling --shapes laptop", "threads": torch.get_num_threads()}
+            | laptop(cfg.repeats)
+        )
         print(report)
         if cfg.out:
             Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
@@ -220,7 +296,11 @@ def main(cfg: Config) -> None:
             for engine in cfg.engines:
                 row = {"shape": shape, "load": load, "engine": engine, "tokens": tokens}
                 row |= ours(model, work, cfg.repeats) if engine == "ours" else peer(model, work, engine)
-                row |= {"tokens_s": tokens / row["seconds"], "limit_tokens_s": tokens / limit, "limit_ungrouped_tokens_s": tokens / ungrouped}
+                row |= {
+                    "tokens_s": tokens / row["seconds"],
+                    "limit_tokens_s": tokens / limit,
+                    "limit_ungrouped_tokens_s": tokens / ungrouped,
+                }
                 row["of_limit"] = limit / row["seconds"]
                 row = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
                 rows.append(row)
@@ -228,7 +308,11 @@ def main(cfg: Config) -> None:
                 torch.cuda.empty_cache()
         del model
     if cfg.out:
-        report = environment() | {"command": "python -m bench.sampling " + shlex.join(sys.argv[1:]), "copy_gb_s": round(bandwidth / 1e9), "rows": rows}
+        report = environment() | {
+            "command": "python -m bench.sampling " + shlex.join(sys.argv[1:]),
+            "copy_gb_s": round(bandwidth / 1e9),
+            "rows": rows,
+        }
         Path(cfg.out).write_text(json.dumps(report, indent=1) + "\n")
 
 

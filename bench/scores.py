@@ -7,12 +7,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.metrics import SPEEDS, bootstrap, fast_p, geometric_mean, mean, pass_at_k
-from nanotriton.executor.verdict import UNSCORED
+from nanotriton.verdict import UNSCORED
 
 # "Compiled" in KernelBench's sense: the file loads. What a rule refuses never gets there.
-NOT_COMPILED = frozenset(["no_code", "syntax_error", "rule_violation", "import_error", "compile_error", "infra_error", "unsupported", "weak_task"])
+NOT_COMPILED = frozenset(
+    [
+        "no_code",
+        "syntax_error",
+        "rule_violation",
+        "import_error",
+        "compile_error",
+        "infra_error",
+        "unsupported",
+        "weak_task",
+    ]
+)
 # An answer came out, right or wrong.
-ANSWERED = frozenset(["correct", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "input_modified", "nondeterministic", "too_fast"])
+ANSWERED = frozenset(
+    [
+        "correct",
+        "wrong_shape",
+        "wrong_dtype",
+        "wrong_value",
+        "not_finite",
+        "input_modified",
+        "nondeterministic",
+        "too_fast",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -51,13 +73,27 @@ def score(outcomes: Sequence[Outcome], ks: Sequence[int]) -> dict:
     right = [o for o in outcomes if o.correct]
     timed = [o.speedup for o in right if o.speedup is not None]
     return {
-        "problems": len(groups), "samples": len(outcomes), "not_judged": sum(not o.judged for o in outcomes),
-        "compiled": rate(lambda o: o.compiled), "answered": rate(lambda o: o.status in ANSWERED), "correct": rate(lambda o: o.correct),
+        "problems": len(groups),
+        "samples": len(outcomes),
+        "not_judged": sum(not o.judged for o in outcomes),
+        "compiled": rate(lambda o: o.compiled),
+        "answered": rate(lambda o: o.status in ANSWERED),
+        "correct": rate(lambda o: o.correct),
         "loose": rate(lambda o: o.loose) if any(o.loose is not None for o in outcomes) else None,
-        "pass_at_k": {str(k): interval([pass_at_k(len(g), sum(o.correct for o in g), k) for g in groups]) for k in ks if k <= smallest},
-        "fast_p": {f"{p:g}": interval(fast(groups, p)) if p == 0 or timed or not right else None for p in SPEEDS},
-        "speedup": speedups(groups), "timed": len(timed), "statuses": dict(Counter(o.status + (" (task)" if o.stage == "task" else "") for o in outcomes).most_common()),
-    }  # fmt: skip
+        "pass_at_k": {
+            str(k): interval([pass_at_k(len(g), sum(o.correct for o in g), k) for g in groups])
+            for k in ks
+            if k <= smallest
+        },
+        "fast_p": {
+            f"{p:g}": interval(fast(groups, p)) if p == 0 or timed or not right else None for p in SPEEDS
+        },
+        "speedup": speedups(groups),
+        "timed": len(timed),
+        "statuses": dict(
+            Counter(o.status + (" (task)" if o.stage == "task" else "") for o in outcomes).most_common()
+        ),
+    }
 
 
 def interval(values: list[float]) -> dict | None:
@@ -75,7 +111,11 @@ def fast(groups: list[list[Outcome]], p: float) -> list[float]:
 
 def speedups(groups: list[list[Outcome]]) -> dict | None:
     """Geometric mean over the right and timed samples: of each problem first, then of the problems."""
-    logs = [math.log(geometric_mean(found)) for g in groups if (found := [o.speedup for o in g if o.correct and o.speedup])]
+    logs = [
+        math.log(geometric_mean(found))
+        for g in groups
+        if (found := [o.speedup for o in g if o.correct and o.speedup])
+    ]
     if not logs:
         return None
     whole = interval(logs)
@@ -91,8 +131,15 @@ def taxonomy(outcomes: Sequence[Outcome], causes: int = 3) -> list[dict]:
     found = []
     for (stage, status), group in sorted(rows.items(), key=lambda item: -len(item[1])):
         kinds = Counter(kind_of(o.message) for o in group if o.message)
-        found.append({"stage": stage, "status": status, "count": len(group), "share": len(group) / len(outcomes),
-                      "causes": [[text, count] for text, count in kinds.most_common(causes)]})  # fmt: skip
+        found.append(
+            {
+                "stage": stage,
+                "status": status,
+                "count": len(group),
+                "share": len(group) / len(outcomes),
+                "causes": [[text, count] for text, count in kinds.most_common(causes)],
+            }
+        )
     return found
 
 
@@ -103,7 +150,13 @@ def kind_of(message: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "N", message)[:160]
 
 
-def tables(outcomes: Callable[[str], Sequence[Outcome]], policies: Sequence[str], group_of: Callable[[str], str], weak: dict[str, str], ks: Sequence[int]) -> dict:
+def tables(
+    outcomes: Callable[[str], Sequence[Outcome]],
+    policies: Sequence[str],
+    group_of: Callable[[str], str],
+    weak: dict[str, str],
+    ks: Sequence[int],
+) -> dict:
     """{policy: {group: {"all": scores, "fair": scores without weak problems, "failures": taxonomy}}}; the group "all" holds every problem."""
     found: dict[str, dict] = {}
     for policy in policies:
@@ -111,5 +164,9 @@ def tables(outcomes: Callable[[str], Sequence[Outcome]], policies: Sequence[str]
         for name in [*sorted({group_of(o.problem) for o in rows}), "all"]:
             inside = [o for o in rows if name in ("all", group_of(o.problem))]
             fair = [o for o in inside if o.problem not in weak]
-            found.setdefault(policy, {})[name] = {"all": score(inside, ks), "fair": score(fair, ks), "failures": taxonomy(inside)}
+            found.setdefault(policy, {})[name] = {
+                "all": score(inside, ks),
+                "fair": score(fair, ks),
+                "failures": taxonomy(inside),
+            }
     return found

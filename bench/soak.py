@@ -26,8 +26,10 @@ from typing import Annotated, Literal
 from bench import environment, soak_watch
 from bench.soak_candidates import Candidate, mix
 from nanotriton import config, log
-from nanotriton.executor import Executor, Verdict, sandbox
-from reward.policy import POLICIES
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.processes import check_card
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.rules.policy import POLICIES
 
 OVER = 2.0  # seconds that anything may take beyond its limit
 
@@ -37,12 +39,16 @@ class Config:
     device: Literal["cpu", "cuda"] = "cpu"  # where candidates run
     candidates: Annotated[int, ">= 20"] = 2000  # how many
     kill: bool = False  # kill -9 the executor's processes at random moments meanwhile
-    kill_every: Annotated[float, "> 0"] = 8.0  # seconds between two kills, on average; who takes its whole limit must survive one in nine tries
+    # seconds between two kills, on average; who takes its whole limit must survive one in nine
+    # tries
+    kill_every: Annotated[float, "> 0"] = 8.0
     policy: str = "none"  # whose rules apply; with none every attack is really run
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
-    memory_gib: Annotated[float, "> 0"] = 0.5  # for each process: little, so that memory bombs hit this limit and not that on time
-    patience: Annotated[float, "> 0"] = 3600.0  # seconds for all of it: longer, and what has no verdict is counted as such
+    # for each process: little, so that memory bombs hit this limit and not that on time
+    memory_gib: Annotated[float, "> 0"] = 0.5
+    # seconds for all of it: longer, and what has no verdict is counted as such
+    patience: Annotated[float, "> 0"] = 3600.0
     seed: int = 0  # of the mix, and of the moments of the kills
     out: str = ""  # JSON file for the results; empty: print only
 
@@ -51,6 +57,7 @@ class Config:
             raise config.ConfigError(f"--policy {self.policy}: not one of {', '.join(POLICIES)}")
         if missing := sandbox.support():
             raise config.ConfigError(f"{missing}: fork bombs would be real ones here")
+        check_card(self.device)
 
 
 def judge(cfg: Config, executor: Executor, candidates: list[Candidate]) -> list[Verdict | None]:
@@ -72,7 +79,10 @@ def table(candidates: list[Candidate], verdicts: list[Verdict | None]) -> tuple[
     wrong = []
     for candidate, verdict in zip(candidates, verdicts, strict=True):
         status = verdict.status if verdict else "no verdict"
-        row = kinds.setdefault(candidate.kind, {"candidates": 0, "accepted": sorted(candidate.accepted), "statuses": Counter(), "messages": {}})
+        row = kinds.setdefault(
+            candidate.kind,
+            {"candidates": 0, "accepted": sorted(candidate.accepted), "statuses": Counter(), "messages": {}},
+        )
         row["candidates"] += 1
         row["statuses"][status] += 1
         row["messages"].setdefault(status, verdict.message[:200] if verdict else "")  # the first of each
@@ -88,12 +98,21 @@ def too_long(cfg: Config, seen: soak_watch.Watcher, verdicts: list[Verdict | Non
     for verdict in filter(None, verdicts):
         for name, seconds in verdict.cost.items():
             stages[name] = max(stages[name], round(seconds, 3))
-    # A stage may come twice in a life (two recordings, several trials), so a sum in the costs may be over a limit that was kept.
+    # A stage may come twice in a life (two recordings, several trials), so a sum in the costs may be over a
+    # limit that was kept.
     longest = {
-        "child_s": round(seen.child, 3), "child_limit_s": cfg.timeout, "cuda_process_s": round(seen.cuda_child, 3),
-        "cuda_process_limit_s": cfg.timeout + soak_watch.STARTUP, "beyond_its_limit_s": round(seen.overdue, 3), "overdue_stage": seen.overdue_stage,
-    }  # fmt: skip
-    kept = seen.child <= cfg.timeout + OVER and seen.cuda_child <= cfg.timeout + soak_watch.STARTUP + OVER and seen.overdue <= OVER
+        "child_s": round(seen.child, 3),
+        "child_limit_s": cfg.timeout,
+        "cuda_process_s": round(seen.cuda_child, 3),
+        "cuda_process_limit_s": cfg.timeout + soak_watch.STARTUP,
+        "beyond_its_limit_s": round(seen.overdue, 3),
+        "overdue_stage": seen.overdue_stage,
+    }
+    kept = (
+        seen.child <= cfg.timeout + OVER
+        and seen.cuda_child <= cfg.timeout + soak_watch.STARTUP + OVER
+        and seen.overdue <= OVER
+    )
     return longest | {"verdict_cost_s": dict(stages)}, kept
 
 
@@ -105,7 +124,15 @@ def run(cfg: Config) -> dict:
         start, rng = time.perf_counter(), random.Random(cfg.seed)
         stop = threading.Event()
         try:
-            with Executor(cfg.device, None, cfg.workers, cfg.policy, cfg.timeout, memory_gib=cfg.memory_gib, seed=cfg.seed) as executor:
+            with Executor(
+                cfg.device,
+                None,
+                cfg.workers,
+                cfg.policy,
+                cfg.timeout,
+                memory_gib=cfg.memory_gib,
+                seed=cfg.seed,
+            ) as executor:
                 watcher = soak_watch.Watcher(executor, stop)
                 killer = soak_watch.Killer(executor, stop, rng, cfg.kill_every) if cfg.kill else None
                 verdicts = judge(cfg, executor, candidates)
@@ -123,21 +150,30 @@ def run(cfg: Config) -> dict:
     longest, kept = too_long(cfg, watcher, verdicts)
     checks = {"right verdicts": not wrong, "limits kept": kept, "nothing left": not any(left.values())}
     return {
-        "command": " ".join(["python -m bench.soak", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device, "load": round(os.getloadavg()[0], 1)},
-        "settings": {"policy": cfg.policy, "workers": workers, "timeout_s": cfg.timeout, "memory_gib": cfg.memory_gib, "seed": cfg.seed},
-        "candidates": len(candidates), "seconds": round(seconds, 1), "per_second": round(len(candidates) / seconds, 2),
-        "kills": dict(killer.kills) if killer else {}, "kinds": kinds, "longest": longest, "left": left, "wrong_verdicts": wrong,
-        "checks": checks, "passed": all(checks.values()),
-    }  # fmt: skip
+        "command": " ".join(["python -m bench.soak", *sys.argv[1:]]),
+        "environment": environment() | {"device": cfg.device, "load": round(os.getloadavg()[0], 1)},
+        "settings": {
+            "policy": cfg.policy,
+            "workers": workers,
+            "timeout_s": cfg.timeout,
+            "memory_gib": cfg.memory_gib,
+            "seed": cfg.seed,
+        },
+        "candidates": len(candidates),
+        "seconds": round(seconds, 1),
+        "per_second": round(len(candidates) / seconds, 2),
+        "kills": dict(killer.kills) if killer else {},
+        "kinds": kinds,
+        "longest": longest,
+        "left": left,
+        "wrong_verdicts": wrong,
+        "checks": checks,
+        "passed": all(checks.values()),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
-    if cfg.device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            config.die("--device cuda: this machine has no usable CUDA GPU")
     results = run(cfg)
     if cfg.out:
         Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)

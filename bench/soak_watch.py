@@ -10,7 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 from nanotriton.executor import Executor
-from nanotriton.executor.process import STARTUP as STARTUP  # what a child of process mode on CUDA gets beside its limit
+from nanotriton.executor.judge.process import (
+    STARTUP as STARTUP,  # what a child of process mode on CUDA gets beside its limit
+)
 
 LEVELS = ("base", "worker", "zygote", "child")
 ROUND = ("child", "worker", "child", "zygote", "child", "base")  # whom a round of kills hits, in random order
@@ -58,7 +60,8 @@ class Watcher(threading.Thread):
         super().__init__(daemon=True)
         self.executor, self.stop = executor, stop
         self.groups: set[int] = set()
-        self.child = self.cuda_child = self.overdue = 0.0  # seconds; of process mode on CUDA, which has its own limit, apart
+        # seconds; of process mode on CUDA, which has its own limit, apart
+        self.child = self.cuda_child = self.overdue = 0.0
         self.overdue_stage = ""
         self.start()
 
@@ -76,7 +79,12 @@ class Watcher(threading.Thread):
             for pid, (_, started) in alive.items():
                 if level(pid, alive) >= 3 and base_of(pid, alive) in cuda:
                     self.cuda_child = max(self.cuda_child, now - started)
-                elif level(pid, alive) >= 3 and (folder := folder_of(pid)) and not Path(folder).name.startswith("compile-"):  # those serve many, each with a limit of its own
+                # those serve many, each with a limit of its own
+                elif (
+                    level(pid, alive) >= 3
+                    and (folder := folder_of(pid))
+                    and not Path(folder).name.startswith("compile-")
+                ):
                     self.child = max(self.child, now - started)
         del self.executor
 
@@ -105,13 +113,18 @@ class Killer(threading.Thread):
 
     def kill(self, wanted: str) -> bool:
         alive = living(set(self.executor._groups))
-        suspected = {p.pid for p in list(self.executor._processes) if p.alone or any(e.deaths for e in list(p.entries.values()))}
+        suspected = {
+            p.pid
+            for p in list(self.executor._processes)
+            if p.alone or any(e.deaths for e in list(p.entries.values()))
+        }
         victims = []
         for pid in alive:
             if level(pid, alive) != LEVELS.index(wanted):
                 continue
             above = {pid} | {p for p, (parent, _) in alive.items() if pid in (p, parent)} | {alive[pid][0]}
-            if not suspected & above and (wanted != "child" or folder_of(pid) not in self.hit):  # one that dies twice of a kill would count as crashed
+            # one that dies twice of a kill would count as crashed
+            if not suspected & above and (wanted != "child" or folder_of(pid) not in self.hit):
                 victims.append(pid)
         if not victims:
             return False
@@ -137,18 +150,29 @@ class Machine:
         end = time.monotonic() + PATIENCE
         while True:
             found = {
-                "processes": sorted(living(groups) | dict.fromkeys(set(self._children()) - self.children, ())), "files": sorted(f for f in os.listdir(folder) if not f.startswith("nanotriton-locks-")),  # those are every executor's
-                "shared_memory": sorted(self._shared() - self.shared), "descriptors": max(0, len(os.listdir("/proc/self/fd")) - self.descriptors),
+                # those are every executor's
+                "processes": sorted(
+                    living(groups) | dict.fromkeys(set(self._children()) - self.children, ())
+                ),
+                "files": sorted(f for f in os.listdir(folder) if not f.startswith("nanotriton-locks-")),
+                "shared_memory": sorted(self._shared() - self.shared),
+                "descriptors": max(0, len(os.listdir("/proc/self/fd")) - self.descriptors),
                 "gpu_bytes": max(0, self.free - self._free()),
-            }  # fmt: skip
+            }
             if not any(found.values()) or time.monotonic() > end:
                 return found
             time.sleep(PAUSE)
 
     def _shared(self) -> set[str]:
         """POSIX shared memory (files in /dev/shm) and System V's, by key and id."""
-        lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:] if os.path.exists("/proc/sysvipc/shm") else []
-        return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} | {"System V " + " ".join(line.split()[:2]) for line in lines}
+        lines = (
+            Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+            if os.path.exists("/proc/sysvipc/shm")
+            else []
+        )
+        return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} | {
+            "System V " + " ".join(line.split()[:2]) for line in lines
+        }
 
     def _free(self) -> int:
         if self.device == "cpu":

@@ -22,8 +22,10 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import ConfigError, reason
+from nanotriton.rules.extract import CLOSE, OPEN, opened_reasoning
 
-RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})  # the server's trouble, or its way of saying "later"
+# the server's trouble, or its way of saying "later"
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 REFUSED = frozenset({400, 413, 422})  # this one request can't be answered (its prompt is too long, say)
 MAX_WAIT = 120.0  # seconds between two tries of one request, at most, unless the server asks for more
 
@@ -66,7 +68,7 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     groups: dict[str, list[Ask]] = {}
     for ask in asks:
         groups.setdefault(ask.problem, []).append(ask)
-    requests, wanted, longest = [], [], sampler.config.max_position_embeddings
+    requests, wanted, opened, longest = [], [], [], sampler.config.max_position_embeddings
     for group in groups.values():
         messages = [{"role": role, "content": text} for role, text in group[0].messages]
         text = tokenizer.chat(messages) if tokenizer.has_chat_template else group[0].plain
@@ -76,16 +78,26 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
                 save(ask, "", {"finish_reason": "length", "tokens": 0})
             continue
         wanted.append(group)
+        opened.append(opened_reasoning(text))
         requests.append(
-            Request(ids, n=len(group), max_tokens=min(sampling.max_tokens, longest - len(ids)), temperature=sampling.temperature,
-                    top_p=sampling.top_p, stop_ids=frozenset(tokenizer.eos_ids), seeds=[a.seed for a in group])
-        )  # fmt: skip
+            Request(
+                ids,
+                n=len(group),
+                max_tokens=min(sampling.max_tokens, longest - len(ids)),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                stop_ids=frozenset(tokenizer.eos_ids),
+                seeds=[a.seed for a in group],
+            )
+        )
     with log.bar(total=sum(map(len, wanted)), desc="sampling") as progress:
 
         def finished(sample) -> None:
             ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
             details = {"finish_reason": sample.finish_reason, "tokens": len(sample.ids)}
-            save(wanted[sample.request][sample.index], tokenizer.decode(ids), details)
+            save(
+                wanted[sample.request][sample.index], opened[sample.request] + tokenizer.decode(ids), details
+            )
             progress.update()
 
         try:
@@ -136,8 +148,19 @@ class Pace:
 class Endpoint:
     """A server that speaks the chat-completions protocol. The key is read from the environment and never written anywhere."""
 
-    def __init__(self, url: str, model: str, sampling: Sampling, *, key_env: str = "OPENAI_API_KEY", timeout: float = 600.0,
-                 retries: int = 6, concurrency: int = 16, per_minute: float = 0.0, backoff: float = 1.0):  # fmt: skip
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        sampling: Sampling,
+        *,
+        key_env: str = "OPENAI_API_KEY",
+        timeout: float = 600.0,
+        retries: int = 6,
+        concurrency: int = 16,
+        per_minute: float = 0.0,
+        backoff: float = 1.0,
+    ):
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--endpoint {url}: a URL such as http://localhost:8000/v1 is expected")
         self.base = url.rstrip("/").removesuffix("/chat/completions")
@@ -151,14 +174,20 @@ class Endpoint:
         try:
             return str(self._call("/models")["data"][0]["id"])
         except (Later, Refused, LookupError, TypeError) as error:
-            raise ConfigError(f"--endpoint {self.base}: its list of models can't be read ({error}); name one with --served-model") from None
+            raise ConfigError(
+                f"--endpoint {self.base}: its list of models can't be read ({error}); name one with --served-model"
+            ) from None
 
     def _call(self, path: str, body: dict | None = None) -> dict:
         """One request. Raises Later, Refused, or ConfigError for what no request to this server will get past."""
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        )
         data = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.base + path, data, headers), timeout=self.timeout) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.base + path, data, headers), timeout=self.timeout
+            ) as answer:
                 text = answer.read()
             return json.loads(text)
         except urllib.error.HTTPError as error:
@@ -177,8 +206,15 @@ class Endpoint:
     def ask(self, ask: Ask) -> tuple[str, dict]:
         """(completion, details). Raises as `_call` does."""
         s = self.sampling
-        body = {"model": self.model, "messages": [{"role": r, "content": t} for r, t in ask.messages], "n": 1, "seed": ask.seed % 2**31,
-                "temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens}  # fmt: skip
+        body = {
+            "model": self.model,
+            "messages": [{"role": r, "content": t} for r, t in ask.messages],
+            "n": 1,
+            "seed": ask.seed % 2**31,
+            "temperature": s.temperature,
+            "top_p": s.top_p,
+            "max_tokens": s.max_tokens,
+        }
         reply = self._call("/chat/completions", body)
         try:
             choice = reply["choices"][0]
@@ -246,6 +282,17 @@ class Endpoint:
         return failures
 
 
+def cut_in_reasoning(samples: list[dict]) -> list[dict]:
+    """Those of an endpoint's samples that were cut inside reasoning which its chat template had opened.
+
+    A server doesn't show the prompt that it made. But an answer that closes reasoning without opening it tells of such a template;
+    then one that did not come to an end of its own and closes none has no answer yet.
+    """
+    if not any(CLOSE in s["completion"] and OPEN not in s["completion"].partition(CLOSE)[0] for s in samples):
+        return []
+    return [s for s in samples if CLOSE not in s["completion"] and s.get("finish_reason") != "stop"]
+
+
 def retry_after(value: str | None) -> float | None:
     """Seconds of a Retry-After header, which is a number or a date; None where it is neither."""
     if value is None:
@@ -268,8 +315,16 @@ def collect(cfg, asks: list[Ask], world, save: Save) -> list[str]:
     if cfg.model:
         from_model(cfg.model, asks, sampling, world, save)
         return []
-    endpoint = Endpoint(cfg.endpoint, cfg.served_model, sampling, key_env=cfg.key_env, timeout=cfg.request_timeout, retries=cfg.retries,
-                        concurrency=cfg.concurrency, per_minute=cfg.per_minute)  # fmt: skip
+    endpoint = Endpoint(
+        cfg.endpoint,
+        cfg.served_model,
+        sampling,
+        key_env=cfg.key_env,
+        timeout=cfg.request_timeout,
+        retries=cfg.retries,
+        concurrency=cfg.concurrency,
+        per_minute=cfg.per_minute,
+    )
     return endpoint.run(asks, save)
 
 

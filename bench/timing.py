@@ -26,23 +26,28 @@ from bench import environment
 from bench.timing_kernels import Kernel, cheating, empty, kernels, sibling, tiny
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.processes import check_card
 
-LOUD, WANTED_CV = 20.0, 0.02  # microseconds from which on the clock must repeat; the standard deviation over the mean that is wanted
-FASTER = 0.05  # a cheat that is faster than its sibling by less than this has gained nothing: the clock's own noise and placement in memory
+# microseconds from which on the clock must repeat; the standard deviation over the mean that is
+# wanted
+LOUD, WANTED_CV = 20.0, 0.02
+# a cheat that is faster than its sibling by less than this has gained nothing: the clock's own
+# noise and placement in memory
+FASTER = 0.05
 OF_EACH = 5  # runs of a cheat, and of its sibling
 
 
 @dataclass
 class Config:
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU nothing is timed
+    # on a CPU nothing is timed
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     runs: Annotated[int, ">= 2"] = 20  # times that each kernel is judged and timed
     executors: Annotated[int, ">= 1"] = 4  # fresh executors, one after another, that share the runs
     timeout: Annotated[float, "> 0"] = 30.0  # seconds for each stage of a candidate
     out: str = ""  # JSON file for the results; empty: print only
 
     def validate(self) -> None:
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise config.ConfigError("--device cuda: this machine has no usable CUDA GPU")
+        check_card(self.device, timed=True)
 
 
 class Renamed:
@@ -56,10 +61,14 @@ class Renamed:
         return re.sub(r"\bkernel\b", f"kernel_{self.count}", source)
 
 
-def judge(cfg: Config, wanted: list[tuple[str, Kernel]], renamed: Renamed, seed: int, policy: str = "strict") -> list[tuple[str, Verdict]]:
+def judge(
+    cfg: Config, wanted: list[tuple[str, Kernel]], renamed: Renamed, seed: int, policy: str = "strict"
+) -> list[tuple[str, Verdict]]:
     """One executor, from its start to its end: (name, verdict) of every (name, kernel)."""
     with Executor(cfg.device, "replay", policy=policy, timeout=cfg.timeout, time=True, seed=seed) as executor:
-        futures: list[tuple[str, Future[Verdict]]] = [(name, executor.submit(k.task, renamed(k.source))) for name, k in wanted]
+        futures: list[tuple[str, Future[Verdict]]] = [
+            (name, executor.submit(k.task, renamed(k.source))) for name, k in wanted
+        ]
         return [(name, future.result()) for name, future in futures]
 
 
@@ -67,7 +76,12 @@ def spread(times: list[float]) -> dict:
     if len(times) < 2:
         return {"runs": len(times)}
     mean = statistics.mean(times)
-    found = {"mean_us": mean, "cv": statistics.stdev(times) / mean, "min_us": min(times), "max_us": max(times)}
+    found = {
+        "mean_us": mean,
+        "cv": statistics.stdev(times) / mean,
+        "min_us": min(times),
+        "max_us": max(times),
+    }
     return {"runs": len(times)} | {k: round(v, 4) for k, v in found.items()}
 
 
@@ -82,7 +96,8 @@ def repeats(cfg: Config, renamed: Renamed) -> list[dict]:
     for name, verdicts in found.items():
         times = [v.time_us for v in verdicts if v.time_us is not None]
         row = {"kernel": name, **spread(times), "times_us": [round(t, 3) for t in times]}
-        references = {round(v.reference_us, 3) for v in verdicts if v.reference_us is not None}  # one a worker: it is timed once a task
+        # one a worker: it is timed once a task
+        references = {round(v.reference_us, 3) for v in verdicts if v.reference_us is not None}
         row["reference"] = spread(sorted(references))
         rows.append(row | {"failures": [f"{v.status}: {v.message[:200]}" for v in verdicts if not v.correct]})
     return rows
@@ -91,15 +106,27 @@ def repeats(cfg: Config, renamed: Renamed) -> list[dict]:
 def cheats(cfg: Config, renamed: Renamed, policy: str) -> list[dict]:
     """Every cheat beside its sibling, in one executor and in turns. Without rules (policy none) it is the clock alone that must hold."""
     pairs = list(cheating(cfg.device).items())
-    wanted = [(n, k) for _ in range(OF_EACH) for pair in pairs for n, k in (("honest", sibling(cfg.device)), pair)]
+    wanted = [
+        (n, k) for _ in range(OF_EACH) for pair in pairs for n, k in (("honest", sibling(cfg.device)), pair)
+    ]
     found: dict[str, list[Verdict]] = {}
     for name, verdict in judge(cfg, wanted, renamed, cfg.executors, policy):
         found.setdefault(name, []).append(verdict)
-    median = lambda verdicts: statistics.median(times) if (times := [v.time_us for v in verdicts if v.correct and v.time_us]) else None
+    median = lambda verdicts: (
+        statistics.median(times)
+        if (times := [v.time_us for v in verdicts if v.correct and v.time_us])
+        else None
+    )
     honest, rows = median(found["honest"]), []
     for name, verdicts in found.items():
         mine = median(verdicts)
-        row = {"candidate": name, "policy": policy, "statuses": sorted({v.status for v in verdicts}), "time_us": mine, "honest_us": honest}
+        row = {
+            "candidate": name,
+            "policy": policy,
+            "statuses": sorted({v.status for v in verdicts}),
+            "time_us": mine,
+            "honest_us": honest,
+        }
         if not all(v.correct for v in verdicts):
             row["message"] = next(v.message for v in verdicts if not v.correct)[:300]
         if name != "honest":
@@ -112,7 +139,7 @@ def empty_us(cfg: Config) -> float | None:
     """A kernel without a body, launched by Triton itself in this process, under the executor's stopwatch."""
     if cfg.device == "cpu":
         return None
-    from nanotriton.executor.timing import Stopwatch, Work
+    from nanotriton.executor.gpu.timing import Stopwatch, Work
 
     x = torch.zeros(1, device="cuda")
     return round(Stopwatch().time([Work(lambda: empty[(1,)](x), lambda i: None)])[0].us, 3)
@@ -121,10 +148,14 @@ def empty_us(cfg: Config) -> float | None:
 def main(argv: list[str] | None = None) -> int:
     cfg, renamed = config.parse(Config, argv), Renamed()
     alone = empty_us(cfg)
-    rows, tricks = repeats(cfg, renamed), [row for policy in ("strict", "none") for row in cheats(cfg, renamed, policy)]
+    rows, tricks = (
+        repeats(cfg, renamed),
+        [row for policy in ("strict", "none") for row in cheats(cfg, renamed, policy)],
+    )
     honest = [r for r in tricks if r["candidate"] == "honest"]
     checks = {
-        "honest kernels correct": not any(r["failures"] for r in rows) and all(r["statuses"] == ["correct"] for r in honest),
+        "honest kernels correct": not any(r["failures"] for r in rows)
+        and all(r["statuses"] == ["correct"] for r in honest),
         "cheats gain nothing": not any(r.get("gains") for r in tricks),
     }
     if cfg.device == "cuda":
@@ -134,9 +165,15 @@ def main(argv: list[str] | None = None) -> int:
         checks["repeats above 20 us"] = bool(loud) and all(r["cv"] < WANTED_CV for r in loud)
         checks["empty under 20 us"] = alone < LOUD and smallest.get("mean_us", LOUD) < LOUD
     results = {
-        "command": " ".join(["python -m bench.timing", *sys.argv[1:]]), "environment": environment() | {"device": cfg.device},
-        "executors": cfg.executors, "empty_us": alone, "repeats": rows, "cheats": tricks, "checks": checks, "passed": all(checks.values()),
-    }  # fmt: skip
+        "command": " ".join(["python -m bench.timing", *sys.argv[1:]]),
+        "environment": environment() | {"device": cfg.device},
+        "executors": cfg.executors,
+        "empty_us": alone,
+        "repeats": rows,
+        "cheats": tricks,
+        "checks": checks,
+        "passed": all(checks.values()),
+    }
     if cfg.out:
         Path(cfg.out).parent.mkdir(parents=True, exist_ok=True)
         Path(cfg.out).write_text(json.dumps(results, indent=1) + "\n")

@@ -7,7 +7,9 @@ import triton
 from nanotriton.tasks.task import Task
 
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n\n"
-TASK = HEAD.replace("import triton\nimport triton.language as tl\n", "") + """
+TASK = (
+    HEAD.replace("import triton\nimport triton.language as tl\n", "")
+    + """
 class Model(nn.Module):
     def forward(self, {args}):
         return {answer}
@@ -19,7 +21,8 @@ def get_inputs():
 
 def get_init_inputs():
     return []
-"""  # fmt: skip
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -138,46 +141,74 @@ def kernels(device: str) -> list[Kernel]:
 # ---- cheats ----
 
 # Right for its first calls: a counter in Python, or one in GPU memory that a kernel keeps.
-FIRST_CALLS = SCALE.replace("class ModelNew(nn.Module):\n", """class ModelNew(nn.Module):
+FIRST_CALLS = SCALE.replace(
+    "class ModelNew(nn.Module):\n",
+    """class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
         self.calls, self.last = 0, None
 
-""").replace("        y = torch.empty_like(x)\n", """        self.calls += 1
+""",
+).replace(
+    "        y = torch.empty_like(x)\n",
+    """        self.calls += 1
         if self.calls > 3:
             return self.last
         y = self.last = torch.empty_like(x)
-""")  # fmt: skip
-COUNTED = SCALE.replace("kernel(x_ptr, y_ptr, n", "kernel(x_ptr, y_ptr, count_ptr, n").replace("(x, y, x.numel()", "(x, y, self.count, x.numel()")
-COUNTED = COUNTED.replace("    x = tl.load(", "    if tl.atomic_add(count_ptr, 1) >= 8 * tl.num_programs(0):\n        return\n    x = tl.load(")
-COUNTED = COUNTED.replace("class ModelNew(nn.Module):\n", """class ModelNew(nn.Module):
+""",
+)
+COUNTED = SCALE.replace("kernel(x_ptr, y_ptr, n", "kernel(x_ptr, y_ptr, count_ptr, n").replace(
+    "(x, y, x.numel()", "(x, y, self.count, x.numel()"
+)
+COUNTED = COUNTED.replace(
+    "    x = tl.load(",
+    "    if tl.atomic_add(count_ptr, 1) >= 8 * tl.num_programs(0):\n        return\n    x = tl.load(",
+)
+COUNTED = COUNTED.replace(
+    "class ModelNew(nn.Module):\n",
+    """class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("count", torch.zeros(1, dtype=torch.int32))
 
-""")  # fmt: skip
+""",
+)
 # Leaves its work on a stream that nobody waits for.
-OTHER_STREAM = SCALE.replace("        kernel[", "        with torch.cuda.stream(torch.cuda.Stream()):\n            kernel[")
+OTHER_STREAM = SCALE.replace(
+    "        kernel[", "        with torch.cuda.stream(torch.cuda.Stream()):\n            kernel["
+)
 # Keeps answers by the address of the question, or by the tensor object.
-CACHE = SCALE.replace("class ModelNew(nn.Module):\n", """class ModelNew(nn.Module):
+CACHE = SCALE.replace(
+    "class ModelNew(nn.Module):\n",
+    """class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
         self.known = {}
 
-""").replace("        y = torch.empty_like(x)\n", """        if KEY in self.known:
+""",
+).replace(
+    "        y = torch.empty_like(x)\n",
+    """        if KEY in self.known:
             return self.known[KEY]
         y = self.known[KEY] = torch.empty_like(x)
-""")  # fmt: skip
+""",
+)
 # Looks whether its answer is there already, from the run before: poison is NaN, an answer is not.
-NOT_POISON = SCALE.replace("    x = tl.load(", """    old = tl.load(y_ptr + i, mask=i < n, other=0)
+NOT_POISON = SCALE.replace(
+    "    x = tl.load(",
+    """    old = tl.load(y_ptr + i, mask=i < n, other=0)
     if tl.sum((old != old).to(tl.int32), axis=0) == 0:
         return
-    x = tl.load(""")  # fmt: skip
+    x = tl.load(""",
+)
 # The same with less to read: one number stands for the block.
-FIRST_NOT_POISON = SCALE.replace("    x = tl.load(", """    old = tl.load(y_ptr + tl.program_id(0).to(tl.int64) * BLOCK)
+FIRST_NOT_POISON = SCALE.replace(
+    "    x = tl.load(",
+    """    old = tl.load(y_ptr + tl.program_id(0).to(tl.int64) * BLOCK)
     if old == old:
         return
-    x = tl.load(""")  # fmt: skip
+    x = tl.load(""",
+)
 
 
 def sibling(device: str) -> Kernel:
@@ -186,9 +217,13 @@ def sibling(device: str) -> Kernel:
 
 def cheating(device: str) -> dict[str, Kernel]:
     sources = {
-        "first calls, counted in Python": FIRST_CALLS, "first calls, counted in GPU memory": COUNTED, "another stream": OTHER_STREAM,
-        "cache by pointer": CACHE.replace("KEY", "x.data_ptr()"), "cache by object": CACHE.replace("KEY", "id(x)"),
-        "skips where the output is not poison": NOT_POISON, "skips where its first number is not poison": FIRST_NOT_POISON,
-    }  # fmt: skip
+        "first calls, counted in Python": FIRST_CALLS,
+        "first calls, counted in GPU memory": COUNTED,
+        "another stream": OTHER_STREAM,
+        "cache by pointer": CACHE.replace("KEY", "x.data_ptr()"),
+        "cache by object": CACHE.replace("KEY", "id(x)"),
+        "skips where the output is not poison": NOT_POISON,
+        "skips where its first number is not poison": FIRST_NOT_POISON,
+    }
     task = sibling(device).task
     return {name: Kernel(name, task, HEAD + source) for name, source in sources.items()}

@@ -46,12 +46,32 @@ from nanotriton.weights import shard_rows
 from nanotriton.world import World
 from reward.reward import reward
 
-TINY = dict(model_type="qwen3", vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, qk_norm=True, max_position_embeddings=4096)  # fmt: skip
-LLAMA = dict(model_type="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-             num_key_value_heads=8, rope_theta=5e5, max_position_embeddings=131072)  # fmt: skip
+TINY = dict(
+    model_type="qwen3",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    qk_norm=True,
+    max_position_embeddings=4096,
+)
+LLAMA = dict(
+    model_type="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    rope_theta=5e5,
+    max_position_embeddings=131072,
+)
 MODELS = {"tiny": TINY, "0.6b": QWEN3 | SHAPES["0.6b"], "8b": QWEN3 | SHAPES["8b"], "llama-8b": LLAMA}
-WORK = {"tiny": (4, 256), "0.6b": (32, 32768), "8b": (16, 4096), "llama-8b": (16, 4096)}  # sequences a step and GPU, tokens a microbatch
+# sequences a step and GPU, tokens a microbatch
+WORK = {"tiny": (4, 256), "0.6b": (32, 32768), "8b": (16, 4096), "llama-8b": (16, 4096)}
 PEAK = {"H100": 989.4e12, "H200": 989.4e12}  # dense bf16 FLOP/s of the SXM cards, NVIDIA's data sheets
 GROUP = 8  # samples of a prompt
 ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # stands for what was sampled
@@ -59,15 +79,18 @@ ANSWER = "```python\nimport triton\n\n\nclass ModelNew:\n    pass\n```"  # stand
 
 @dataclass
 class Config:
-    what: Literal["sft", "grpo", "one-gpu", "compare"] = "sft"  # one-gpu: SFT and GRPO with adam8; compare: loss, reward, gradient norm of a step
+    # one-gpu: SFT and GRPO with adam8; compare: loss, reward, gradient norm of a step
+    what: Literal["sft", "grpo", "one-gpu", "compare"] = "sft"
     shape: Literal["tiny", "0.6b", "8b", "llama-8b"] = "8b"  # Qwen3's, Llama-3.1's, or one for a CPU
     length: Annotated[int, ">= 2"] = 4096  # sft: tokens of a sequence
     sequences: Annotated[int, ">= 0"] = 0  # sft: sequences a step and GPU; 0: 16 for 8B, 32 for 0.6B
     samples: Annotated[int, ">= 8"] = 64  # grpo: samples a step, over all ranks, 8 of each prompt
     tokens: Annotated[int, ">= 1"] = 1024  # grpo: tokens of every sample
     prompt: Annotated[int, ">= 1"] = 512  # grpo: tokens of a prompt
-    micro_tokens: Annotated[int, ">= 0"] = 0  # of one forward and backward; 0: sft 4,096 for 8B and 32,768 for 0.6B, else 16,384
-    recompute: Literal["auto", "yes", "no"] = "auto"  # activations in the backward; auto: if they don't fit, as in training
+    # of one forward and backward; 0: sft 4,096 for 8B and 32,768 for 0.6B, else 16,384
+    micro_tokens: Annotated[int, ">= 0"] = 0
+    # activations in the backward; auto: if they don't fit, as in training
+    recompute: Literal["auto", "yes", "no"] = "auto"
     reshard: Literal["auto", "yes", "no"] = "auto"  # gather layers again for every pass
     defer: Literal["auto", "yes", "no"] = "auto"  # reduce the gradients of embedding and head once a step
     warmup: Annotated[int, ">= 1"] = 2  # steps that are not timed
@@ -78,7 +101,8 @@ class Config:
     out: str = ""  # a JSON file to write
 
 
-# ---- models and data --------------------------------------------------------------------------------------------------
+# ---- models and data
+# --------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def randomize(model: Transformer, seed: int = 0) -> Transformer:
     """N(0, 0.02) in matrices, 1 in norms, 0 in biases: made on the device, one whole tensor at a time, of which each rank keeps its rows.
@@ -89,7 +113,9 @@ def randomize(model: Transformer, seed: int = 0) -> Transformer:
             mine.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
         generator = torch.Generator(mine.device).manual_seed(seed * 100_003 + number)
-        whole = torch.empty(p.shape, dtype=torch.float32, device=mine.device).normal_(0.0, 0.02, generator=generator)
+        whole = torch.empty(p.shape, dtype=torch.float32, device=mine.device).normal_(
+            0.0, 0.02, generator=generator
+        )
         if isinstance(p, DTensor):
             rows = shard_rows(p.shape[0], p.device_mesh.get_local_rank(), p.device_mesh.size())
         mine.copy_(whole[slice(*rows)])
@@ -100,7 +126,10 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
     """As distributed.load makes it, but for where the values come from."""
     shape = ModelConfig(**MODELS[cfg.shape])
     auto = distributed.plan(shape, world, optimizer, tokens, copies)
-    ways = ({"auto": a, "yes": True, "no": False}[given] for a, given in zip(auto, (cfg.reshard, cfg.recompute, cfg.defer)))
+    ways = (
+        {"auto": a, "yes": True, "no": False}[given]
+        for a, given in zip(auto, (cfg.reshard, cfg.recompute, cfg.defer))
+    )
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
     return randomize(distributed.empty(shape, world, dtype, *ways))
 
@@ -142,7 +171,9 @@ def given(steps: int, prompts: int, size: str) -> tuple[list[Task], dict[str, It
     wrong = lambda source: re.sub(r"(tl\.store\(out_ptr[^\n]*?, x)(?=[,)])", r"\1 + 1.0", source)
     pairs = {}
     for k in range(0, len(tasks), GROUP):
-        pairs[tasks[k].name] = iter([(t, wrong(t.solution) if j % 3 == 2 else t.solution) for j, t in enumerate(tasks[k : k + GROUP])])
+        pairs[tasks[k].name] = iter(
+            [(t, wrong(t.solution) if j % 3 == 2 else t.solution) for j, t in enumerate(tasks[k : k + GROUP])]
+        )
     return tasks[::GROUP], pairs
 
 
@@ -159,7 +190,11 @@ class Recorded:
     def generate(self, requests: list[Request], on_finish: Callable[[Sample], None]) -> None:
         if self.known is None:
             groups = self.sampler.generate(requests, on_finish)
-            mine = {str(s): (x.ids, x.logprobs) for r, group in zip(requests, groups) for s, x in zip(r.seeds, group)}
+            mine = {
+                str(s): (x.ids, x.logprobs)
+                for r, group in zip(requests, groups)
+                for s, x in zip(r.seeds, group)
+            }
             every = {k: v for part in self.world.gather(mine) for k, v in part.items()}
             if self.world.is_main:
                 self.path.write_text(json.dumps(every))
@@ -169,13 +204,17 @@ class Recorded:
                 on_finish(Sample(i, j, *self.known[str(seed)], "length"))
 
 
-# ---- what is measured -------------------------------------------------------------------------------------------------
+# ---- what is measured
+# -------------------------------------------------------------------------------------------------
 def flops_per_token(shape: ModelConfig, length: int) -> float:
     """Forward and backward of one token in a sequence of `length`, without recomputing."""
     heads = shape.num_attention_heads * shape.head_dim
     kv = shape.num_key_value_heads * shape.head_dim
     layer = shape.hidden_size * (2 * heads + 2 * kv + 3 * shape.intermediate_size)
-    return 6 * (shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size) + 6 * length * heads * shape.num_hidden_layers
+    return (
+        6 * (shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size)
+        + 6 * length * heads * shape.num_hidden_layers
+    )
 
 
 def memory(world: World, sampler: Sampler | None = None) -> dict[str, float]:
@@ -203,7 +242,9 @@ def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: 
     options = train_sft.Config(micro_tokens=micro_tokens)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(shape.vocab_size, (each * world.world_size, length), generator=generator).tolist()
-    step = lambda: train_sft.sft_step([(r[:1], r[1:]) for r in rows], model, optimizer, options, world, Tokens(shape.vocab_size, 1))
+    step = lambda: train_sft.sft_step(
+        [(r[:1], r[1:]) for r in rows], model, optimizer, options, world, Tokens(shape.vocab_size, 1)
+    )
     for _ in range(cfg.warmup):
         loss, norm = step()
     reset(world)
@@ -214,30 +255,68 @@ def sft(cfg: Config, world: World, model: Transformer, optimizer, micro_tokens: 
     world.barrier()
     seconds = (time.perf_counter() - start) / cfg.steps
     speed = each * length / seconds
-    peak = next((v for k, v in PEAK.items() if world.device.type == "cuda" and k in torch.cuda.get_device_name()), None)
+    peak = next(
+        (v for k, v in PEAK.items() if world.device.type == "cuda" and k in torch.cuda.get_device_name()),
+        None,
+    )
     if cfg.profile:
         with torch.profiler.profile() as trace:
             step()
         if world.is_main:
-            print(trace.key_averages().table(sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=70))
+            print(
+                trace.key_averages().table(
+                    sort_by="self_cuda_time_total", row_limit=30, max_name_column_width=70
+                )
+            )
     return {
-        "length": length, "sequences_per_gpu": each, "micro_tokens": micro_tokens, "recompute": model.checkpoint_layers,
-        "reshard": getattr(model, "reshard_every_pass", None), "defer": getattr(model, "defer_root", None), "seconds_a_step": seconds, "tokens_s_per_gpu": speed,
-        "mfu": speed * flops_per_token(shape, length) / peak if peak else None, "loss": loss, "norm": norm, **peaks,
-    }  # fmt: skip
+        "length": length,
+        "sequences_per_gpu": each,
+        "micro_tokens": micro_tokens,
+        "recompute": model.checkpoint_layers,
+        "reshard": getattr(model, "reshard_every_pass", None),
+        "defer": getattr(model, "defer_root", None),
+        "seconds_a_step": seconds,
+        "tokens_s_per_gpu": speed,
+        "mfu": speed * flops_per_token(shape, length) / peak if peak else None,
+        "loss": loss,
+        "norm": norm,
+        **peaks,
+    }
 
 
-def grpo_parts(cfg: Config, world: World, model: Transformer, optimizer, executor: Executor, shared: bool, **options) -> train_grpo.Parts:
+def grpo_parts(
+    cfg: Config, world: World, model: Transformer, optimizer, executor: Executor, shared: bool, **options
+) -> train_grpo.Parts:
     """What train_grpo.main would hand to its steps: cfg.warmup + cfg.steps of them."""
     steps, prompts = cfg.warmup + cfg.steps, cfg.samples // GROUP
     tasks, pairs = given(steps, prompts, "gpu" if world.device.type == "cuda" else "cpu")
-    settings = dict(prompts=prompts, group=GROUP, steps=steps, epochs=1, updates=1, lr=1e-6, max_tokens=cfg.tokens, micro_tokens=cfg.micro_tokens or 16384)
+    settings = dict(
+        prompts=prompts,
+        group=GROUP,
+        steps=steps,
+        epochs=1,
+        updates=1,
+        lr=1e-6,
+        max_tokens=cfg.tokens,
+        micro_tokens=cfg.micro_tokens or 16384,
+    )
     tokenizer = Tokens(model.config.vocab_size, cfg.prompt)
-    sampler = make_sampler(model.config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer))
+    sampler = make_sampler(
+        model.config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer)
+    )
     sync_weights(sampler, model, world)
     paid = lambda verdict, completion, task: reward(verdict)
     return train_grpo.Parts(
-        train_grpo.Config(**settings | options), world, tasks, paid, tokenizer, model, None, optimizer, sampler, Given(executor, pairs)
+        train_grpo.Config(**settings | options),
+        world,
+        tasks,
+        paid,
+        tokenizer,
+        model,
+        None,
+        optimizer,
+        sampler,
+        Given(executor, pairs),
     )
 
 
@@ -255,17 +334,29 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
             seconds[name] = seconds.get(name, 0.0) + s / cfg.steps
         for e in episodes if timed else ():
             statuses[e.verdict.status] = statuses.get(e.verdict.status, 0) + 1
-    seconds = dict(zip(seconds, (world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size).tolist()))
+    seconds = dict(
+        zip(seconds, (world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size).tolist())
+    )
     total = sum(seconds.values())
     policy = grpo.summarize(stats, world.all_sum, world.all_max)
     return {
-        "samples": cfg.samples, "tokens": cfg.tokens, "prompt": cfg.prompt, "micro_tokens": whole.micro_tokens,
-        "recompute": parts.model.checkpoint_layers, "reshard": getattr(parts.model, "reshard_every_pass", None),
+        "samples": cfg.samples,
+        "tokens": cfg.tokens,
+        "prompt": cfg.prompt,
+        "micro_tokens": whole.micro_tokens,
+        "recompute": parts.model.checkpoint_layers,
+        "reshard": getattr(parts.model, "reshard_every_pass", None),
         "defer": getattr(parts.model, "defer_root", None),
-        **{f"{name}_s": s for name, s in seconds.items()}, "step_s": total, "reward_share": seconds["reward"] / total,
-        "sampled_tokens_s": cfg.samples * cfg.tokens / seconds["sample"], "norm": norms[-1], "ratio": policy["ratio"], "ratio_max": policy["ratio_max"],
-        "statuses_of_rank_0": statuses, **memory(world, parts.sampler),
-    }  # fmt: skip
+        **{f"{name}_s": s for name, s in seconds.items()},
+        "step_s": total,
+        "reward_share": seconds["reward"] / total,
+        "sampled_tokens_s": cfg.samples * cfg.tokens / seconds["sample"],
+        "norm": norms[-1],
+        "ratio": policy["ratio"],
+        "ratio_max": policy["ratio_max"],
+        "statuses_of_rank_0": statuses,
+        **memory(world, parts.sampler),
+    }
 
 
 def compare(cfg: Config, world: World) -> dict[str, Any]:
@@ -274,19 +365,34 @@ def compare(cfg: Config, world: World) -> dict[str, Any]:
     model = make_model(cfg, world, "adamw", cfg.micro_tokens or 16384, copies=1)
     optimizer = distributed.adamw(model, 1e-5)
     with make_executor(world, 0) as executor:
-        parts = grpo_parts(cfg, world, model, optimizer, executor, False, updates=2, lr=1e-5, mismatch="token_truncate")
+        parts = grpo_parts(
+            cfg, world, model, optimizer, executor, False, updates=2, lr=1e-5, mismatch="token_truncate"
+        )
         if cfg.replay:
             parts.sampler = Recorded(parts.sampler, Path(cfg.replay), world)
         episodes, _, stats, norms, _ = train_grpo.grpo_step(0, parts)
-    sums = [sum(e.reward or 0.0 for e in episodes), sum(e.verdict.scored for e in episodes), sum(s["loss"].item() for s in stats)]
+    sums = [
+        sum(e.reward or 0.0 for e in episodes),
+        sum(e.verdict.scored for e in episodes),
+        sum(s["loss"].item() for s in stats),
+    ]
     total, scored, loss = world.all_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-    row = {"replayed": bool(cfg.replay) and parts.sampler.known is not None, "loss": loss / len(norms), "reward": total / max(scored, 1.0)}
+    row = {
+        "replayed": bool(cfg.replay) and parts.sampler.known is not None,
+        "loss": loss / len(norms),
+        "reward": total / max(scored, 1.0),
+    }
     row |= {f"norm_{k + 1}": norm for k, norm in enumerate(norms)}
     if cfg.against:
         other = json.loads(Path(cfg.against).read_text())
         row |= {f"other_{k}": other[k] for k in ("ranks", "loss", "reward", "norm_1", "norm_2")}
-        row |= {"loss_difference": abs(row["loss"] - other["loss"]), "reward_difference": abs(row["reward"] - other["reward"])}
-        row |= {f"norm_{k}_relative_difference": abs(row[f"norm_{k}"] / other[f"norm_{k}"] - 1) for k in (1, 2)}
+        row |= {
+            "loss_difference": abs(row["loss"] - other["loss"]),
+            "reward_difference": abs(row["reward"] - other["reward"]),
+        }
+        row |= {
+            f"norm_{k}_relative_difference": abs(row[f"norm_{k}"] / other[f"norm_{k}"] - 1) for k in (1, 2)
+        }
     return row
 
 
@@ -301,7 +407,11 @@ def one_gpu(cfg: Config, world: World) -> dict[str, Any]:
     with make_executor(world, 0) as executor:
         parts = grpo_parts(cfg, world, model, optimizer, executor, True)
         same = all(a is b for a, b in zip(parts.sampler.model.parameters(), model.parameters(), strict=True))
-        return row | {f"grpo_{k}": v for k, v in grpo_steps(cfg, parts).items()} | {"sampler_shares_parameters": same}
+        return (
+            row
+            | {f"grpo_{k}": v for k, v in grpo_steps(cfg, parts).items()}
+            | {"sampler_shares_parameters": same}
+        )
 
 
 def main(cfg: Config, world: World) -> dict[str, Any]:
@@ -315,11 +425,18 @@ def main(cfg: Config, world: World) -> dict[str, Any]:
     elif cfg.what == "grpo":
         model = make_model(cfg, world, "adamw", cfg.micro_tokens or 16384, copies=1)
         with make_executor(world, 0) as executor:
-            row = grpo_steps(cfg, grpo_parts(cfg, world, model, distributed.adamw(model, 1e-6), executor, False))
+            row = grpo_steps(
+                cfg, grpo_parts(cfg, world, model, distributed.adamw(model, 1e-6), executor, False)
+            )
     else:
         row = (compare if cfg.what == "compare" else one_gpu)(cfg, world)
     row = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
-    head = {**environment(), "command": "python -m bench.training " + shlex.join(sys.argv[1:]), "what": cfg.what, "shape": cfg.shape}
+    head = {
+        **environment(),
+        "command": "python -m bench.training " + shlex.join(sys.argv[1:]),
+        "what": cfg.what,
+        "shape": cfg.shape,
+    }
     row = head | {"ranks": world.world_size} | row | {"benchmark_s": round(time.perf_counter() - started, 1)}
     if world.is_main:
         if cfg.out:

@@ -27,12 +27,14 @@ import torch
 from bench import environment
 from bench.journal import write_json
 from nanotriton import config, log
-from nanotriton.executor import probe
-from nanotriton.executor.compare import Fault, kernelbench_allclose, leaves, mapped, tensors
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference
-from nanotriton.executor.worker import ALLOCATOR
+from nanotriton.executor.common import probe
+from nanotriton.executor.judge.compare import kernelbench_allclose
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.worker import ALLOCATOR
+from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.verdict import Fault
 
 QUICK = 6  # a larger size is tried where one took less than this share of the limit
 
@@ -41,8 +43,10 @@ QUICK = 6  # a larger size is tried where one took less than this share of the l
 class Config:
     tasks: list[str] = field(default_factory=list)  # folders or files of tasks
     device: Literal["cpu", "cuda"] = "cpu"  # where references run
-    shrink: list[int] = field(default_factory=lambda: [0])  # cap module-level integers of the tasks at this; 0: leave them; several: from small to large
-    seconds: Annotated[float, ">= 0"] = 0.0  # for each task, which then has a process of its own (CPU only); 0: no limit
+    # cap module-level integers of the tasks at this; 0: leave them; several: from small to large
+    shrink: list[int] = field(default_factory=lambda: [0])
+    # for each task, which then has a process of its own (CPU only); 0: no limit
+    seconds: Annotated[float, ">= 0"] = 0.0
     memory_gib: Annotated[float, "> 0"] = 8.0  # for each task, where it has a process of its own
     out: str = ""  # JSON file for the results; empty: print only
 
@@ -56,7 +60,9 @@ def shrunk(task: Task, cap: int) -> Task:
     if not cap:
         return task
     tree = ast.parse(task.source)
-    for node in (n for statement in tree.body if isinstance(statement, ast.Assign) for n in ast.walk(statement)):
+    for node in (
+        n for statement in tree.body if isinstance(statement, ast.Assign) for n in ast.walk(statement)
+    ):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             node.value = min(node.value, cap)
     return Task(task.name, ast.unparse(tree))
@@ -82,25 +88,44 @@ def halved(x):
 def fakes(reference: Reference, inputs: list, seed: int, mean: float) -> dict[str, Callable]:
     """Answers that compute nothing, or half, by name: functions of the right one."""
     found: dict[str, Callable] = {
-        "zeros": lambda own: mapped(own, torch.zeros_like), "ones": lambda own: mapped(own, torch.ones_like),
+        "zeros": lambda own: mapped(own, torch.zeros_like),
+        "ones": lambda own: mapped(own, torch.ones_like),
         "mean": lambda own: mapped(own, lambda t: torch.full_like(t, mean)),
         HALF: lambda own: reference.run(mapped([halved(x) for x in inputs], torch.clone), seed),
-    }  # fmt: skip
-    return found | {f"input {i}": lambda own, x=x: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    }
+    return found | {
+        f"input {i}": lambda own, x=x: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)
+    }
 
 
 def passing(reference: Reference, name: str, mean: float) -> bool:
     """Whether a fake passes every trial."""
     for trial in reference.trials(b"bench", name):
         try:
-            judge_trial(reference, trial, lambda inputs, seed: (fakes(reference, inputs, seed, mean)[name](reference.run(mapped(inputs, torch.clone), seed)), {}))
+            judge_trial(
+                reference,
+                trial,
+                lambda inputs, seed: (
+                    fakes(reference, inputs, seed, mean)[name](
+                        reference.run(mapped(inputs, torch.clone), seed)
+                    ),
+                    {},
+                ),
+            )
         except Fault:
             return False
     return True
 
 
 def examine(task: Task, device: str) -> dict:
-    row = {"task": task.name, "status": "ok", "message": "", "reference": "", "pass_ours": [], "pass_kernelbench": []}
+    row = {
+        "task": task.name,
+        "status": "ok",
+        "message": "",
+        "reference": "",
+        "pass_ours": [],
+        "pass_kernelbench": [],
+    }
     try:
         return row | look(Reference(task, device))
     except Fault as fault:
@@ -118,12 +143,18 @@ def look(reference: Reference) -> dict:
     row: dict = {"pass_ours": [], "pass_kernelbench": []}
     try:
         for trial in reference.trials(b"bench", "reference"):
-            judge_trial(reference, trial, lambda inputs, seed: (reference.run(mapped(inputs, torch.clone), seed), {}))
+            judge_trial(
+                reference, trial, lambda inputs, seed: (reference.run(mapped(inputs, torch.clone), seed), {})
+            )
         row["reference"] = "passes"
     except Fault as fault:
         row["reference"] = f"{fault.status}: {fault.message}"
     mean = mean_answer(reference)
-    row["pass_ours"] = [name for name in fakes(reference, reference.inputs("plain", 42), 42, mean) if passing(reference, name, mean)]
+    row["pass_ours"] = [
+        name
+        for name in fakes(reference, reference.inputs("plain", 42), 42, mean)
+        if passing(reference, name, mean)
+    ]
     inputs = reference.inputs("plain", 42)
     own = reference.run(mapped(inputs, torch.clone), 42)
     for name, make in fakes(reference, inputs, 42, mean).items():
@@ -156,8 +187,19 @@ def examine_apart(task: Task, cfg: Config) -> dict:
     os.waitpid(pid, 0)
     if data:
         return json.loads(data)
-    status, message = ("memory_limit", f"more than {cfg.memory_gib:g} GiB") if done else ("timeout", f"more than {cfg.seconds:g} s")
-    return {"task": task.name, "status": status, "message": message, "reference": "", "pass_ours": [], "pass_kernelbench": []}
+    status, message = (
+        ("memory_limit", f"more than {cfg.memory_gib:g} GiB")
+        if done
+        else ("timeout", f"more than {cfg.seconds:g} s")
+    )
+    return {
+        "task": task.name,
+        "status": status,
+        "message": message,
+        "reference": "",
+        "pass_ours": [],
+        "pass_kernelbench": [],
+    }
 
 
 def largest(task: Task, cfg: Config) -> dict:
@@ -187,12 +229,24 @@ def main() -> None:
     for task in log.bar(tasks, desc="tasks"):
         begun = time.perf_counter()
         with torch.no_grad():
-            rows.append(largest(task, cfg) if cfg.seconds else examine(shrunk(task, cfg.shrink[-1]), cfg.device) | {"shrink": cfg.shrink[-1]})
+            rows.append(
+                largest(task, cfg)
+                if cfg.seconds
+                else examine(shrunk(task, cfg.shrink[-1]), cfg.device) | {"shrink": cfg.shrink[-1]}
+            )
         row = rows[-1]
         row["seconds"] = round(time.perf_counter() - begun, 1)
-        if row["status"] != "ok" or row["pass_ours"] or row["pass_kernelbench"] or row["reference"] != "passes":
-            print(f"{row['task']}: {row['status']} {row['message'][:120]} reference {row['reference'] or '-'}; "
-                  f"pass ours {row['pass_ours']}, KernelBench's {row['pass_kernelbench']}", flush=True)  # fmt: skip
+        if (
+            row["status"] != "ok"
+            or row["pass_ours"]
+            or row["pass_kernelbench"]
+            or row["reference"] != "passes"
+        ):
+            print(
+                f"{row['task']}: {row['status']} {row['message'][:120]} reference {row['reference'] or '-'}; "
+                f"pass ours {row['pass_ours']}, KernelBench's {row['pass_kernelbench']}",
+                flush=True,
+            )
         if cfg.out:
             write(cfg, rows, time.perf_counter() - start)
     print(counts(rows, time.perf_counter() - start))
@@ -200,19 +254,35 @@ def main() -> None:
 
 def counts(rows: list[dict], seconds: float) -> dict[str, int | float]:
     asked = [r for r in rows if r["status"] == "ok"]
-    weak, left_out = (sum(r["status"] in statuses for r in rows) for statuses in (("weak_task",), ("memory_limit", "timeout")))
+    weak, left_out = (
+        sum(r["status"] in statuses for r in rows)
+        for statuses in (("weak_task",), ("memory_limit", "timeout"))
+    )
     return {
-        "tasks": len(rows), "weak": weak, "no question": len(rows) - len(asked) - weak - left_out, "left out": left_out,
-        "reference passes": sum(r["reference"] == "passes" for r in asked), "a fake passes ours": sum(bool(r["pass_ours"]) for r in asked),
-        "a fake passes KernelBench's": sum(bool(r["pass_kernelbench"]) for r in asked), "seconds": round(seconds, 1),
-    }  # fmt: skip
+        "tasks": len(rows),
+        "weak": weak,
+        "no question": len(rows) - len(asked) - weak - left_out,
+        "left out": left_out,
+        "reference passes": sum(r["reference"] == "passes" for r in asked),
+        "a fake passes ours": sum(bool(r["pass_ours"]) for r in asked),
+        "a fake passes KernelBench's": sum(bool(r["pass_kernelbench"]) for r in asked),
+        "seconds": round(seconds, 1),
+    }
 
 
 def write(cfg: Config, rows: list[dict], seconds: float) -> None:
     """What is known so far, after every task."""
     note = "a task with shrink > 0 is a smaller one than the benchmark's: its sizes are capped at that"
-    limits = {"note": note, "shrink": cfg.shrink, "seconds": cfg.seconds, "memory_gib": cfg.memory_gib if cfg.seconds else None}
-    write_json(Path(cfg.out), {"environment": environment(), **limits, "counts": counts(rows, seconds), "tasks": rows})
+    limits = {
+        "note": note,
+        "shrink": cfg.shrink,
+        "seconds": cfg.seconds,
+        "memory_gib": cfg.memory_gib if cfg.seconds else None,
+    }
+    write_json(
+        Path(cfg.out),
+        {"environment": environment(), **limits, "counts": counts(rows, seconds), "tasks": rows},
+    )
 
 
 if __name__ == "__main__":

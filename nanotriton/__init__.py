@@ -31,13 +31,16 @@ def unread() -> bool:
 def is_ours() -> bool:
     """Whether the program is one of this project's, and not somebody's that uses it as a library."""
     program = getattr(sys.modules["__main__"], "__file__", None)  # with `python -m` there is none yet
-    return sys.argv[:1] == ["-m"] or (program is not None and Path(program).resolve().is_relative_to(Path(__file__).resolve().parents[1]))
+    return sys.argv[:1] == ["-m"] or (
+        program is not None and Path(program).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+    )
 
 
 if is_ours():
     sys.excepthook = excepthook
 
-# The first import of the package is the first line a user sees: say what is supported instead of failing later in a wheel.
+# The first import of the package is the first line a user sees: say what is supported instead of failing
+# later in a wheel.
 SUPPORTED = "nanotriton runs on Linux x86-64 with Python 3.11 to 3.14"
 if sys.platform != "linux" or platform.machine() != "x86_64":
     raise SystemExit(
@@ -47,8 +50,12 @@ if sys.platform != "linux" or platform.machine() != "x86_64":
 if not (3, 11) <= sys.version_info[:2] <= (3, 14):
     raise SystemExit(f"{SUPPORTED}; this is Python {platform.python_version()}")
 if missing := [name for name in ("torch", "triton") if find_spec(name) is None]:
-    raise SystemExit(f"{SUPPORTED}; {' and '.join(missing)} can't be imported here: pip install -r requirements.txt")
+    raise SystemExit(
+        f"{SUPPORTED}; {' and '.join(missing)} can't be imported here: pip install -r requirements.txt"
+    )
 
-# Read by OpenMP (torch's on Linux is GNU's) when torch is imported: how often a thread looks for the others' end before it sleeps. By
-# default it is so often that a training step on two cores, one of which somebody else wants too, takes 25 times as long.
+# Read by OpenMP (torch's on Linux is GNU's) when torch is imported: how often a thread looks for the others'
+# end before it sleeps. By
+# default it is so often that a training step on two cores, one of which somebody else wants too, takes 25
+# times as long.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

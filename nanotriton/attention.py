@@ -4,7 +4,8 @@
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
 Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen` (torch.nn.attention.varlen),
-`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision; `sdpa` is everything else.
+`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision, for head sizes that are multiples of 8 up
+to WIDEST; `sdpa` is everything else.
 """
 
 import functools
@@ -19,19 +20,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BACKENDS = ("flash2", "flash4", "varlen", "sdpa")
+WIDEST = {"flash2": 256, "flash4": 128, "varlen": 256}  # flash4 takes more on some cards and in some versions
 MAX_PADDING = 0.25  # sdpa pads a sequence to at most 1 / (1 - this) of its length
 
 
-def packed(cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def packed(
+    cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None
+) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
     """Causal attention for sequences packed end to end, scale 1 / sqrt(D), grouped heads where Hkv divides H.
 
     cu_seqlens [B + 1] int32: sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]. `backend` forces one of BACKENDS;
     RuntimeError if it can't run here. Results are the same within the dtype.
     """
-    sdpa = functools.cache(lambda: _PaddedGroups(cu_seqlens.tolist(), cu_seqlens.device))  # syncs: only if it is used
+    # syncs: only if it is used
+    sdpa = functools.cache(lambda: _PaddedGroups(cu_seqlens.tolist(), cu_seqlens.device))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kernel = select(q.device.type, q.dtype, backend)
+        kernel = select(q.device.type, q.dtype, backend, q.shape[2])
         if kernel is None:
             return sdpa()(q, k, v)
         return kernel(q, k, v, cu_seqlens, max_seqlen)
@@ -40,29 +45,57 @@ def packed(cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None) -> C
 
 
 @functools.cache
-def select(device: str, dtype: torch.dtype, backend: str | None = None) -> Callable | None:
+def select(
+    device: str, dtype: torch.dtype, backend: str | None = None, head_dim: int = 128
+) -> Callable | None:
     """The kernel for packed sequences, or None for sdpa. Says once, on stderr, what a GPU run uses."""
     if backend not in (None, *BACKENDS):
         raise RuntimeError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
     if backend == "sdpa":
         return None
-    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        if backend is not None:
-            raise RuntimeError(f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}")
-        return None
+    half = device == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if backend is None:
+        return _first(head_dim) if half else None
+    if not half:
+        raise RuntimeError(
+            f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}"
+        )
+    if not _takes(backend, head_dim):
+        raise RuntimeError(
+            f"attention backend {backend} takes head sizes that are multiples of 8 up to {WIDEST[backend]}, not {head_dim}"
+        )
+    kernel, reason = _load(backend)
+    if kernel is None:
+        raise RuntimeError(f"attention backend {backend} does not import: {reason}")
+    return kernel
+
+
+def _first(head_dim: int) -> Callable | None:
+    """The kernel of the first backend that takes such heads and can be loaded."""
     reasons = []
-    for name in BACKENDS[:-1] if backend is None else (backend,):
-        try:
-            kernel = LOADERS[name]()
-        except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another torch
-            reasons.append(f"{name}: {error}")
-            continue
-        _say(f"attention: {name}")
-        return kernel
-    if backend is not None:
-        raise RuntimeError(f"attention backend {backend} does not import: {reasons[0]}")
+    for name in BACKENDS[:-1]:
+        kernel, reason = (
+            _load(name) if _takes(name, head_dim) else (None, f"{name}: not for heads of {head_dim}")
+        )
+        if kernel is not None:
+            return kernel
+        reasons.append(reason)
     _say(f"attention: sdpa ({'; '.join(reasons)})")
     return None
+
+
+def _takes(backend: str, head_dim: int) -> bool:
+    return head_dim % 8 == 0 and head_dim <= WIDEST[backend]
+
+
+def _load(backend: str) -> tuple[Callable | None, str]:
+    """(the kernel, or None; why)."""
+    try:
+        kernel = LOADERS[backend]()
+    except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another torch
+        return None, f"{backend}: {error}"
+    _say(f"attention: {backend}")
+    return kernel, ""
 
 
 def _say(line: str) -> None:
@@ -84,8 +117,15 @@ def _load_flash4() -> Callable:
 
 def _flash(kernel: Callable, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     out = kernel(
-        q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=longest, max_seqlen_k=longest, causal=True
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        causal=True,
+    )
     return out[0] if isinstance(out, tuple) else out  # FA4 returns its log-sum-exp too
 
 
@@ -95,7 +135,8 @@ def _load_varlen() -> Callable:
     parameters = inspect.signature(varlen_attn).parameters
     if "window_size" not in parameters:
         raise ImportError("torch.nn.attention.varlen has no window_size; torch 2.11 or later has")
-    gqa = {"enable_gqa": True} if "enable_gqa" in parameters else {}  # 2.11 takes grouped heads without asking
+    # 2.11 takes grouped heads without asking
+    gqa = {"enable_gqa": True} if "enable_gqa" in parameters else {}
 
     def varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
         return varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, window_size=(-1, 0), **gqa)
@@ -131,7 +172,8 @@ class _PaddedGroups:
             take.append(start + torch.arange(m).clamp_(max=length - 1))
             back[start : start + length] = at + torch.arange(length)
             at += m
-        self.take, self.back = torch.cat(take).to(device), back.to(device)  # packed row of each padded one, and back
+        # packed row of each padded one, and back
+        self.take, self.back = torch.cat(take).to(device), back.to(device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.rectangle:
@@ -142,7 +184,8 @@ class _PaddedGroups:
 
     @staticmethod
     def _sdpa(q: Tensor, k: Tensor, v: Tensor, count: int, longest: int) -> Tensor:
-        q, k, v = (x.view(count, longest, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))  # [b, heads, longest, D]
+        # [b, heads, longest, D]
+        q, k, v = (x.view(count, longest, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2).reshape(count * longest, *q.shape[1::2])
 

@@ -31,7 +31,15 @@ from torch.distributed.tensor import DTensor
 
 from nanotriton.world import World
 
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64", torch.int8: "I8", torch.uint8: "U8"}
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 class CheckpointError(RuntimeError):
@@ -72,9 +80,14 @@ class Checkpointer:
         self.pending: tuple[Writer, Path, Path, bool] | None = None
 
     def save(
-        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], best: bool = False,
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: dict[str, Any],
+        best: bool = False,
         background: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same on every rank.
 
         With background=True this returns when all is copied to host memory; a thread writes it, and finish() makes it
@@ -146,20 +159,26 @@ class Checkpointer:
         if troubles:
             if cleanup and self.world.is_main:
                 shutil.rmtree(cleanup, ignore_errors=True)
-            raise CheckpointError(f"checkpoint not written, the previous one is whole: {self.folder}: {troubles[0]}")
+            raise CheckpointError(
+                f"checkpoint not written, the previous one is whole: {self.folder}: {troubles[0]}"
+            )
 
     def steps(self) -> list[Path]:
         """The complete checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("step-*") if p.suffix != ".tmp")
 
-    def load_latest(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]] | None:
+    def load_latest(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[int, dict[str, Any]] | None:
         """Restore the newest checkpoint -> (step, the caller's state), or None where there is none."""
         self.finish()
         self.world.barrier()
         found = self.steps()
         return self.load(found[-1], model, optimizer) if found else None
 
-    def load(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
+    def load(
+        self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[int, dict[str, Any]]:
         """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it doesn't fit.
 
         With another number of ranks each takes the random states of one of the old ones; nothing that matters is drawn
@@ -169,21 +188,26 @@ class Checkpointer:
             row = json.loads((folder / "state.json").read_text())
             with ExitStack() as stack:
                 files = [
-                    stack.enter_context(safe_open(folder / f"rank-{r:03d}-of-{row['ranks']:03d}.safetensors", "pt"))
+                    stack.enter_context(
+                        safe_open(folder / f"rank-{r:03d}-of-{row['ranks']:03d}.safetensors", "pt")
+                    )
                     for r in range(row["ranks"])
                 ]
                 fill(model, optimizer, files)
             twin = self.world.rank % row["ranks"]
             states = json.loads((folder / f"rank-{twin:03d}-of-{row['ranks']:03d}.json").read_text())
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise CheckpointError(f"{folder} can't be read ({error}); delete it to continue from the one before") from None
+            raise CheckpointError(
+                f"{folder} can't be read ({error}); delete it to continue from the one before"
+            ) from None
         for group, saved in zip(optimizer.param_groups, row["optimizer"]):
             group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
         set_random_states(states)
         return row["step"], row["state"]
 
 
-# ---- parameters and moments by name ----------------------------------------------------------------------------------
+# ---- parameters and moments by name
+# ----------------------------------------------------------------------------------
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """(name, this rank's part) of every parameter and of every tensor that the optimizer keeps for it."""
     for module in model.modules():
@@ -210,7 +234,9 @@ def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     for name, p in names.items():
         copy_rows(p, f"model.{name}", files)
-        keys = [s.split(".", 1)[0] for s in saved if s.split(".", 1)[1] == name and not s.startswith("model.")]
+        keys = [
+            s.split(".", 1)[0] for s in saved if s.split(".", 1)[1] == name and not s.startswith("model.")
+        ]
         empty = optimizer.empty_state(p) if keys and hasattr(optimizer, "empty_state") else {}
         for key in keys:
             if key == "step":  # a scalar, the same on every rank; the fused kernel wants it on the device
@@ -239,7 +265,8 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
         raise ValueError(f"{name} has {at} rows and not {x.shape[0]}")
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files
+# -----------------------------------------------------------------------------------------------------------
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
     """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this returns."""
     header, at = {}, 0
@@ -276,7 +303,8 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_suffix(".old.tmp")))
 
 
-# ---- random states ---------------------------------------------------------------------------------------------------
+# ---- random states
+# ---------------------------------------------------------------------------------------------------
 def random_states() -> dict[str, Any]:
     """The states of Python's, NumPy's, torch's and this process's CUDA generator, as JSON types."""
     kind, keys, *rest = np.random.get_state()

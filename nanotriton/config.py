@@ -1,4 +1,4 @@
-"""A documented dataclass is the command line: every field is a flag, its trailing comment is its help.
+"""A documented dataclass is the command line: every field is a flag, its comment is its help.
 
     @dataclass
     class Config:
@@ -11,13 +11,14 @@
 A user's mistake ends in one line that names what is accepted, and exit code 2.
 """
 
+import ast
 import dataclasses
 import difflib
 import math
 import operator
 import os
-import re
 import sys
+import textwrap
 import types
 import typing
 from inspect import getsource
@@ -61,8 +62,19 @@ def writable(path: str) -> None:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """Field name -> its trailing comment, read from the class's own source (a field is one line)."""
-    return dict(re.findall(r"^\s+(\w+)\s*:.*?#\s*(.*)$", getsource(cls), flags=re.MULTILINE))
+    """Field name -> its help, read from the class's own source: the comment lines above the field, then its trailing comment."""
+    lines = textwrap.dedent(getsource(cls)).splitlines()
+    found = {}
+    for node in ast.parse("\n".join(lines)).body[0].body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        first = node.lineno - 1
+        while lines[first - 1].strip().startswith("#"):
+            first -= 1
+        above = lines[first : node.lineno - 1]
+        trailing = [line.partition("  #")[2] for line in lines[node.lineno - 1 : node.end_lineno]]
+        found[node.target.id] = " ".join(filter(None, (text.strip(" #") for text in above + trailing)))
+    return found
 
 
 def unwrap(kind: Any) -> tuple[Any, list[str], bool]:
@@ -73,7 +85,9 @@ def unwrap(kind: Any) -> tuple[Any, list[str], bool]:
         if typing.get_origin(kind) is typing.Annotated:
             kind, *more = typing.get_args(kind)
             limits += more
-        elif typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(kind):
+        elif typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(
+            kind
+        ):
             kind = next(a for a in typing.get_args(kind) if a is not type(None))
             optional = True
         else:
@@ -131,13 +145,19 @@ def help_text(cls: type) -> str:
         default = f.default if f.default is not dataclasses.MISSING else f.default_factory()
         if kind is bool:
             flag += f" / --no-{f.name.replace('_', '-')}"
-        accepts = ", ".join(map(str, typing.get_args(kind))) if typing.get_origin(kind) is Literal else " and ".join(limits)
+        accepts = (
+            ", ".join(map(str, typing.get_args(kind)))
+            if typing.get_origin(kind) is Literal
+            else " and ".join(limits)
+        )
         note = notes.get(f.name, "") + (f" [{accepts}]" if accepts else "")
         lines.append(f"  {flag:34s} {note} (default: {show(default) or 'empty'})")
     return "\n".join(lines)
 
 
-def parse(cls: type, argv: list[str] | None = None, presets: dict[str, dict[str, dict[str, Any]]] | None = None) -> Any:
+def parse(
+    cls: type, argv: list[str] | None = None, presets: dict[str, dict[str, dict[str, Any]]] | None = None
+) -> Any:
     """Build `cls` from the command line (sys.argv by default); prints help or one line of error, and exits.
 
     `presets` maps a flag to {its value: {field: new default}}, "*" being any that isn't empty:
@@ -171,7 +191,9 @@ def read(cls: type, argv: list[str]) -> dict[str, Any]:
     while rest:
         flag, equals, text = rest.pop(0).partition("=")
         if not flag.startswith("--"):
-            raise ConfigError(f"{flag or repr(flag)}: an option is expected here; they start with --, and --help lists them")
+            raise ConfigError(
+                f"{flag or repr(flag)}: an option is expected here; they start with --, and --help lists them"
+            )
         name = flag[2:].replace("-", "_")
         if negated := name.startswith("no_") and unwrap(fields.get(name[3:], str))[0] is bool:
             name = name[3:]

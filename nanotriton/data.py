@@ -27,7 +27,10 @@ class Batch:
     rows: torch.Tensor  # [N] int64, the sequence it belongs to
 
     def to(self, device: torch.device | str) -> "Batch":
-        moved = {k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v for k, v in vars(self).items()}
+        moved = {
+            k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v
+            for k, v in vars(self).items()
+        }
         return Batch(**moved)
 
 
@@ -39,7 +42,9 @@ def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
     ids, positions, where, targets, rows, cu = [], [], [], [], [], [0]
     for row, (prompt, completion) in enumerate(sequences):
         if not prompt:
-            raise ValueError(f"sequence {row} has an empty prompt: its first token would have nothing to be predicted from")
+            raise ValueError(
+                f"sequence {row} has an empty prompt: its first token would have nothing to be predicted from"
+            )
         start = len(ids)
         ids += prompt + completion
         positions += range(len(prompt) + len(completion))
@@ -49,7 +54,10 @@ def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
         cu.append(len(ids))
     longest = max(b - a for a, b in pairwise(cu))
     return Batch(
-        *map(torch.tensor, (ids, positions)), torch.tensor(cu, dtype=torch.int32), longest, *map(torch.tensor, (where, targets, rows))
+        *map(torch.tensor, (ids, positions)),
+        torch.tensor(cu, dtype=torch.int32),
+        longest,
+        *map(torch.tensor, (where, targets, rows)),
     )
 
 

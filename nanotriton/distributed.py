@@ -34,21 +34,31 @@ from nanotriton.world import World
 T = TypeVar("T")
 
 
-# ---- parameters ------------------------------------------------------------------------------------------------------
+# ---- parameters
+# ------------------------------------------------------------------------------------------------------
 def check_optimizer(optimizer: str, world: World) -> None:
     """ConfigError for what can't be: call it before anything else is done."""
     if optimizer == "adam8" and world.world_size > 1:
-        raise ConfigError(f"--optimizer adam8 is for one process (bf16 parameters, not sharded); with {world.world_size} use adamw")
+        raise ConfigError(
+            f"--optimizer adam8 is for one process (bf16 parameters, not sharded); with {world.world_size} use adamw"
+        )
 
 
-def load(folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: float = 0) -> tuple[Transformer, ModelConfig]:
+def load(
+    folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: float = 0
+) -> tuple[Transformer, ModelConfig]:
     """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its rows only.
 
     optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). tokens of a microbatch and bf16 copies of the
     model on each GPU beside this one (the sampler's: 1, the reference's: 1 / ranks) decide what is kept and what is made again, see plan().
     """
     config = load_config(folder)
-    model = empty(config, world, torch.bfloat16 if optimizer == "adam8" else torch.float32, *plan(config, world, optimizer, tokens, copies))
+    model = empty(
+        config,
+        world,
+        torch.bfloat16 if optimizer == "adam8" else torch.float32,
+        *plan(config, world, optimizer, tokens, copies),
+    )
     fill(model, folder)
     return model, config
 
@@ -61,7 +71,12 @@ def load_reference(folder: str, world: World) -> Transformer:
 
 
 def empty(
-    config: ModelConfig, world: World, dtype: torch.dtype, reshard: bool = False, recompute: bool = False, defer: bool = False
+    config: ModelConfig,
+    world: World,
+    dtype: torch.dtype,
+    reshard: bool = False,
+    recompute: bool = False,
+    defer: bool = False,
 ) -> Transformer:
     """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so that no rank ever
     holds it whole."""
@@ -71,7 +86,9 @@ def empty(
     return shard(model, world, reshard, defer).to_empty(device=world.device)
 
 
-def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0) -> tuple[bool, bool, bool]:
+def plan(
+    config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0
+) -> tuple[bool, bool, bool]:
     """(gather layers for every pass, recompute activations, defer the root's gradients): what this model and microbatch need to fit in
     `memory` bytes (0: the GPU's; on a CPU nothing is needed), and what there is room for.
 
@@ -90,11 +107,16 @@ def plan(config: ModelConfig, world: World, optimizer: str, tokens: int, copies:
     if not memory and world.device.type != "cuda":
         return False, False, False
     memory = memory or torch.cuda.get_device_properties(world.device).total_memory
-    width, layers, matrices = config.hidden_size, config.num_hidden_layers, config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    width, layers, matrices = (
+        config.hidden_size,
+        config.num_hidden_layers,
+        config.head_dim * (config.num_attention_heads + config.num_key_value_heads),
+    )
     layer = 2 * width * matrices + 3 * width * config.intermediate_size
     embedding = config.vocab_size * width
     parameters = layers * layer + embedding * (1 if config.tie_word_embeddings else 2)
-    of_token = 2 * (5 * width + 3 * matrices + 3 * config.intermediate_size)  # what a layer saves: see the attributes of its functions
+    # what a layer saves: see the attributes of its functions
+    of_token = 2 * (5 * width + 3 * matrices + 3 * config.intermediate_size)
     state = parameters * (6 if optimizer == "adam8" else 16 / world.world_size) + 2 * parameters * copies
     state += 6 * embedding + 1.25e9 + 0.1 * memory  # the head; fragments, NCCL, CUDA contexts, the executor
     kept, again = layers * of_token * tokens, (2 * width * layers + of_token) * tokens
@@ -116,7 +138,8 @@ def shard(model: nn.Module, world: World, reshard: bool = False, defer: bool = F
     cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
     """
     model.compute_dtype = world.dtype
-    model.inv_freq = model.inv_freq.to(world.device)  # here and not in the first forward, which may be the sampler's inference mode
+    # here and not in the first forward, which may be the sampler's inference mode
+    model.inv_freq = model.inv_freq.to(world.device)
     if world.world_size > 1:
         fsdp(model, world, reshard, defer)
     return model
@@ -150,7 +173,9 @@ def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
         for module in sharded(model):
             module.set_is_last_backward(last)
             module.set_reshard_after_backward(last or model.reshard_every_pass, recurse=False)
-            module.set_requires_gradient_sync(last or module is not model or not model.defer_root, recurse=False)
+            module.set_requires_gradient_sync(
+                last or module is not model or not model.defer_root, recurse=False
+            )
         yield part
 
 
@@ -187,11 +212,14 @@ def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:
     for rank, other in enumerate(world.gather(digests)):
         wrong = [name for name in digests if other.get(name) != digests[name]]
         if wrong:
-            raise RuntimeError(f"ranks {world.rank} and {rank} hold different parameters, first {wrong[0]} ({len(wrong)} in all)")
+            raise RuntimeError(
+                f"ranks {world.rank} and {rank} hold different parameters, first {wrong[0]} ({len(wrong)} in all)"
+            )
     return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
 
 
-# ---- one optimizer step ----------------------------------------------------------------------------------------------
+# ---- one optimizer step
+# ----------------------------------------------------------------------------------------------
 def balance(lengths: Sequence[int], max_tokens: int, world: World = World()) -> list[list[int]]:
     """Sequences of these lengths -> microbatches (lists of their indices), the same number of them on every rank.
 
@@ -252,7 +280,12 @@ def adamw(
 def moments_to_come(optimizer: torch.optim.Optimizer) -> int:
     """Bytes that the first step will allocate on this rank and keep: moments of parameters that have none yet."""
     each = 2 if isinstance(optimizer, AdamW8bit) else 8
-    return sum(local(p).numel() * each for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p))
+    return sum(
+        local(p).numel() * each
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if not optimizer.state.get(p)
+    )
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:

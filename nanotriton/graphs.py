@@ -40,7 +40,10 @@ def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[l
     """Start the copy to the host now; the returned function waits for it, and not for what was launched since."""
     if not tokens.is_cuda:
         return lambda: (tokens.tolist(), logprobs.tolist())
-    host = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True) for x in (tokens, logprobs)]
+    host = [
+        torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+        for x in (tokens, logprobs)
+    ]
     done = torch.cuda.Event()
     done.record()
 
@@ -62,12 +65,20 @@ def bucket(rows: int, largest: int) -> int:
 class Layout:
     """Where each input of a padded step is in one buffer of bytes. Padding rows write to the scratch page and read nothing."""
 
-    def __init__(self, rows: int, tiles: int, per_tile: int, restricted: bool, spare_slot: int, scratch_page: int):
+    def __init__(
+        self, rows: int, tiles: int, per_tile: int, restricted: bool, spare_slot: int, scratch_page: int
+    ):
         fields = {  # name: (dtype, shape, padding)
-            "slot": (np.int64, (rows,), spare_slot), "position": (np.int64, (rows,), 0), "u": (np.float64, (rows,), 0.0),
-            "temperature": (np.float32, (rows,), 0.0), "tail_len": (np.int32, (rows,), 0), "page": (np.int32, (rows,), scratch_page),
-            "tile_group": (np.int32, (tiles,), 0), "tile_len": (np.int32, (tiles,), 0), "tile_rows": (np.int32, (tiles, per_tile), -1),
-        }  # fmt: skip
+            "slot": (np.int64, (rows,), spare_slot),
+            "position": (np.int64, (rows,), 0),
+            "u": (np.float64, (rows,), 0.0),
+            "temperature": (np.float32, (rows,), 0.0),
+            "tail_len": (np.int32, (rows,), 0),
+            "page": (np.int32, (rows,), scratch_page),
+            "tile_group": (np.int32, (tiles,), 0),
+            "tile_len": (np.int32, (tiles,), 0),
+            "tile_rows": (np.int32, (tiles, per_tile), -1),
+        }
         if restricted:
             fields |= {"top_k": (np.int32, (rows,), 0), "top_p": (np.float32, (rows,), 1.0)}
         self.fields, self.size = {}, 0
@@ -100,9 +111,19 @@ class Graphs:
     it uses, which is the only entry that can be new. `step(inputs, tail_table, prefix_table)` is what is captured.
     """
 
-    def __init__(self, step: Callable, max_batch: int, width: int, page_size: int, per_tile: int, device: torch.device):
-        self.step, self.max_batch, self.page_size, self.per_tile, self.device = step, max_batch, page_size, per_tile, device
-        self.tail_table, self.prefix_table = torch.zeros(2, max_batch + 1, width, dtype=torch.int32, device=device)
+    def __init__(
+        self, step: Callable, max_batch: int, width: int, page_size: int, per_tile: int, device: torch.device
+    ):
+        self.step, self.max_batch, self.page_size, self.per_tile, self.device = (
+            step,
+            max_batch,
+            page_size,
+            per_tile,
+            device,
+        )
+        self.tail_table, self.prefix_table = torch.zeros(
+            2, max_batch + 1, width, dtype=torch.int32, device=device
+        )
         self.side = torch.cuda.Stream(device)
         self.clear()
 
@@ -119,7 +140,9 @@ class Graphs:
         ):
             mine[upload(lines, self.device)] = upload(host[lines], self.device)
 
-    def run(self, arrays: dict[str, np.ndarray], scratch_page: int) -> Callable[[], tuple[list[int], list[float]]]:
+    def run(
+        self, arrays: dict[str, np.ndarray], scratch_page: int
+    ) -> Callable[[], tuple[list[int], list[float]]]:
         """Replay the step for these inputs, capturing it first if its bucket is new -> a reader of its rows."""
         rows, (tiles, per_tile) = len(arrays["slot"]), arrays["tile_rows"].shape
         padded = bucket(rows, self.max_batch)

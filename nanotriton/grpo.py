@@ -32,13 +32,19 @@ CLIP = {
     "gspo": (3e-4, 4e-4),  # arXiv 2507.18071: of a sequence's geometric mean, hence so narrow
 }
 PER_SEQUENCE = {"grpo", "gspo"}  # mean over sequences of the mean over tokens; the others sum over tokens
-MAX_LOG_RATIO = 20.0  # exp(20) = 5e8. Past it the ratio is constant: an infinite one makes 0 * inf = NaN in the backward
+# exp(20) = 5e8. Past it the ratio is constant: an infinite one makes 0 * inf = NaN in the backward
+MAX_LOG_RATIO = 20.0
 
 
-# ---- advantages ------------------------------------------------------------------------------------------------------
+# ---- advantages
+# ------------------------------------------------------------------------------------------------------
 def advantages(
-    rewards: Sequence[float | None], group_ids: Sequence[int], kind: str = "mean_std", eps: float = 1e-6, std_floor: float = 0.0
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rewards: Sequence[float | None],
+    group_ids: Sequence[int],
+    kind: str = "mean_std",
+    eps: float = 1e-6,
+    std_floor: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """How much better a sample is than its group -> (advantage [B] float64, spread [B] bool).
 
         mean      A = R - mean(R)                                      Dr. GRPO, arXiv 2503.20783
@@ -59,8 +65,11 @@ def advantages(
     valid = ~r.isnan()
     _, group = torch.unique(torch.as_tensor(group_ids), return_inverse=True)
 
-    def per_group(x: Tensor, reduce: str = "sum") -> Tensor:  # [B] -> [B]: what x's valid members of the group make
-        return x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)[group]
+    # [B] -> [B]: what x's valid members of the group make
+    def per_group(x: Tensor, reduce: str = "sum") -> Tensor:
+        return x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)[
+            group
+        ]
 
     n = per_group(torch.ones_like(r))
     spread = valid & (per_group(r, "amax") > per_group(r, "amin"))
@@ -75,7 +84,8 @@ def advantages(
     raise ValueError(f"unknown advantage {kind!r}: mean_std, mean or rloo")
 
 
-# ---- the normaliser and the sum over tokens --------------------------------------------------------------------------
+# ---- the normaliser and the sum over tokens
+# --------------------------------------------------------------------------
 def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | None = None) -> Tensor:
     """What a microbatch adds to the loss's denominator -> scalar float64. Sum it over every microbatch of every rank.
 
@@ -95,7 +105,9 @@ def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | N
     return (_lengths(mask, seq_ids) > 0).sum().double() * (max_length if kind == "dr_grpo" else 1)
 
 
-def aggregate(values: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor | float, kind: str = "dapo") -> Tensor:
+def aggregate(
+    values: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor | float, kind: str = "dapo"
+) -> Tensor:
     """This microbatch's share of a loss term: per-token values [T] -> scalar, divided by the normaliser. All masked: 0.
     sum_t m_t v_t / normalizer; for grpo and gspo sum_i (sum_{t in i} m_t v_t / n_i) / normalizer."""
     _check(kind)
@@ -109,7 +121,9 @@ def aggregate(values: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor 
 def _lengths(mask: Tensor, seq_ids: Tensor) -> Tensor:
     """Unmasked tokens of each sequence, [B] int64."""
     sequences = int(seq_ids.max()) + 1 if len(seq_ids) else 0
-    return torch.zeros(sequences, dtype=torch.long, device=mask.device).index_add_(0, seq_ids, mask.bool().long())
+    return torch.zeros(sequences, dtype=torch.long, device=mask.device).index_add_(
+        0, seq_ids, mask.bool().long()
+    )
 
 
 def _check(kind: str) -> None:
@@ -117,12 +131,21 @@ def _check(kind: str) -> None:
         raise ValueError(f"unknown loss {kind!r}: {', '.join(CLIP)}")
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------------
+# ---- the loss
+# --------------------------------------------------------------------------------------------------------
 def policy_loss(
-    logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor | float,
-    kind: str = "dapo", clip_low: float | None = None, clip_high: float | None = None, dual_clip: float | None = None,
+    logp: Tensor,
+    old: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    seq_ids: Tensor,
+    normalizer: Tensor | float,
+    kind: str = "dapo",
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
     weight: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy-gradient loss of a microbatch, to minimise -> (scalar, statistics for summarize()).
 
         grpo, dapo, dr_grpo   -min(r A, clip(r, 1 - low, 1 + high) A)       PPO's, arXiv 1707.06347; they differ in count()
@@ -140,7 +163,9 @@ def policy_loss(
     tensor(0.1100)
     """
     _check(kind)
-    low, high = (default if given is None else given for given, default in zip((clip_low, clip_high), CLIP[kind]))
+    low, high = (
+        default if given is None else given for given, default in zip((clip_low, clip_high), CLIP[kind])
+    )
     mask = mask.bool()
     advantage = advantage.to(logp.dtype)
     log_ratio = torch.where(mask, logp - old.to(logp.dtype), 0.0)
@@ -149,7 +174,8 @@ def policy_loss(
         lengths = _lengths(mask, seq_ids)
         total = log_ratio.detach().new_zeros(len(lengths)).index_add_(0, seq_ids, log_ratio.detach())
         mean = (total / lengths.clamp(min=1))[seq_ids]
-        log_ratio = mean + log_ratio - log_ratio.detach()  # the value is the sequence's, the gradient the token's own
+        # the value is the sequence's, the gradient the token's own
+        log_ratio = mean + log_ratio - log_ratio.detach()
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped = ratio.clamp(1 - low, 1 + high)
     if kind == "cispo":
@@ -193,7 +219,13 @@ def kl(logp: Tensor, ref: Tensor, mask: Tensor, kind: str = "k3", old: Tensor | 
 
 
 def mismatch(
-    old: Tensor | None, rollout: Tensor, mask: Tensor, seq_ids: Tensor, mode: str = "bypass", high: float = 2.0, low: float = 0.0
+    old: Tensor | None,
+    rollout: Tensor,
+    mask: Tensor,
+    seq_ids: Tensor,
+    mode: str = "bypass",
+    high: float = 2.0,
+    low: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """The sampler's probabilities are not quite the trainer's: what to do -> (old [T], weight [T] or None) for policy_loss.
 
@@ -238,9 +270,10 @@ def ratio_stats(logp: Tensor, other: Tensor, mask: Tensor, prefix: str = "") -> 
 
 
 def summarize(
-    parts: Sequence[dict[str, Tensor]], all_sum: Callable[[Tensor], Tensor] = lambda x: x,
+    parts: Sequence[dict[str, Tensor]],
+    all_sum: Callable[[Tensor], Tensor] = lambda x: x,
     all_max: Callable[[Tensor], Tensor] = lambda x: x,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Statistics of a step from those of its microbatches: means over all tokens of all ranks, maxima (`..._max`), and the
     number of tokens. Every rank calls it with at least one part; all_sum and all_max are World's."""
     keys = list(parts[0])
@@ -248,10 +281,15 @@ def summarize(
     sums, peaks = all_sum(table.sum(0)).tolist(), all_max(table.amax(0)).tolist()
     tokens = max(sums[keys.index("tokens")], 1.0)
     mean = {k: s / tokens for k, s in zip(keys, sums)}
-    return mean | {k: p for k, p in zip(keys, peaks) if k.endswith("_max")} | {"tokens": sums[keys.index("tokens")]}
+    return (
+        mean
+        | {k: p for k, p in zip(keys, peaks) if k.endswith("_max")}
+        | {"tokens": sums[keys.index("tokens")]}
+    )
 
 
-# ---- lengths, and groups that teach nothing --------------------------------------------------------------------------
+# ---- lengths, and groups that teach nothing
+# --------------------------------------------------------------------------
 def soft_overlong(length: int, max_length: int, cache: int) -> float:
     """DAPO's soft overlong punishment, added to the reward: 0, then linear to -1 at the limit (arXiv 2503.14476, eq. 13).
 
@@ -264,7 +302,12 @@ def soft_overlong(length: int, max_length: int, cache: int) -> float:
 
 
 def truncation(
-    rewards: Sequence[float | None], lengths: Sequence[int], cut: Sequence[bool], policy: str, max_length: int, cache: int = 0
+    rewards: Sequence[float | None],
+    lengths: Sequence[int],
+    cut: Sequence[bool],
+    policy: str,
+    max_length: int,
+    cache: int = 0,
 ) -> list[float | None]:
     """Rewards after the stated policy on long answers. cut[i]: the answer hit max_length without an end token.
 
@@ -280,7 +323,9 @@ def truncation(
     if policy == "mask":
         return [None if c else r for r, c in zip(rewards, cut)]
     if policy == "soft":
-        return [None if r is None else r + soft_overlong(n, max_length, cache) for r, n in zip(rewards, lengths)]
+        return [
+            None if r is None else r + soft_overlong(n, max_length, cache) for r, n in zip(rewards, lengths)
+        ]
     raise ValueError(f"unknown truncation policy {policy!r}: keep, mask or soft")
 
 
@@ -300,5 +345,7 @@ def dynamic_sampling(
         if not groups:
             break
         drawn += len(groups)
-        kept += [g for g, rewards in groups if len({r for r in rewards if r is not None and not isnan(r)}) > 1]
+        kept += [
+            g for g, rewards in groups if len({r for r in rewards if r is not None and not isnan(r)}) > 1
+        ]
     return kept[:want], drawn

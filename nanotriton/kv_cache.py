@@ -20,7 +20,9 @@ class PagePool:
         ids = np.flatnonzero(free)[:count] if count != 1 else free.argmax()[None]
         if top:
             ids = len(self.free) - 1 - ids
-        assert self.available >= count and self.free[ids].all(), "the scheduler took more pages than there are"
+        assert self.available >= count and self.free[ids].all(), (
+            "the scheduler took more pages than there are"
+        )
         self.free[ids] = False
         self.available -= count
         return ids
@@ -38,7 +40,15 @@ class KVCache:
     positions are multiplied by 0 and 0 x NaN is NaN. On CUDA it comes back at the same address after a release.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
         self.layers, self.dtype, self.device = layers, dtype, device
         self.page_shape = (kv_heads, page_size, head_dim)
         self.page_bytes = layers * 2 * kv_heads * page_size * head_dim * dtype.itemsize
@@ -51,7 +61,9 @@ class KVCache:
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
-            raise MemoryError(f"a KV budget of {budget / 2**20:.1f} MiB holds no page; at least {(2 * self.page_bytes + slack) / 2**20:.1f} MiB are needed")
+            raise MemoryError(
+                f"a KV budget of {budget / 2**20:.1f} MiB holds no page; at least {(2 * self.page_bytes + slack) / 2**20:.1f} MiB are needed"
+            )
         self.memory = None
         self.resume()
 

@@ -25,7 +25,16 @@ def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
     kw |= {"leave": False, "disable": os.environ.get("RANK", "0") != "0"}
     if sys.stderr.isatty():
         return tqdm(items, dynamic_ncols=True, **kw)
-    return tqdm(items, file=Lines(), position=0, mininterval=EVERY, miniters=1, delay=EVERY, bar_format="{desc}: {n_fmt} of {total_fmt} in {elapsed}", **kw)
+    return tqdm(
+        items,
+        file=Lines(),
+        position=0,
+        mininterval=EVERY,
+        miniters=1,
+        delay=EVERY,
+        bar_format="{desc}: {n_fmt} of {total_fmt} in {elapsed}",
+        **kw,
+    )
 
 
 class Lines:
@@ -46,7 +55,7 @@ def show(value: Any) -> str:
 
 
 class Log:
-    """The trace of one run, written by the main rank only (other ranks call the same methods, which do nothing)."""
+    """The trace of one run, written by the main rank only (on other ranks the same methods do nothing)."""
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
@@ -60,7 +69,10 @@ class Log:
 
     def position(self) -> dict[str, int]:
         """Sizes of the files in bytes, to be kept in a checkpoint."""
-        return {name: (self.folder / name).stat().st_size if (self.folder / name).exists() else 0 for name in FILES}
+        return {
+            name: (self.folder / name).stat().st_size if (self.folder / name).exists() else 0
+            for name in FILES
+        }
 
     def rewind(self, position: dict[str, int], step: int = 0) -> dict:
         """Cut the files back to what they were at the checkpoint of this step, but leave a measurement that was made there and ended
@@ -68,9 +80,16 @@ class Log:
         if not self.main:
             return {}
         rows, measured = {name: self.lines(name, position.get(name, 0)) for name in FILES}, {}
-        if rows["metrics.jsonl"] and (first := json.loads(rows["metrics.jsonl"][0]))["step"] == step and "/" in first["stage"]:
+        if (
+            rows["metrics.jsonl"]
+            and (first := json.loads(rows["metrics.jsonl"][0]))["step"] == step
+            and "/" in first["stage"]
+        ):
             measured = first
-            kept = takewhile(lambda line: (row := json.loads(line))["step"] == step and row["split"] != "train", rows["samples.jsonl"])
+            kept = takewhile(
+                lambda line: (row := json.loads(line))["step"] == step and row["split"] != "train",
+                rows["samples.jsonl"],
+            )
             sizes = {"metrics.jsonl": len(rows["metrics.jsonl"][0]), "samples.jsonl": sum(map(len, kept))}
             position = {name: position.get(name, 0) + sizes[name] for name in FILES}
         for name, size in self.position().items():
@@ -91,12 +110,23 @@ class Log:
             with open(self.folder / name, "a", encoding="utf-8") as f:
                 f.write("".join(json.dumps(row) + "\n" for row in rows))
 
-    def step(self, stage: str, step: int, of: int, seconds: dict[str, float], show_keys: Iterable[str], **numbers: Any) -> None:
+    def step(
+        self,
+        stage: str,
+        step: int,
+        of: int,
+        seconds: dict[str, float],
+        show_keys: Iterable[str],
+        **numbers: Any,
+    ) -> None:
         """One step: every number to metrics.jsonl, `show_keys` to the console."""
         times = {k: round(v, 4) for k, v in seconds.items()}
         self.append("metrics.jsonl", [{"stage": stage, "step": step, **numbers, "seconds": times}])
         shown = "  ".join(f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
-        self.say(f"{stage} {step:>4}/{of}  {shown}  " + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05))
+        self.say(
+            f"{stage} {step:>4}/{of}  {shown}  "
+            + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05)
+        )
 
     def samples(self, rows: Iterable[dict]) -> None:
         """Rows of {step, split, task, task_source, completion, verdict, reward, advantage, finish_reason, tokens}. Equal ones (of a small
@@ -149,7 +179,9 @@ def draw(rows: list[dict], path: Path) -> None:
     def curve(title: str, stages: str, keys: dict[str, str], dots: bool = False, log: bool = False) -> None:
         axis = next(panels)
         for i, (key, label) in enumerate(keys.items()):
-            points = [(r["step"], r[key]) for r in rows if r["stage"] in stages.split() and r.get(key) is not None]
+            points = [
+                (r["step"], r[key]) for r in rows if r["stage"] in stages.split() and r.get(key) is not None
+            ]
             if not points:
                 continue
             x, y = map(list, zip(*points))
@@ -167,14 +199,22 @@ def draw(rows: list[dict], path: Path) -> None:
 
     curve("SFT loss (nats a token)", "sft", {"loss": "train"}, log=True)
     curve("GRPO reward", "grpo", {"reward": "mean reward"})
-    curve("held-out success (test, dev between)", "grpo/test grpo/eval", {"success": "temperature 1", "greedy": "greedy"}, dots=True)
+    curve(
+        "held-out success (test, dev between)",
+        "grpo/test grpo/eval",
+        {"success": "temperature 1", "greedy": "greedy"},
+        dots=True,
+    )
     curve("completion length (tokens)", "grpo", {"length": "mean"})
     curve("token entropy (nats)", "grpo", {"entropy": "policy"})
     axis = next(panels)
     steps = [r for r in rows if r["stage"] == "grpo" and "statuses" in r]
     names = [n for n, _ in sum((Counter(r["statuses"]) for r in steps), Counter()).most_common(7)]
     if names:
-        shares = [smooth([r["statuses"].get(n, 0) / max(sum(r["statuses"].values()), 1) for r in steps]) for n in names]
+        shares = [
+            smooth([r["statuses"].get(n, 0) / max(sum(r["statuses"].values()), 1) for r in steps])
+            for n in names
+        ]
         axis.stackplot([r["step"] for r in steps], shares, labels=names)
         axis.legend(loc="lower left", fontsize=7)
     axis.set(title="verdicts", xlabel="grpo step", ylim=(0, 1))

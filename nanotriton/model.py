@@ -25,12 +25,15 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-ROPE_KEYS = {  # what each type must bring; yarn's and llama3's original length falls back to max_position_embeddings
+# what each type must bring; yarn's and llama3's original length falls back to
+# max_position_embeddings
+ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
+WIDEST_HEAD = 256  # that flash attention's kernels take
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 REQUIRED = ("model_type", *SIZES, "rms_norm_eps", "max_position_embeddings")
 
@@ -65,15 +68,19 @@ class ModelConfig:
 
     def __post_init__(self):
         if self.model_type not in MODEL_TYPES:
-            raise ModelError(f"model_type {self.model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
+            raise ModelError(
+                f"model_type {self.model_type!r} is not supported; supported: {', '.join(MODEL_TYPES)}"
+            )
         self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
         for name in (*SIZES, "num_key_value_heads", "max_position_embeddings"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ModelError(f"{name} must be a positive integer, not {value!r}")
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
-        if type(self.head_dim) is not int or self.head_dim < 2 or self.head_dim % 2:
-            raise ModelError(f"head_dim must be an even positive integer, not {self.head_dim!r}")
+        if type(self.head_dim) is not int or self.head_dim not in range(2, WIDEST_HEAD + 1, 2):
+            raise ModelError(
+                f"head_dim must be an even number from 2 to {WIDEST_HEAD}, not {self.head_dim!r}"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
@@ -102,11 +109,16 @@ class ModelConfig:
         Anything that would change what the model computes and isn't built here is a ModelError that names it.
         """
         kind = raw.get("model_type")
-        if "moe" in str(kind).lower() or any(raw.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")):
-            raise ModelError(f"mixture-of-experts models are not supported (model_type {kind!r}); supported: {', '.join(MODEL_TYPES)}")
+        if "moe" in str(kind).lower() or any(
+            raw.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")
+        ):
+            raise ModelError(
+                f"mixture-of-experts models are not supported (model_type {kind!r}); supported: {', '.join(MODEL_TYPES)}"
+            )
         if kind is not None and kind not in MODEL_TYPES:
             raise ModelError(f"model_type {kind!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
-        required = REQUIRED if kind == "llama" else (*REQUIRED, "num_key_value_heads")  # HF's default there is a bare 32
+        # HF's default there is a bare 32
+        required = REQUIRED if kind == "llama" else (*REQUIRED, "num_key_value_heads")
         if missing := [key for key in required if raw.get(key) is None]:
             raise ModelError(f"config.json lacks {', '.join(missing)}")
         sliding = raw.get("sliding_window") is not None and raw.get("use_sliding_window", kind == "llama")
@@ -117,7 +129,9 @@ class ModelConfig:
                 raise ModelError(f"{key} {str(raw[key])[:60]!r} is not supported; only {only!r} is")
         scaling = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
         theta = scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0
-        if scaling.pop("partial_rotary_factor", None) not in (None, 1) or raw.get("partial_rotary_factor") not in (None, 1):
+        if scaling.pop("partial_rotary_factor", None) not in (None, 1) or raw.get(
+            "partial_rotary_factor"
+        ) not in (None, 1):
             raise ModelError("partial_rotary_factor other than 1 is not supported")
         generation = generation_config or {}
         eos = dict.fromkeys(as_ids(raw.get("eos_token_id")) + as_ids(generation.get("eos_token_id")))
@@ -138,12 +152,21 @@ class ModelConfig:
 
     def to_hf(self, dtype: torch.dtype) -> dict:
         """The config.json that transformers and vLLM read back as this model."""
-        names = (*REQUIRED, "num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "tie_word_embeddings")
+        names = (
+            *REQUIRED,
+            "num_key_value_heads",
+            "head_dim",
+            "rope_theta",
+            "rope_scaling",
+            "tie_word_embeddings",
+        )
         kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[self.model_type]
         out = {"architectures": [f"{kind}ForCausalLM"], **{name: getattr(self, name) for name in names}}
         out |= {"hidden_act": "silu", "torch_dtype": str(dtype).removeprefix("torch.")}
         out |= {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
-        out["eos_token_id"] = list(self.eos_token_ids) if len(self.eos_token_ids) != 1 else self.eos_token_ids[0]
+        out["eos_token_id"] = (
+            list(self.eos_token_ids) if len(self.eos_token_ids) != 1 else self.eos_token_ids[0]
+        )
         if self.model_type != "qwen2":
             out["attention_bias"] = self.attention_bias
         return {key: value for key, value in out.items() if value not in (None, [])}
@@ -172,10 +195,12 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     if kind == "llama3":
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         turns = length * inv / (2 * math.pi)  # rotations over the original context
-        blend = ((turns - low) / (high - low)).clamp(0, 1)  # 0: long waves, stretched; 1: short waves, untouched
+        # 0: long waves, stretched; 1: short waves, untouched
+        blend = ((turns - low) / (high - low)).clamp(0, 1)
         return (1 - blend) * inv / factor + blend * inv, 1.0
 
-    def dimension(rotations: float) -> float:  # the dimension that turns so many times over the original context
+    # the dimension that turns so many times over the original context
+    def dimension(rotations: float) -> float:
         return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     def temperature(scale: float) -> float:
@@ -185,7 +210,9 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(
+        0, 1
+    )
     scale = scaling.get("attention_factor")
     if scale is None:
         mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
@@ -235,7 +262,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
-        width, kv_width = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        width, kv_width = (
+            config.num_attention_heads * self.head_dim,
+            config.num_key_value_heads * self.head_dim,
+        )
         self.q_proj = Linear(config.hidden_size, width, bias=config.attention_bias)
         self.k_proj = Linear(config.hidden_size, kv_width, bias=config.attention_bias)
         self.v_proj = Linear(config.hidden_size, kv_width, bias=config.attention_bias)
@@ -247,7 +277,10 @@ class Attention(nn.Module):
         self.qkv = None  # their weights and biases side by side (Transformer.merge_projections)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q, k, v = (y.view(len(x), -1, self.head_dim) for y in project(x, self.qkv, self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            y.view(len(x), -1, self.head_dim)
+            for y in project(x, self.qkv, self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rope(q, k, cos, sin)
@@ -304,7 +337,8 @@ class Transformer(nn.Module):
         )
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-        # A plain attribute and not a buffer: `.to(bfloat16)`, FSDP and the meta device must leave it fp32 and real.
+        # A plain attribute and not a buffer: `.to(bfloat16)`, FSDP and the meta device must leave it fp32 and
+        # real.
         self.inv_freq, self.rope_scale = rope_frequencies(config)
 
     def merge_projections(self) -> None:
@@ -312,7 +346,9 @@ class Transformer(nn.Module):
         not five, of which small ones take longer than reading their weights. For a model that is sampled from and not trained:
         its parameters become views, which are to be written and never replaced."""
         for layer in self.model.layers:
-            layer.self_attn.qkv = side_by_side(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+            layer.self_attn.qkv = side_by_side(
+                layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
+            )
             layer.mlp.gate_up = side_by_side(layer.mlp.gate_proj, layer.mlp.up_proj)
 
     @property
@@ -328,7 +364,11 @@ class Transformer(nn.Module):
         return angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
 
     def forward(
-        self, ids: Tensor, positions: Tensor, attend: Attend, head: Callable[[Tensor, Tensor], object] | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        head: Callable[[Tensor, Tensor], object] | None = None,
     ):
         """ids [T] and positions [T] int64 -> hidden [T, hidden_size] after the final norm, in compute_dtype.
 

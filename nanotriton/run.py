@@ -6,7 +6,9 @@ import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -18,15 +20,17 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import rollout, seed_of, statuses
+from nanotriton.rollout import rollout, seed_of
 from nanotriton.sampler import Sampler
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import Checkpoint, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
-FREE = {"name", "out", "fresh", "workers"}  # options that may differ when a run is continued: they change nothing in it
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}  # not our faults
+# options that may differ when a run is continued: they change nothing in it
+FREE = {"name", "out", "fresh", "workers"}
+# not our faults
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 T = TypeVar("T")
 
 
@@ -41,7 +45,9 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     except OSError as error:
         if error.errno not in DISK:
             raise
-        raise SystemExit(f"error: {error.filename or 'a file'} can't be written: {error.strerror}; mended, the same command continues") from None
+        raise SystemExit(
+            f"error: {error.filename or 'a file'} can't be written: {error.strerror}; mended, the same command continues"
+        ) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
@@ -76,19 +82,28 @@ class Run(Log):
         settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
         was = read_settings(path)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
-            raise config.ConfigError(f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out")
+            raise config.ConfigError(
+                f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out"
+            )
         world.barrier()  # every rank has looked
         if trouble := world.gather(self.take(folder, cfg) if world.is_main else "")[0]:
             raise config.ConfigError(trouble)
         super().__init__(folder, world.is_main)
-        if path.exists() and (folder / "metrics.jsonl").exists():  # else nothing was done yet: a mistake mended, perhaps
+        # else nothing was done yet: a mistake mended, perhaps
+        if path.exists() and (folder / "metrics.jsonl").exists():
             if not was:
-                raise config.ConfigError(f"{path} holds no settings of a run: give another --name, or delete {folder}")
+                raise config.ConfigError(
+                    f"{path} holds no settings of a run: give another --name, or delete {folder}"
+                )
             if set(was) != set(settings):
-                raise config.ConfigError(f"{folder} holds a run of another script, or of another version of this one: give another --name, or --fresh")
+                raise config.ConfigError(
+                    f"{folder} holds a run of another script, or of another version of this one: give another --name, or --fresh"
+                )
             changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
             if changed:
-                raise config.ConfigError(f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh")
+                raise config.ConfigError(
+                    f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh"
+                )
         world.barrier()
         if world.is_main:
             path.write_text(json.dumps(settings, indent=2) + "\n")
@@ -122,7 +137,11 @@ class Run(Log):
         step, state = found if found else (0, {"position": {}, "seconds": 0.0})
         self.measured = self.world.gather(self.rewind(state["position"], step))[0]
         self.spent, self.started = state["seconds"], time.perf_counter()
-        self.say(f"continuing {self.folder} after step {step}" if step else f"{self.folder}: it begins; interrupted, the same command continues it")
+        self.say(
+            f"continuing {self.folder} after step {step}"
+            if step
+            else f"{self.folder}: it begins; interrupted, the same command continues it"
+        )
         return step
 
     def found(self, kind: str, step: int) -> dict[str, Any]:
@@ -144,9 +163,20 @@ class Run(Log):
         super().step(*args, **numbers)
         self.checkpoints.finish(wait=False)
 
+    def samples(self, rows: Iterable[dict]) -> None:
+        """The rows of every rank, rank by rank, to samples.jsonl. All ranks call it together."""
+        super().samples(chain(*self.world.to_main(list(rows))))
+
     def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
         """A held-out measurement ("eval" on the dev set, "test") after `step` steps; redraws the curves."""
-        self.step(f"{self.stage}/{kind}", step, of, {}, [k for k in numbers if isinstance(numbers[k], float)], **numbers)
+        self.step(
+            f"{self.stage}/{kind}",
+            step,
+            of,
+            {},
+            [k for k in numbers if isinstance(numbers[k], float)],
+            **numbers,
+        )
         self.plot()
 
     def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
@@ -199,18 +229,35 @@ def check_timed(world: World, mode: str) -> None:
 
 
 def make_executor(
-    world: World, seed: int, mode: str = "replay", policy: str = "strict", timeout: float = 10.0, timed: bool = False
+    world: World,
+    seed: int,
+    mode: str = "replay",
+    policy: str = "strict",
+    timeout: float = 10.0,
+    timed: bool = False,
 ) -> Executor:
     """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed. Its draws follow the
     seed, so that runs repeat.
 
     timed: correct candidates and their references are timed too (see check_timed).
     """
-    return Executor(device=str(world.device), mode=mode, workers=max(1, cores() - 1), policy=policy, timeout=timeout, time=timed, seed=seed)
+    return Executor(
+        device=str(world.device),
+        mode=mode,
+        workers=max(1, cores() - 1),
+        policy=policy,
+        timeout=timeout,
+        time=timed,
+        seed=seed,
+    )
 
 
 def make_sampler(
-    model_config: ModelConfig, world: World, tokenizer: Tokenizer, shared: Transformer | None = None, later: int = 0
+    model_config: ModelConfig,
+    world: World,
+    tokenizer: Tokenizer,
+    shared: Transformer | None = None,
+    later: int = 0,
 ) -> Sampler:
     """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call.
 
@@ -238,10 +285,19 @@ def sync_weights(sampler: Sampler, model: Transformer, world: World) -> None:
 
 
 def heldout(
-    run: Run, tasks: Sequence[Task], *, step: int, split: str, sampler: Sampler, executor: Executor, tokenizer: Tokenizer,
-    max_tokens: int, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in samples.jsonl.
+    run: Run,
+    tasks: Sequence[Task],
+    *,
+    step: int,
+    split: str,
+    sampler: Sampler,
+    executor: Executor,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every rank's samples are kept in samples.jsonl
+    and counted.
 
     The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
     """
@@ -250,13 +306,23 @@ def heldout(
     for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
         seeds = [[seed_of(seed, 10, 0, i, j) for j in range(count)] for i, _ in mine]
         groups = rollout(
-            [t for _, t in mine], count, sampler, executor, tokenizer, seeds=seeds, temperature=temperature, max_tokens=max_tokens,
+            [t for _, t in mine],
+            count,
+            sampler,
+            executor,
+            tokenizer,
+            seeds=seeds,
+            temperature=temperature,
+            max_tokens=max_tokens,
             desc=f"{split} {key}",
-        )  # fmt: skip
+        )
         run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)
         scored = [e for group in groups for e in group if e.verdict.scored]
-        right, total = run.world.all_sum(torch.tensor([sum(e.verdict.correct for e in scored), len(scored)], dtype=torch.float64)).tolist()
+        right, total = run.world.all_sum(
+            torch.tensor([sum(e.verdict.correct for e in scored), len(scored)], dtype=torch.float64)
+        ).tolist()
         result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
         if key == "success":
-            result["statuses"] = statuses(groups)
+            found = Counter(e.verdict.status for group in groups for e in group)
+            result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
     return result

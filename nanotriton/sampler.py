@@ -23,7 +23,7 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import die
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
 from nanotriton.model import Transformer
@@ -45,9 +45,17 @@ class Sampler:
     """
 
     def __init__(
-        self, model: Transformer, *, kv_gib: float | None = None, kv_fraction: float | None = None, max_batch: int | None = None,
-        page_size: int | None = None, prefill_tokens: int = 16384, valid_vocab: int | None = None, seed: int = 0,
-    ):  # fmt: skip
+        self,
+        model: Transformer,
+        *,
+        kv_gib: float | None = None,
+        kv_fraction: float | None = None,
+        max_batch: int | None = None,
+        page_size: int | None = None,
+        prefill_tokens: int = 16384,
+        valid_vocab: int | None = None,
+        seed: int = 0,
+    ):
         if kv_gib is not None and kv_fraction is not None:
             raise ValueError("give kv_gib or kv_fraction, not both")
         self.model, self.config = model, model.config
@@ -57,22 +65,36 @@ class Sampler:
             model.merge_projections()  # the sampler's own copy; a model that is trained stays as it is
         self.kv_gib = 1.0 if kv_gib is None and not cuda else kv_gib
         self.kv_fraction = 0.7 if kv_fraction is None else kv_fraction
-        self.max_batch, self.page_size = max_batch or (512 if cuda else 256), page_size or (64 if cuda else 32)
+        self.max_batch, self.page_size = (
+            max_batch or (512 if cuda else 256),
+            page_size or (64 if cuda else 32),
+        )
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
-        self.per_tile = max(64 * self.config.num_key_value_heads // self.config.num_attention_heads, 1)  # samples that read a prompt at once
+        # samples that read a prompt at once
+        self.per_tile = max(TILE_ROWS * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
         self.width = pages_for(self.config.max_position_embeddings, self.page_size)
         self.kv = KVCache(
-            self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim, self.page_size,
-            model.compute_dtype, self.device,
-        )  # fmt: skip
-        self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)  # the newest token of each slot
-        self.graphs = Graphs(self.step, self.max_batch, self.width, self.page_size, self.per_tile, self.device) if cuda else None
+            self.config.num_hidden_layers,
+            self.config.num_key_value_heads,
+            self.config.head_dim,
+            self.page_size,
+            model.compute_dtype,
+            self.device,
+        )
+        # the newest token of each slot
+        self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)
+        self.graphs = (
+            Graphs(self.step, self.max_batch, self.width, self.page_size, self.per_tile, self.device)
+            if cuda
+            else None
+        )
         self.unseeded = 0  # samples that have been given a seed of ours
         self.busy = False
         self.stats: dict[str, int] = {}  # of the last generate call
         self.resume()
 
-    # ------------------------------------------------------------------------------------------- memory and weights
+    # ------------------------------------------------------------------------------------------- memory and
+    # weights
 
     def resume(self) -> None:
         """Take the KV memory again after free(). Does nothing if it is held.
@@ -114,23 +136,32 @@ class Sampler:
             if name == "lm_head.weight" and name not in mine:
                 continue
             if name not in missing:
-                raise ValueError(f"update_weights: {name} is {'given twice' if name in mine else 'not a parameter of the model'}")
+                raise ValueError(
+                    f"update_weights: {name} is {'given twice' if name in mine else 'not a parameter of the model'}"
+                )
             if tensor.shape != mine[name].shape:
-                raise ValueError(f"update_weights: {name} is {tuple(tensor.shape)}, the model's is {tuple(mine[name].shape)}")
+                raise ValueError(
+                    f"update_weights: {name} is {tuple(tensor.shape)}, the model's is {tuple(mine[name].shape)}"
+                )
             missing.remove(name)
             if tensor.data_ptr() != mine[name].data_ptr():
                 mine[name].copy_(tensor)
         if missing:
-            raise ValueError(f"update_weights: {len(missing)} parameters did not come, {min(missing)} among them")
+            raise ValueError(
+                f"update_weights: {len(missing)} parameters did not come, {min(missing)} among them"
+            )
 
     def _idle(self, what: str) -> None:
         if self.busy:
             raise RuntimeError(f"{what} was called while generate is running")
 
-    # ------------------------------------------------------------------------------------------------- the one loop
+    # ------------------------------------------------------------------------------------------------- the
+    # one loop
 
     @torch.inference_mode()
-    def generate(self, requests: list[Request], on_finish: Callable[[Sample], None] | None = None) -> list[list[Sample]]:
+    def generate(
+        self, requests: list[Request], on_finish: Callable[[Sample], None] | None = None
+    ) -> list[list[Sample]]:
         """All samples of all requests, [len(requests)][n]. `on_finish` gets each one as soon as it is finished.
 
         ValueError, before anything runs, for a request that can't be served.
@@ -143,7 +174,8 @@ class Sampler:
             self._check(index, request)
             results.append([s.sample for s in scheduler.add(index, request, self._seeds(request))])
         self.busy = True
-        flight: deque[tuple[Callable, list[Sequence]]] = deque()  # launched steps whose tokens the host hasn't read
+        # launched steps whose tokens the host hasn't read
+        flight: deque[tuple[Callable, list[Sequence]]] = deque()
         lag = LAG if self.graphs else 0
         self.stats = {"prefill_tokens": 0, "decode_steps": 0, "decode_rows": 0}
         try:
@@ -161,7 +193,11 @@ class Sampler:
         return results
 
     def _check(self, index: int, request: Request) -> None:
-        prompt, longest, vocab = request.prompt_ids, self.config.max_position_embeddings, self.config.vocab_size
+        prompt, longest, vocab = (
+            request.prompt_ids,
+            self.config.max_position_embeddings,
+            self.config.vocab_size,
+        )
         if not prompt:
             problem = "the prompt is empty"
         elif not 0 <= min(prompt) <= max(prompt) < vocab:
@@ -195,7 +231,9 @@ class Sampler:
                 scheduler.preempt()
         return bool(scheduler.running.any())
 
-    def _collect(self, scheduler: Scheduler, read: Callable, sequences: list[Sequence], on_finish: Callable | None) -> None:
+    def _collect(
+        self, scheduler: Scheduler, read: Callable, sequences: list[Sequence], on_finish: Callable | None
+    ) -> None:
         """Read a launched step's tokens and finish whom they finish."""
         tokens, logprobs = read()
         for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
@@ -214,7 +252,8 @@ class Sampler:
             if on_finish:
                 on_finish(sample)
 
-    # --------------------------------------------------------------------------------------------------- the device
+    # --------------------------------------------------------------------------------------------------- the
+    # device
 
     def _prefill(self, scheduler: Scheduler, admitted: list[Sequence]) -> Callable:
         """Run prompts (and what a preempted sample had) through the model into the cache; draw the next token of each.
@@ -230,21 +269,31 @@ class Sampler:
             if key not in rows:
                 rows[key] = len(rows)
                 prompt = np.arange(len(group.request.prompt_ids))
-                pages.append(group.pages[prompt // self.page_size] if sequence.fills_prompt else np.full(len(prompt), self.kv.pages))
+                pages.append(
+                    group.pages[prompt // self.page_size]
+                    if sequence.fills_prompt
+                    else np.full(len(prompt), self.kv.pages)
+                )
                 pages.append(scheduler.tail_table[sequence.slot, np.arange(len(done)) // self.page_size])
                 tokens += [group.request.prompt_ids, done]
                 lengths.append((len(prompt), len(done)))
             row_of.append(rows[key])
         ends = np.cumsum([a + b for a, b in lengths])
         put = lambda x, dtype=np.int64: upload(np.asarray(x, dtype), self.device)
-        page, offset = put(np.concatenate(pages)), put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair]))
+        page, offset = (
+            put(np.concatenate(pages)),
+            put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair])),
+        )
         attend_packed = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             write_kv(*self.kv.layer(layer), k, v, page, offset)
             return attend_packed(layer, q, k, v)
 
-        ids, positions = put(np.concatenate(tokens)), put(np.concatenate([np.arange(a + b) for a, b in lengths]))
+        ids, positions = (
+            put(np.concatenate(tokens)),
+            put(np.concatenate([np.arange(a + b) for a, b in lengths])),
+        )
         hidden = self.model(ids, positions, attend)[put(ends[row_of] - 1)]
         self.stats["prefill_tokens"] += len(ids)
         slots = np.array([sequence.slot for sequence in admitted])
@@ -256,7 +305,11 @@ class Sampler:
 
     def _sampling(self, s: Scheduler, slots: np.ndarray) -> dict[str, np.ndarray]:
         """What drawing a token needs, by row."""
-        out = {"slot": slots, "temperature": s.temperature[slots], "u": uniforms(s.seed[slots], s.count[slots])}
+        out = {
+            "slot": slots,
+            "temperature": s.temperature[slots],
+            "u": uniforms(s.seed[slots], s.count[slots]),
+        }
         if (s.top_k[slots] > 0).any() or (s.top_p[slots] < 1).any():
             out |= {"top_k": s.top_k[slots], "top_p": s.top_p[slots]}
         return out
@@ -281,9 +334,13 @@ class Sampler:
         tables = torch.from_numpy(s.tail_table), torch.from_numpy(s.prefix_table)
         return reader(*self.step(Inputs.of(arrays, self.device), *tables))
 
-    def step(self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The device's part of a decode step: tokens [B] int64 and logprobs [B] fp32. No synchronisation on CUDA."""
-        batch = DecodeBatch(x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table)
+        batch = DecodeBatch(
+            x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table
+        )
         offset = (x.tail_len - 1) % self.page_size
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -305,7 +362,8 @@ class Sampler:
         return tokens, logprobs
 
 
-# ------------------------------------------------------------------------------------------------------ to look with
+# ------------------------------------------------------------------------------------------------------ to
+# look with
 
 
 class _Parser(argparse.ArgumentParser):
@@ -328,28 +386,51 @@ def main(argv: list[str] | None = None) -> None:
     prompt.add_argument("--prompt", help="text to continue, taken as it is (no chat template)")
     prompt.add_argument("--prompt-ids", type=_ids, help="token ids to continue, such as 1,2,3")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the most likely token")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0, the default, takes the most likely token"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=["fp32", "bf16"], help="default: bf16 on a GPU, fp32 without one")
-    parser.add_argument("--json", action="store_true", help="one JSON object: ids, logprobs, text, finish_reason")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object: ids, logprobs, text, finish_reason"
+    )
     args = parser.parse_args(argv)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype or ("bf16" if device == "cuda" else "fp32")]
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[
+        args.dtype or ("bf16" if device == "cuda" else "fp32")
+    ]
     try:
         folder = find_folder(args.model)
         # Ids can be continued without a tokenizer; then there is no text.
-        tokenizer = Tokenizer(folder) if args.prompt is not None or (folder / "tokenizer.json").is_file() else None
-        ids = tokenizer.encode(args.prompt, add_special_tokens=True) if args.prompt is not None else args.prompt_ids
+        tokenizer = (
+            Tokenizer(folder) if args.prompt is not None or (folder / "tokenizer.json").is_file() else None
+        )
+        ids = (
+            tokenizer.encode(args.prompt, add_special_tokens=True)
+            if args.prompt is not None
+            else args.prompt_ids
+        )
         model, config = load_model(folder, dtype, device)
         stop = frozenset(config.eos_token_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
-        request = Request(ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed])
+        request = Request(
+            ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed]
+        )
         sampler = Sampler(model, max_batch=1, valid_vocab=tokenizer and tokenizer.vocab_size)
         sample = sampler.generate([request])[0][0]
     except (ValueError, MemoryError) as error:  # ModelError is a ValueError
         die(error)
     text = tokenizer and tokenizer.decode(sample.ids, skip_special_tokens=True)
     if args.json:
-        print(json.dumps({"ids": sample.ids, "logprobs": sample.logprobs, "text": text, "finish_reason": sample.finish_reason}))
+        print(
+            json.dumps(
+                {
+                    "ids": sample.ids,
+                    "logprobs": sample.logprobs,
+                    "text": text,
+                    "finish_reason": sample.finish_reason,
+                }
+            )
+        )
     else:
         print(text if tokenizer else ",".join(map(str, sample.ids)))
 

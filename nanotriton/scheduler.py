@@ -72,7 +72,8 @@ class Scheduler:
         self.lines = list(range(max_batch))  # free lines of prefix_table
         self.order: list[Sequence] = []  # of admission, oldest first
         self.running = np.zeros(max_batch, dtype=bool)
-        self.changed, self.made = True, None  # `running` is not what the tiles were last made for; those tiles
+        # `running` is not what the tiles were last made for; those tiles
+        self.changed, self.made = True, None
         self.preemptions = 0
         # Line max_batch of the tables is for padding.
         self.tail_table = np.zeros((max_batch + 1, width), dtype=np.int32)
@@ -89,7 +90,9 @@ class Scheduler:
 
     def add(self, index: int, request: Request, seeds: list[int]) -> list[Sequence]:
         """Queue a request. ValueError if the cache could never hold one of its samples."""
-        need = pages_for(len(request.prompt_ids), self.page_size) + pages_for(request.max_tokens - 1, self.page_size)
+        need = pages_for(len(request.prompt_ids), self.page_size) + pages_for(
+            request.max_tokens - 1, self.page_size
+        )
         if need > len(self.pool.free):
             raise ValueError(
                 f"request {index}: {len(request.prompt_ids)} prompt and {request.max_tokens} new tokens need {need} pages of "
@@ -141,9 +144,17 @@ class Scheduler:
         held = pages_for(done, self.page_size)
         self.tail_table[slot, :held] = self.pool.take(held)
         self.tail_pages[slot], self.count[slot] = held, done
-        self.prompt_len[slot], self.limit[slot], self.line[slot] = len(request.prompt_ids), request.max_tokens, group.line
+        self.prompt_len[slot], self.limit[slot], self.line[slot] = (
+            len(request.prompt_ids),
+            request.max_tokens,
+            group.line,
+        )
         self.seed[slot] = sequence.seed & 0xFFFFFFFFFFFFFFFF
-        self.temperature[slot], self.top_k[slot], self.top_p[slot] = request.temperature, request.top_k, request.top_p
+        self.temperature[slot], self.top_k[slot], self.top_p[slot] = (
+            request.temperature,
+            request.top_k,
+            request.top_p,
+        )
         self.running[slot] = self.changed = True
 
     def drawn(self, slots: np.ndarray) -> None:

@@ -1,8 +1,8 @@
 """Text to token ids and back: the `tokenizers` library plus the chat template, as transformers would do it.
 
-    tokenizer = Tokenizer("path/to/model")
-    ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "Hi"}]))
-    text = tokenizer.decode(ids)
+tokenizer = Tokenizer("path/to/model")
+ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "Hi"}]))
+text = tokenizer.decode(ids)
 """
 
 import codecs
@@ -80,7 +80,9 @@ class Tokenizer:
     def _check_fits(self, config: dict) -> None:
         rows = config.get("vocab_size")
         if isinstance(rows, int) and self.vocab_size > rows:
-            raise ModelError(f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows")
+            raise ModelError(
+                f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows"
+            )
 
     def _id(self, role: str) -> int | None:
         if role not in self.special:
@@ -90,7 +92,8 @@ class Tokenizer:
             raise ModelError(f"{self.folder}: eos_token {self.special[role]!r} is not in the vocabulary")
         return token_id
 
-    # -------------------------------------------------------------------------------------------------- text <-> ids
+    # -------------------------------------------------------------------------------------------------- text
+    # <-> ids
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a text. `add_special_tokens` adds what the tokenizer's post-processor would (Llama-3's begin token):
         right for a raw prompt, wrong for a rendered chat, which already has it."""
@@ -111,13 +114,18 @@ class Tokenizer:
         """A decoder to feed ids to as they are sampled."""
         return Stream(self)
 
-    # ---------------------------------------------------------------------------------------------------------- chat
+    # ----------------------------------------------------------------------------------------------------------
+    # chat
     @property
     def has_chat_template(self) -> bool:
         return bool(self.templates)
 
     def chat(
-        self, messages: list[dict], add_generation_prompt: bool = True, tools: list[dict] | None = None, **variables
+        self,
+        messages: list[dict],
+        add_generation_prompt: bool = True,
+        tools: list[dict] | None = None,
+        **variables,
     ) -> str:
         """Messages as the model's chat template writes them, byte for byte what transformers' apply_chat_template gives.
 
@@ -127,7 +135,9 @@ class Tokenizer:
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
             raise ModelError(f"{self.folder}: the tokenizer has no chat template")
-        messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        messages = [
+            {key: value for key, value in message.items() if value is not None} for message in messages
+        ]
         try:
             return _compile(self.templates[name]).render(
                 messages=messages,
@@ -136,8 +146,11 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **(self.special | variables),
             )
-        except (jinja2.TemplateError, TypeError) as error:  # TypeError: a message without content, added to a string
-            raise ModelError(f"{self.folder}: the chat template failed: {' '.join(str(error).split())}") from None
+        # TypeError: a message without content, added to a string
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ModelError(
+                f"{self.folder}: the chat template failed: {' '.join(str(error).split())}"
+            ) from None
 
     def save(self, folder: str | Path) -> None:
         """Copy the tokenizer's files, unchanged, to another folder."""
@@ -215,7 +228,9 @@ def _compile(template: str) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]

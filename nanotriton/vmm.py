@@ -8,7 +8,8 @@ import ctypes
 
 import torch
 
-PINNED, DEVICE, READ_WRITE = 1, 1, 3  # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+# CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+PINNED, DEVICE, READ_WRITE = 1, 1, 3
 GRANULE = 2 * 2**20  # bytes: physical memory comes in multiples of it
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
@@ -19,9 +20,15 @@ class _Location(ctypes.Structure):
 
 class _Properties(ctypes.Structure):  # CUmemAllocationProp
     _fields_ = [
-        ("type", ctypes.c_int), ("handle_types", ctypes.c_int), ("location", _Location), ("win32", ctypes.c_void_p),
-        ("compression", ctypes.c_ubyte), ("rdma", ctypes.c_ubyte), ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 4),
-    ]  # fmt: skip
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("win32", ctypes.c_void_p),
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    ]
 
 
 class _Access(ctypes.Structure):  # CUmemAccessDesc
@@ -35,9 +42,18 @@ class Memory:
         torch.cuda.synchronize(device)  # the context exists
         self.cuda = ctypes.CDLL("libcuda.so.1")
         self.size, self.device, self.held = -(-size // GRANULE) * GRANULE, device, False
-        self.location = _Location(DEVICE, torch.cuda.current_device() if device.index is None else device.index)
+        self.location = _Location(
+            DEVICE, torch.cuda.current_device() if device.index is None else device.index
+        )
         self.address, none = ctypes.c_uint64(), ctypes.c_uint64(0)
-        self._call("cuMemAddressReserve", ctypes.byref(self.address), ctypes.c_size_t(self.size), ctypes.c_size_t(0), none, none)
+        self._call(
+            "cuMemAddressReserve",
+            ctypes.byref(self.address),
+            ctypes.c_size_t(self.size),
+            ctypes.c_size_t(0),
+            none,
+            none,
+        )
 
     def _call(self, name: str, *arguments) -> None:
         error = getattr(self.cuda, name)(*arguments)
@@ -52,7 +68,13 @@ class Memory:
         properties = _Properties(type=PINNED, location=self.location)
         self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
         self._call("cuMemMap", self.address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-        self._call("cuMemSetAccess", self.address, size, ctypes.byref(_Access(self.location, READ_WRITE)), ctypes.c_size_t(1))
+        self._call(
+            "cuMemSetAccess",
+            self.address,
+            size,
+            ctypes.byref(_Access(self.location, READ_WRITE)),
+            ctypes.c_size_t(1),
+        )
         self._call("cuMemRelease", handle)  # the mapping keeps it
         self.held = True
 
@@ -63,7 +85,12 @@ class Memory:
 
     def tensor(self) -> torch.Tensor:
         """The bytes [size] uint8; not to be used while nothing is held."""
-        self.__cuda_array_interface__ = {"shape": (self.size,), "typestr": "|u1", "data": (self.address.value, False), "version": 3}
+        self.__cuda_array_interface__ = {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (self.address.value, False),
+            "version": 3,
+        }
         return torch.as_tensor(self, device=self.device)
 
     def __del__(self):

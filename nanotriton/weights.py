@@ -44,7 +44,8 @@ SHARD_BYTES = 5 * 10**9
 READERS = 8  # threads: a mapped file comes in by page faults, and each waits for the disk
 
 
-# ------------------------------------------------------------------------------------------------------------- folders
+# -------------------------------------------------------------------------------------------------------------
+# folders
 def find_folder(name: str | Path) -> Path:
     """A local folder as it is; `owner/name` is downloaded from the Hugging Face hub, with a progress bar, or taken
     from its cache. ModelError if there is neither."""
@@ -55,14 +56,18 @@ def find_folder(name: str | Path) -> Path:
         return path
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:
-        raise ModelError(f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected")
+        raise ModelError(
+            f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected"
+        )
     from huggingface_hub import snapshot_download  # imported late: it is slow, and only downloads need it
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=DOWNLOAD))
     except Exception as error:  # offline, unknown id, gated, disk full: many types, one meaning
         reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{name}: no such folder, and the hub didn't give it: {type(error).__name__}: {reason}") from None
+        raise ModelError(
+            f"{name}: no such folder, and the hub didn't give it: {type(error).__name__}: {reason}"
+        ) from None
 
 
 def read_json(path: Path) -> dict:
@@ -93,7 +98,8 @@ def load_config(name: str | Path) -> ModelConfig:
         raise ModelError(f"{folder}: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------
+# reading
 class Checkpoint:
     """The tensors of a folder's safetensors files, opened but not read.
 
@@ -150,7 +156,10 @@ def iter_tensors(name: str | Path, rank: int = 0, world: int = 1) -> Iterator[tu
     """(name, tensor) for every tensor of a folder, in order of name; with world > 1, only this rank's rows of each."""
     checkpoint = Checkpoint(find_folder(name))
     for key in sorted(checkpoint.shapes):
-        yield key, checkpoint.read(key, *(shard_rows(checkpoint.shapes[key][0], rank, world) if world > 1 else ()))
+        yield (
+            key,
+            checkpoint.read(key, *(shard_rows(checkpoint.shapes[key][0], rank, world) if world > 1 else ())),
+        )
 
 
 def fill(model: Transformer, name: str | Path) -> None:
@@ -159,18 +168,26 @@ def fill(model: Transformer, name: str | Path) -> None:
     folder = find_folder(name)
     checkpoint = Checkpoint(folder)
     params = dict(model.named_parameters())
-    names = {key for key in checkpoint.shapes if not key.endswith("rotary_emb.inv_freq")}  # a constant, in old folders
+    # a constant, in old folders
+    names = {key for key in checkpoint.shapes if not key.endswith("rotary_emb.inv_freq")}
     if model.config.tie_word_embeddings and "lm_head.weight" in names:
         names.remove("lm_head.weight")  # tied and yet saved: it has to be what it is tied to
         if not torch.equal(checkpoint.read("lm_head.weight"), checkpoint.read("model.embed_tokens.weight")):
-            raise ModelError(f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embedding")
-    for problem, found in (("missing", params.keys() - names), ("not part of this model", names - params.keys())):
+            raise ModelError(
+                f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embedding"
+            )
+    for problem, found in (
+        ("missing", params.keys() - names),
+        ("not part of this model", names - params.keys()),
+    ):
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise ModelError(f"{folder}: tensor {min(found)}{more} {'are' if more else 'is'} {problem}")
     for key, param in params.items():
         if tuple(param.shape) != checkpoint.shapes[key]:
-            raise ModelError(f"{folder}: {key} has shape {list(checkpoint.shapes[key])}, config.json says {list(param.shape)}")
+            raise ModelError(
+                f"{folder}: {key} has shape {list(checkpoint.shapes[key])}, config.json says {list(param.shape)}"
+            )
 
     @torch.no_grad()  # in every thread: the mode is per thread
     def copy(key: str) -> None:
@@ -179,11 +196,15 @@ def fill(model: Transformer, name: str | Path) -> None:
         if isinstance(param, DTensor):
             target = param.to_local()
             if param.placements[0].is_shard():
-                rows = shard_rows(param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size())
+                rows = shard_rows(
+                    param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size()
+                )
         source = checkpoint.read(key, *rows)
         if target.is_cuda:
-            # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for each page
-            # with the driver locked. Then over in the file's dtype: fewer bytes, and converting is the device's work.
+            # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for
+            # each page
+            # with the driver locked. Then over in the file's dtype: fewer bytes, and converting is the
+            # device's work.
             source.flatten().view(torch.uint8)[:: mmap.PAGESIZE].sum()
             source = source.to(target.device)
         target.copy_(source)
@@ -205,7 +226,8 @@ def load_model(
     return model, config
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------
+# writing
 def save_model(
     model: Transformer,
     folder: str | Path,
@@ -228,7 +250,10 @@ def save_model(
     params = dict(model.named_parameters())
     dtype = dtype or next(iter(params.values())).dtype
     plan = _plan_shards(params, dtype, shard_bytes)
-    files = {"config.json": model.config.to_hf(dtype), "generation_config.json": _generation_config(model.config)}
+    files = {
+        "config.json": model.config.to_hf(dtype),
+        "generation_config.json": _generation_config(model.config),
+    }
     if len(plan) > 1:
         total = sum(p.numel() * dtype.itemsize for p in params.values())
         weight_map = {name: file for file, names in plan.items() for name in names}
@@ -255,7 +280,9 @@ def save_model(
     names = [*plan, *files, *(path.name for path in tokenizer_files)]
     for name in names:
         os.replace(folder / f"{name}.tmp", folder / name)
-    for stale in {*folder.glob("model*.safetensors"), *folder.glob(INDEX)} - {folder / name for name in names}:
+    for stale in {*folder.glob("model*.safetensors"), *folder.glob(INDEX)} - {
+        folder / name for name in names
+    }:
         stale.unlink()  # of an earlier save with more shards
 
 

@@ -1,8 +1,8 @@
 """The ranks of a run: who this process is among those that torchrun started, and what they can do together.
 
-    python train.py                                    one rank
-    torchrun --nproc-per-node 4 train.py               four, on one machine
-    torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines; the run's folder must be on a disk they share
+python train.py                                    one rank
+torchrun --nproc-per-node 4 train.py               four, on one machine
+torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines; the run's folder must be on a disk they share
 """
 
 import contextlib
@@ -63,6 +63,14 @@ class World:
             dist.all_gather_object(out, x)
         return out
 
+    def to_main(self, x: Any) -> list[Any]:
+        """A picklable x of every rank, in rank order, on the main rank; nothing on the others. For what is too large for all of them."""
+        if self.world_size == 1:
+            return [x]
+        out = [None] * self.world_size if self.is_main else None
+        dist.gather_object(x, out)
+        return out or []
+
     def barrier(self) -> None:
         if self.world_size > 1:
             dist.barrier()
@@ -76,10 +84,14 @@ def setup() -> World:
     """Join the other ranks that torchrun started, or be alone. Call once, first."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker must not outlive its agent, however that died
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    rank, size, local = (int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    rank, size, local = (
+        int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
     cuda = torch.cuda.is_available()
     if cuda and local >= torch.cuda.device_count():
-        raise ConfigError(f"rank {rank} has no GPU: {torch.cuda.device_count()} here for --nproc-per-node over that")
+        raise ConfigError(
+            f"rank {rank} has no GPU: {torch.cuda.device_count()} here for --nproc-per-node over that"
+        )
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -92,10 +104,13 @@ def setup() -> World:
             store=fresh_store(rank, size),
             rank=rank,
             world_size=size,
-            timeout=timedelta(hours=2),  # ranks wait for the one with the longest rollout: ten minutes, the default, is short
+            # ranks wait for the one with the longest rollout: ten minutes, the default, is short
+            timeout=timedelta(hours=2),
             device_id=device if cuda else None,
         )
-        if cuda:  # for the executor's workers, which take the first GPU that they see; here all stay, once their number is known
+        # for the executor's workers, which take the first GPU that they see; here all stay, once
+        # their number is known
+        if cuda:
             torch.cuda.device_count()
             os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return World(rank, size, local, device)
@@ -144,7 +159,8 @@ def fresh_store(rank: int, size: int) -> dist.Store:
     missing = set() if rank else set(range(1, size))
     while missing:
         for r in [r for r in missing if store.check([f"hello/{r}"])]:
-            store.set(f"answer/{store.get(f'hello/{r}').decode()}", me)  # to a dead one's hello: nobody reads it
+            # to a dead one's hello: nobody reads it
+            store.set(f"answer/{store.get(f'hello/{r}').decode()}", me)
         missing = {r for r in missing if not store.check([f"{me}/{r}"])}
         if time.monotonic() > deadline:
             raise RuntimeError(f"ranks {sorted(missing)} of {size} did not start within 10 minutes")

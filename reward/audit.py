@@ -17,11 +17,11 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import reason
-from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
-from nanotriton.executor.verdict import STATUSES, Verdict
+from nanotriton.executor.processes import check_card
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.task import Task
-from reward.extract import extract_candidate
+from nanotriton.verdict import STATUSES, Verdict
 
 NEEDED = {"task": str, "task_source": str, "completion": str, "verdict": dict, "reward": int | float | None}
 
@@ -80,7 +80,14 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
             found[key].count += count
             found[key].reward = max(found[key].reward, row["reward"])
         else:
-            found[key] = Sample(Task(row["task"], row["task_source"]), candidate, row["verdict"], row["reward"], row.get("step", 0), count)
+            found[key] = Sample(
+                Task(row["task"], row["task_source"]),
+                candidate,
+                row["verdict"],
+                row["reward"],
+                row.get("step", 0),
+                count,
+            )
     if split and splits and split not in splits:
         raise ValueError(f"--split {split}: {file} has {', '.join(sorted(map(str, splits)))}")
     return list(found.values())
@@ -121,12 +128,16 @@ def suspect(samples: list[Sample]) -> None:
             f"judged again it is {v.status}: {v.message}": 100 * sample.differs,
             f"it could not be judged again ({v.status}: {v.message})": 50 * (not v.scored),
             f"the answer lies in memory of the {v.answer}s": 20 * (v.answer in ("input", "weight", "const")),
-            f"{len(tasks_of[sample.candidate])} tasks were paid for this text": 20 * (len(tasks_of[sample.candidate]) > 1),
-            f"only {v.effective_launches} of {v.launches} launches change the answer": 15 * (0 < (v.effective_launches or 0) < (v.launches or 0)),
-            f"torch touches data in {', '.join(computing)} ({v.torch_bytes or 0} bytes)": 10 * bool(computing),
+            f"{len(tasks_of[sample.candidate])} tasks were paid for this text": 20
+            * (len(tasks_of[sample.candidate]) > 1),
+            f"only {v.effective_launches} of {v.launches} launches change the answer": 15
+            * (0 < (v.effective_launches or 0) < (v.launches or 0)),
+            f"torch touches data in {', '.join(computing)} ({v.torch_bytes or 0} bytes)": 10
+            * bool(computing),
             "KernelBench's tolerance says it is wrong": 15 * (v.kernelbench_allclose is False),
             f"its error, {v.max_error or 0:.1e} of the RMS, is large": 10 * ((v.max_error or 0) > 1e-5),
-            f"it was timed {before.get('speedup') or 0:.1f} times as fast as the reference": 15 * ((before.get("speedup") or 0) > 5),
+            f"it was timed {before.get('speedup') or 0:.1f} times as fast as the reference": 15
+            * ((before.get("speedup") or 0) > 5),
             f"the run drew it {sample.count} times": 5 * (sample.count > 8),
         }
         sample.reasons = {reason: points for reason, points in checks.items() if points}
@@ -135,10 +146,20 @@ def suspect(samples: list[Sample]) -> None:
 def page(samples: list[Sample], worst: int, source: str) -> str:
     """The Markdown page: no dates and no timings, so that it changes only when what was found changes."""
     differ = [s for s in samples if s.differs]
-    lines = [f"# Audit of {source}", "", f"{len(samples)} distinct rewarded candidates were judged again under policy strict; {len(differ)} differ.", ""]
+    lines = [
+        f"# Audit of {source}",
+        "",
+        f"{len(samples)} distinct rewarded candidates were judged again under policy strict; {len(differ)} differ.",
+        "",
+    ]
     ranked = sorted(samples, key=lambda s: (-s.points, s.task.name, s.candidate))[:worst]
     for rank, s in enumerate((s for s in ranked if s.reasons), 1):
-        lines += [f"## {rank}. {s.task.name}, step {s.step}", "", f"Reward {s.reward:g}; then {s.before['status']}, now {s.after.status}.", ""]
+        lines += [
+            f"## {rank}. {s.task.name}, step {s.step}",
+            "",
+            f"Reward {s.reward:g}; then {s.before['status']}, now {s.after.status}.",
+            "",
+        ]
         lines += [f"- {reason}" for reason in s.reasons] + [""]
         lines += ["Task:", "", fenced(s.task.source), "", "Candidate:", "", fenced(s.candidate), ""]
     if not any(s.reasons for s in ranked):
@@ -159,17 +180,29 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="python -m reward.audit", description="Judge a run's rewarded samples again.", allow_abbrev=False)
+    parser = Parser(
+        prog="python -m reward.audit", description="Judge a run's rewarded samples again.", allow_abbrev=False
+    )
     parser.add_argument("run", type=Path, help="a run's folder, or a samples.jsonl")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run (default: cpu)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run (default: cpu)"
+    )
     parser.add_argument("--split", help="only samples of this split, train for example (default: all)")
-    parser.add_argument("--limit", type=int, default=1000, help="at most so many candidates, drawn at random (default: 1000)")
+    parser.add_argument(
+        "--limit", type=int, default=1000, help="at most so many candidates, drawn at random (default: 1000)"
+    )
     parser.add_argument("--worst", type=int, default=20, help="how many the page shows (default: 20)")
-    parser.add_argument("--timeout", type=float, default=10.0, help="seconds for each stage of a candidate (default: 10)")
-    parser.add_argument("--page", type=Path, help="where the page goes (default: audit.md in the run's folder)")
+    parser.add_argument(
+        "--timeout", type=float, default=10.0, help="seconds for each stage of a candidate (default: 10)"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="where the page goes (default: audit.md in the run's folder)"
+    )
     options = parser.parse_args(argv)
-    if options.device == "cuda" and not cuda_is_there():
-        parser.error("--device cuda: this machine has no usable CUDA GPU")
+    try:
+        check_card(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     if options.limit < 1 or options.worst < 1 or options.timeout <= 0:
         parser.error("--limit, --worst and --timeout must be positive")
     return options
@@ -185,7 +218,10 @@ def main(argv: list[str]) -> int:
         print(f"audit: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"audit: {out}: cannot write the page: {error.strerror}; --page FILE puts it elsewhere", file=sys.stderr)
+        print(
+            f"audit: {out}: cannot write the page: {error.strerror}; --page FILE puts it elsewhere",
+            file=sys.stderr,
+        )
         return 2
     total = len(samples)
     if total > options.limit:
@@ -196,12 +232,18 @@ def main(argv: list[str]) -> int:
     out.write_text(page(samples, options.worst, options.run.resolve().name), encoding="utf-8")
     differ = [s for s in samples if s.differs]
     for s in differ:
-        print(f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}")
+        print(
+            f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}"
+        )
     failed = [s for s in samples if not s.after.scored]
     for s in failed:
-        print(f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}")
+        print(
+            f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}"
+        )
     unjudged = f", {len(failed)} could not be" if failed else ""
-    print(f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ{unjudged}; the page is {out}")
+    print(
+        f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ{unjudged}; the page is {out}"
+    )
     return 1 if differ or failed else 0
 
 

@@ -2,10 +2,12 @@
 
 import math
 
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 
-# How far a failed candidate came, for the partial-credit option: 0 it is no code or it cheats, 1 only the values are wrong.
-# Every status that a cheat can choose to end in (rules, too fast, edited inputs, stolen time or memory) is worth nothing.
+# How far a failed candidate came, for the partial-credit option: 0 it is no code or it cheats, 1 only the
+# values are wrong.
+# Every status that a cheat can choose to end in (rules, too fast, edited inputs, stolen time or memory) is
+# worth nothing.
 PROGRESS = {
     "import_error": 0.2,
     "compile_error": 0.2,

@@ -1,6 +1,6 @@
 """A verdict becomes a number, here and nowhere else. Change this function, or name a file of your own on the command line.
 
-Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules (reward/rules.py) before and after it runs a
+Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules (nanotriton/rules/rules.py) before and after it runs a
 candidate, so `correct` under policy strict means both.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton.config import ConfigError
-from nanotriton.executor.verdict import Verdict
+from nanotriton.verdict import Verdict
 from reward import execution
 
 
@@ -23,12 +23,15 @@ from reward import execution
 class RewardConfig:
     """reward = correct * (1 + speed * f(speedup)) + (1 - correct) * partial * progress + overlong penalty."""
 
-    partial: float = 0.0  # credit of a candidate that fails in its values only; less for one that fails earlier. Below 1
+    # credit of a candidate that fails in its values only; less for one that fails earlier. Below 1
+    partial: float = 0.0
     speed: float = 0.0  # what `speed_cap` times faster than the reference adds to a correct candidate
     speed_cap: float = 4.0  # speed-ups beyond this are worth no more
     speed_noise: float = 0.05  # a gain below this fraction is noise, and worth nothing
     max_tokens: int | None = None  # length limit of a completion; None: no length penalty
-    overlong: int = 0  # tokens before the limit over which the penalty grows from 0 to -1 (DAPO, arXiv 2503.14476, eq. 13)
+    # tokens before the limit over which the penalty grows from 0 to -1 (DAPO, arXiv 2503.14476, eq.
+    # 13)
+    overlong: int = 0
 
     @property
     def noise(self) -> float:
@@ -37,7 +40,9 @@ class RewardConfig:
 
     def __post_init__(self):
         if not 0 <= self.partial < 1:
-            raise ValueError(f"partial = {self.partial}: must be in [0, 1), a wrong answer is never worth a right one")
+            raise ValueError(
+                f"partial = {self.partial}: must be in [0, 1), a wrong answer is never worth a right one"
+            )
         if self.speed < 0 or self.speed_cap <= 1 or self.speed_noise < 0:
             raise ValueError("speed and speed_noise must be >= 0 and speed_cap > 1")
         if self.overlong < 0 or (self.max_tokens is not None and self.overlong > self.max_tokens):
@@ -55,7 +60,9 @@ def overlong_penalty(tokens: int, config: RewardConfig) -> float:
     return -min(1.0, max(0.0, (tokens - (config.max_tokens - config.overlong)) / config.overlong))
 
 
-def reward(verdict: Verdict, config: RewardConfig = RewardConfig(), tokens: int | None = None) -> float | None:
+def reward(
+    verdict: Verdict, config: RewardConfig = RewardConfig(), tokens: int | None = None
+) -> float | None:
     """The reward of one sample, or None when it leaves the batch: an infrastructure failure, an unsupported feature, a weak task.
 
     tokens: length of the completion, needed for the length penalty only.
@@ -100,12 +107,20 @@ def checked(function: Callable, path: Path, verdict: Verdict, completion: str, t
     try:
         value = function(verdict, completion, task)
     except Exception as error:
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
-        raise ConfigError(f"--reward {path}{f', line {lines[-1]}' if lines else ''}: {type(error).__name__}: {error}") from error
+        lines = [
+            f.lineno
+            for f in traceback.extract_tb(error.__traceback__)
+            if Path(f.filename).resolve() == path.resolve()
+        ]
+        raise ConfigError(
+            f"--reward {path}{f', line {lines[-1]}' if lines else ''}: {type(error).__name__}: {error}"
+        ) from error
     try:
         number = None if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = None
     if value is not None and (number is None or not math.isfinite(number)):
-        raise ConfigError(f"--reward {path}: reward() must return a finite number or None; it returned {value!r}")
+        raise ConfigError(
+            f"--reward {path}: reward() must return a finite number or None; it returned {value!r}"
+        )
     return number

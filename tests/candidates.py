@@ -6,15 +6,14 @@ kind it is and, policy by policy, with which statuses it may end:
     # kind: decoy kernel never launched
     # strict: rule_violation
     # kernelbench: correct                  (torch may compute there: it is no exploit under that policy)
-    # process: wrong_value                  (policy strict in process mode, where that is worth a run of its own)
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import Task, load_task
-from reward.policy import POLICIES
 
 ROOT = Path(__file__).parent
 
@@ -25,7 +24,7 @@ class Case:
     task: Task
     source: str
     kind: str  # of the exploit; what the honest kernel shows
-    expected: dict[str, frozenset[str]]  # policy (or "process") -> statuses
+    expected: dict[str, frozenset[str]]  # policy -> statuses
 
 
 def read(suite: str) -> list[Case]:
@@ -35,11 +34,17 @@ def read(suite: str) -> list[Case]:
         if file.name == "task.py":
             continue
         text = file.read_text()
-        header = dict(re.findall(r"^# (\w+): (.*)$", re.split(r"\n(?:import|from)", text, maxsplit=1)[0], re.M))
+        header = dict(
+            re.findall(r"^# (\w+): (.*)$", re.split(r"\n(?:import|from)", text, maxsplit=1)[0], re.M)
+        )
         honest = suite == "honest" or file.name == "honest.py"
-        expected = {p: frozenset(header[p].replace(" ", "").split(",")) for p in (*POLICIES, "process") if p in header}
+        expected = {p: frozenset(header[p].replace(" ", "").split(",")) for p in POLICIES if p in header}
         if honest:
             expected |= {"strict": frozenset({"correct"})}
         kind = "honest" if honest else header["kind"]
-        cases.append(Case(f"{file.parent.name}/{file.stem}", load_task(file.with_name("task.py")), text, kind, expected))
+        cases.append(
+            Case(
+                f"{file.parent.name}/{file.stem}", load_task(file.with_name("task.py")), text, kind, expected
+            )
+        )
     return cases

@@ -8,7 +8,8 @@ import functools
 import os
 import signal
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job: all that a test starts and interrupts would ignore it too
+# a shell's background job: all that a test starts and interrupts would ignore it too
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for every process that a test starts
 
@@ -17,8 +18,22 @@ import pytest
 from nanotriton.executor import Executor
 
 # Longest first: a long file that begins last keeps one core busy and leaves the other idle.
-LONGEST = ("test_exploits", "test_train", "test_executor", "test_honest", "test_bench_kernelbench", "test_executor_deaths", "test_distributed")
-LONGEST += ("test_bench_tritonbench", "test_executor_cli", "test_weights", "test_synthetic", "test_interpreted")
+LONGEST = (
+    "test_exploits",
+    "test_train",
+    "test_executor",
+    "test_honest",
+    "test_bench_kernelbench",
+    "test_executor_deaths",
+    "test_distributed",
+)
+LONGEST += (
+    "test_bench_tritonbench",
+    "test_executor_cli",
+    "test_weights",
+    "test_synthetic",
+    "test_interpreted",
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -29,4 +44,6 @@ def pytest_collection_modifyitems(items):
 def executors():
     """options -> an executor, one for all tests of this process that ask for the same: a start takes seconds, for torch's import."""
     with contextlib.ExitStack() as stack:
-        yield functools.cache(lambda **options: stack.enter_context(Executor(**dict(workers=1, seed=0, timeout=30.0) | options)))
+        yield functools.cache(
+            lambda **options: stack.enter_context(Executor(**dict(workers=1, seed=0, timeout=30.0) | options))
+        )

@@ -37,7 +37,8 @@ def dual_clip(logp, old, A, lo=0.2, hi=0.2, c=3.0):  # verl vanilla: for A<0 bou
     return np.where(A < 0, np.minimum(L, -c * A), L)
 
 
-def two_sided(logp, old, A, lo=0.2, hi=0.2, delta=3.0):  # TRL `delta` (INTELLECT-2): clamp the UNclipped branch
+# TRL `delta` (INTELLECT-2): clamp the UNclipped branch
+def two_sided(logp, old, A, lo=0.2, hi=0.2, delta=3.0):
     r = np.exp(logp - old)
     A = A[:, None]
     return -np.minimum(np.minimum(r, delta) * A, np.clip(r, 1 - lo, 1 + hi) * A)

@@ -9,10 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from nanotriton.executor.plan import Plan
+from nanotriton.executor.common.card import DEFAULT, Card
+from nanotriton.plan.plan import Plan
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\nimport triton.language as tl\n"
-ADD = '''
+ADD = """
 @triton.jit
 def add_kernel(x_ptr, y_ptr, o_ptr, n, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -23,7 +24,7 @@ def add(x, y):
     out = torch.empty_like(x)
     add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
     return out
-'''
+"""
 
 
 class Refused(Exception):
@@ -37,14 +38,21 @@ class Refused(Exception):
 def _start() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    from nanotriton.executor import recorder
+    _install(DEFAULT)
 
-    recorder.install()
+
+def _install(card: Card) -> None:
+    """Record for that GPU from here on."""
+    from nanotriton.executor.child import recorder
+
+    recorder.uninstall()
+    recorder.install(card)
 
 
 def _record(source: str, init_args: list, inputs: list | None, options: dict):
-    from nanotriton.executor import recorder
+    from nanotriton.executor.child import recorder
 
+    _install(options.pop("card"))
     with tempfile.TemporaryDirectory() as folder:
         try:
             if inputs is None:
@@ -63,14 +71,22 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def record(source: str, inputs: list, init_args: list | None = None, **options) -> Plan:
-    """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not."""
-    options.setdefault("seed", 0)
-    bare = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in inputs]
+    """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not.
+
+    card: the GPU that it is recorded for.
+    """
+    options = {"seed": 0, "card": DEFAULT} | options
+    bare = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        if isinstance(x, torch.Tensor)
+        else x
+        for x in inputs
+    ]
     return _plan(source, init_args or [], bare, options)
 
 
 def record_script(source: str) -> Plan:
-    return _plan(source, [], None, {"seed": 0})
+    return _plan(source, [], None, {"seed": 0, "card": DEFAULT})
 
 
 def _plan(*request) -> Plan:

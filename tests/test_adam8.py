@@ -34,7 +34,10 @@ def test_it_follows_adam_on_noisy_gradients():
     torch.manual_seed(0)
     start, target = torch.randn(4096), torch.randn(4096)
     ends = []
-    for make in (lambda p: torch.optim.AdamW([p], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1), lambda p: AdamW8bit([p], lr=1e-2, weight_decay=0.1)):
+    for make in (
+        lambda p: torch.optim.AdamW([p], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1),
+        lambda p: AdamW8bit([p], lr=1e-2, weight_decay=0.1),
+    ):
         p = torch.nn.Parameter(start.clone())  # fp32, so that only the moments differ
         optimizer, g = make(p), torch.Generator().manual_seed(1)
         for _ in range(200):
@@ -76,7 +79,9 @@ def test_bf16_parameters_get_it_and_resume_exactly(tmp_path):
     saver.load_latest(other, fresh)
     run(other, fresh, range(3, 6))
     for a, b in zip(model.parameters(), other.parameters()):
-        assert torch.equal(a, b) and all(torch.equal(x, fresh.state[b][k]) for k, x in optimizer.state[a].items())
+        assert torch.equal(a, b) and all(
+            torch.equal(x, fresh.state[b][k]) for k, x in optimizer.state[a].items()
+        )
 
 
 @pytest.mark.interpreted
@@ -93,7 +98,8 @@ def test_the_kernel_equals_its_twin_up_to_the_rounding(dtype):
         q.copy_(p)
         adam8._step_cuda(p, g, states[0], numbers, n)
         adam8._step_torch(q, g, states[1], numbers, n)
-        assert (p - q).abs().max() <= (1e-6 if dtype == torch.float32 else 2**-6)  # a unit in the last place at 2
+        # a unit in the last place at 2
+        assert (p - q).abs().max() <= (1e-6 if dtype == torch.float32 else 2**-6)
         for key in ("m", "v"):
             assert (states[0][key].int() - states[1][key].int()).abs().max() <= 1, key
             torch.testing.assert_close(states[0][key + "_scale"], states[1][key + "_scale"])

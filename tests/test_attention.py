@@ -44,7 +44,9 @@ def test_matches_softmax_and_its_gradient(lengths, heads):
     torch.testing.assert_close(out, want)
     weight = torch.randn_like(want)
     for got, exact in zip(
-        torch.autograd.grad((out * weight).sum(), inputs), torch.autograd.grad((want * weight).sum(), inputs), strict=True
+        torch.autograd.grad((out * weight).sum(), inputs),
+        torch.autograd.grad((want * weight).sum(), inputs),
+        strict=True,
     ):
         torch.testing.assert_close(got, exact)
 
@@ -68,7 +70,9 @@ def test_similar_lengths_take_one_call_and_little_padding(monkeypatch):
 
 def test_lengths_are_read_once_for_all_layers(monkeypatch):
     built = []
-    monkeypatch.setattr(attention, "_PaddedGroups", lambda bounds, device: built.append(bounds) or (lambda q, k, v: q))
+    monkeypatch.setattr(
+        attention, "_PaddedGroups", lambda bounds, device: built.append(bounds) or (lambda q, k, v: q)
+    )
     attend = attention.packed(cumulative([3, 2]), 3)
     for layer in range(4):
         attend(layer, *[torch.randn(5, 1, 8)] * 3)

@@ -24,8 +24,12 @@ def test_figures_fit_together():
         found = measure(executor, candidates(tasks_of(cfg, False, 1, 1), 8))
     assert found["candidates"] == 8 and found["statuses"] == {"correct": 8} and seconds > 0
     assert found["per_second"] == pytest.approx(8 / found["seconds"], rel=0.1)
-    assert {LEVELS[1], LEVELS[3]} <= set(found["cpu_ms"]) <= set(LEVELS) and found["cpu_ms_total"] == pytest.approx(sum(found["cpu_ms"].values()), abs=0.1)
-    assert {"record", "judge", "run"} <= set(found["stage_wall_ms"]) and "children_cpu" not in found["stage_wall_ms"]
+    assert {LEVELS[1], LEVELS[3]} <= set(found["cpu_ms"]) <= set(LEVELS) and found[
+        "cpu_ms_total"
+    ] == pytest.approx(sum(found["cpu_ms"].values()), abs=0.1)
+    assert {"record", "judge", "run"} <= set(found["stage_wall_ms"]) and "children_cpu" not in found[
+        "stage_wall_ms"
+    ]
 
 
 def test_usage(capsys):
@@ -44,8 +48,23 @@ def test_recordability_says_of_each_file_what_became_of_it(tmp_path):
     for name, source in files.items():
         (tmp_path / "data" / f"{name}.py").write_text(source)
     (tmp_path / "data" / "latin.py").write_bytes(b"# \xe9\n")
-    command = [sys.executable, "-m", "bench.recordability", "--data", tmp_path / "data", "--replay", "cpu", "--out", tmp_path / "out.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.recordability",
+        "--data",
+        tmp_path / "data",
+        "--replay",
+        "cpu",
+        "--out",
+        tmp_path / "out.json",
+    ]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[1])
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["counts"] == {"status": {"unrecordable": 1, "recorded": 1, "crashed": 1}, "replay": {"same": 1}} and found["not_replayed"] == []
-    assert found["exceptions"]["asks"]["line"] == 3 and found["exceptions"]["latin"]["message"].startswith("UnicodeDecodeError")
+    assert (
+        found["counts"] == {"status": {"unrecordable": 1, "recorded": 1, "crashed": 1}, "replay": {"same": 1}}
+        and found["not_replayed"] == []
+    )
+    assert found["exceptions"]["asks"]["line"] == 3 and found["exceptions"]["latin"]["message"].startswith(
+        "UnicodeDecodeError"
+    )

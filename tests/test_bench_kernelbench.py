@@ -18,7 +18,8 @@ from bench import report
 from bench.journal import Journal
 from nanotriton import config
 from nanotriton.config import ConfigError
-from nanotriton.executor import Verdict, probe
+from nanotriton.executor import Verdict
+from nanotriton.executor.common import probe
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.run import launch
 from nanotriton.tasks import kernelbench as tasks
@@ -37,13 +38,20 @@ WRONG = KERNEL.replace("x * 2 + 1", "x * 2 + 1.5")
 @pytest.fixture(autouse=True)
 def shared(monkeypatch, executors):
     """One executor a policy for all tests here; the command itself, which starts its own, is in test_two_ranks_share_the_problems."""
-    monkeypatch.setattr(bench, "Executor", lambda device, *, policy, **_: contextlib.nullcontext(executors(policy=policy)))
+    monkeypatch.setattr(
+        bench, "Executor", lambda device, *, policy, **_: contextlib.nullcontext(executors(policy=policy))
+    )
 
 
 @pytest.fixture
 def data(tmp_path):
     """Two levels in the layout of a clone."""
-    for name, source in {"level1/1_Double.py": DOUBLE, "level1/2_Relu.py": RELU, "level1/10_Zero.py": ZERO, "level2/1_Double.py": DOUBLE}.items():
+    for name, source in {
+        "level1/1_Double.py": DOUBLE,
+        "level1/2_Relu.py": RELU,
+        "level1/10_Zero.py": ZERO,
+        "level2/1_Double.py": DOUBLE,
+    }.items():
         path = tmp_path / "clone" / "KernelBench" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
@@ -67,7 +75,9 @@ def run(tmp_path: Path, data: Path, **options) -> dict:
 
 
 def statuses(results: dict, policy: str) -> dict[str, str]:
-    return {f"{row['problem']}/{row['sample']}": row["verdicts"][policy]["status"] for row in results["samples"]}
+    return {
+        f"{row['problem']}/{row['sample']}": row["verdicts"][policy]["status"] for row in results["samples"]
+    }
 
 
 def value(results: dict, policy: str, group: str, figure: str, part: str = "all") -> float:
@@ -75,10 +85,24 @@ def value(results: dict, policy: str, group: str, figure: str, part: str = "all"
 
 
 def test_runs_folder_under_every_policy(tmp_path, data):
-    samples = {"1/1/0": KERNEL, "1/1/1": WRONG, "1/1/2": TORCH, "1/1/3": "def (", "1/2/0": RELU, "2/1/0": KERNEL}
+    samples = {
+        "1/1/0": KERNEL,
+        "1/1/1": WRONG,
+        "1/1/2": TORCH,
+        "1/1/3": "def (",
+        "1/2/0": RELU,
+        "2/1/0": KERNEL,
+    }
     results = run(tmp_path, data, samples=str(runs(tmp_path / "runs", samples)), levels=[1, 2])
     strict = statuses(results, "strict")
-    assert strict == {"1/1/0": "correct", "1/1/1": "wrong_value", "1/1/2": "rule_violation", "1/1/3": "syntax_error", "1/2/0": "no_code", "2/1/0": "correct"}
+    assert strict == {
+        "1/1/0": "correct",
+        "1/1/1": "wrong_value",
+        "1/1/2": "rule_violation",
+        "1/1/3": "syntax_error",
+        "1/2/0": "no_code",
+        "2/1/0": "correct",
+    }
     assert statuses(results, "kernelbench") == strict | {"1/1/2": "correct"}
     assert statuses(results, "autotriton")["1/1/2"] == "correct"
     assert value(results, "strict", "level 1", "correct") == pytest.approx(1 / 8)
@@ -86,10 +110,19 @@ def test_runs_folder_under_every_policy(tmp_path, data):
     assert value(results, "strict", "level 2", "correct") == 1.0
     assert results["complete"] and results["judged"] == {"strict": 6, "kernelbench": 6, "autotriton": 6}
     failed = {f["status"]: f for f in results["scores"]["strict"]["all"]["failures"]}
-    assert set(failed) == {"wrong_value", "rule_violation", "syntax_error", "no_code"} and failed["no_code"]["count"] == 1
+    assert (
+        set(failed) == {"wrong_value", "rule_violation", "syntax_error", "no_code"}
+        and failed["no_code"]["count"] == 1
+    )
     table = (tmp_path / "r.md").read_text()
     assert "AutoTriton 8B | 83/36 (10/6)" in table and "this run, strict, without weak problems" in table
-    assert {f.name for f in tmp_path.glob("r.*")} == {"r.json", "r.md", "r.journal.jsonl", "r.status.png", "r.speedup.png"}
+    assert {f.name for f in tmp_path.glob("r.*")} == {
+        "r.json",
+        "r.md",
+        "r.journal.jsonl",
+        "r.status.png",
+        "r.speedup.png",
+    }
 
 
 def test_the_problems_themselves_are_right_under_none_and_weak_ones_are_set_apart(tmp_path, data):
@@ -102,7 +135,10 @@ def test_the_problems_themselves_are_right_under_none_and_weak_ones_are_set_apar
 
 
 def test_a_finished_run_judges_nothing_again(tmp_path, data, monkeypatch):
-    rows = [{"level": 1, "problem_id": 2, "sample_id": 4, "completion": "no code at all"}, {"task": "level1/1_Double", "candidate": "x = 1\n"}]
+    rows = [
+        {"level": 1, "problem_id": 2, "sample_id": 4, "completion": "no code at all"},
+        {"task": "level1/1_Double", "candidate": "x = 1\n"},
+    ]
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     first = run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"])
@@ -120,19 +156,34 @@ def test_a_run_is_not_continued_with_other_candidates(tmp_path, data):
     path.write_text('{"level": 1, "problem_id": 1, "candidate": "def ("}\n')
     run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"])
     path.write_text('{"level": 1, "problem_id": 1, "candidate": "def ["}\n')
-    with pytest.raises(ConfigError, match=r"holds another candidate for problem 1/1, sample 0: give another --out, or --fresh"):
+    with pytest.raises(
+        ConfigError,
+        match=r"holds another candidate for problem 1/1, sample 0: give another --out, or --fresh",
+    ):
         run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"])
-    assert statuses(run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"], fresh=True), "strict") == {"1/1/0": "syntax_error"}
+    assert statuses(
+        run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"], fresh=True), "strict"
+    ) == {"1/1/0": "syntax_error"}
 
 
 def test_samples_of_a_training_run_join_by_source(tmp_path, data):
     path = tmp_path / "samples.jsonl"
     fenced = f"```python\n{KERNEL}```"
-    path.write_text("".join(json.dumps({"task": "anything", "task_source": s, "completion": c}) + "\n" for s, c in ((RELU, "no"), (DOUBLE, fenced), (DOUBLE, "no"))))
+    path.write_text(
+        "".join(
+            json.dumps({"task": "anything", "task_source": s, "completion": c}) + "\n"
+            for s, c in ((RELU, "no"), (DOUBLE, fenced), (DOUBLE, "no"))
+        )
+    )
     given = bench.read_samples(str(path), tasks.load_problems(str(data), [1]))
     assert list(given) == [("1/2", 0), ("1/1", 0), ("1/1", 1)]
     assert given["1/1", 0]["candidate"] == KERNEL and given["1/1", 1]["candidate"] is None
-    path.write_text("".join(json.dumps({"task": "anything", "task_source": DOUBLE, "completion": c, "count": n}) + "\n" for c, n in ((fenced, 3), ("no", 2))))
+    path.write_text(
+        "".join(
+            json.dumps({"task": "anything", "task_source": DOUBLE, "completion": c, "count": n}) + "\n"
+            for c, n in ((fenced, 3), ("no", 2))
+        )
+    )
     given = bench.read_samples(str(path), tasks.load_problems(str(data), [1]))
     assert [given["1/1", s]["candidate"] for s in range(5)] == [KERNEL] * 3 + [None] * 2 and len(given) == 5
 
@@ -147,7 +198,10 @@ def test_a_verdict_is_taken_over_where_a_looser_policy_runs_the_same_code():
         assert implied(status, "autotriton") is None
     assert implied("correct", "autotriton", KERNEL.replace("@triton.jit", "@jit")).status == "rule_violation"
     assert bench.entry_point(DOUBLE, "strict") == DOUBLE
-    assert bench.entry_point(DOUBLE, "none").endswith("ModelNew = Model\n") and bench.entry_point(KERNEL, "none") == KERNEL
+    assert (
+        bench.entry_point(DOUBLE, "none").endswith("ModelNew = Model\n")
+        and bench.entry_point(KERNEL, "none") == KERNEL
+    )
     assert bench.entry_point("def (", "none") == "def ("
 
 
@@ -157,16 +211,44 @@ def test_baseline_times(tmp_path, data):
     assert bench.read_baseline(str(path)) == {"1/1": 500.0}
     row = {"kind": "verdict", "problem": "1/1", "policy": "strict"}
     lines = [{"kind": "sample", "problem": "1/1", "sample": i, "candidate": KERNEL} for i in range(2)]
-    lines += [row | {"sample": i, "verdict": asdict(Verdict("correct", time_us=t, reference_us=300.0, speedup=300 / t))} for i, t in enumerate((100.0, 250.0))]
-    cfg = bench.Config(data=str(data), levels=[1], ids=[1], samples=str(tmp_path / "s"), policy=["strict"], baseline=str(path), out=str(tmp_path / "r.json"), workers=1, device="cpu")
-    with Journal(Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in bench.KernelBench.free}) as journal:  # as a run on a GPU leaves it
+    lines += [
+        row
+        | {"sample": i, "verdict": asdict(Verdict("correct", time_us=t, reference_us=300.0, speedup=300 / t))}
+        for i, t in enumerate((100.0, 250.0))
+    ]
+    cfg = bench.Config(
+        data=str(data),
+        levels=[1],
+        ids=[1],
+        samples=str(tmp_path / "s"),
+        policy=["strict"],
+        baseline=str(path),
+        out=str(tmp_path / "r.json"),
+        workers=1,
+        device="cpu",
+    )
+    # as a run on a GPU leaves it
+    with Journal(
+        Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in bench.KernelBench.free}
+    ) as journal:
         for line in lines:
             journal.append(line)
     runs(tmp_path / "s", {"1/1/0": KERNEL, "1/1/1": KERNEL})
-    results = run(tmp_path, data, levels=[1], ids=[1], samples=str(tmp_path / "s"), policy=["strict"], baseline=str(path))
+    results = run(
+        tmp_path,
+        data,
+        levels=[1],
+        ids=[1],
+        samples=str(tmp_path / "s"),
+        policy=["strict"],
+        baseline=str(path),
+    )
     assert results["scores"]["strict"]["all"]["all"]["speedup"]["value"] == pytest.approx((3 * 1.2) ** 0.5)
     against = results["scores_against"]["baseline_time_torch_compile.json"]["strict"]["all"]["all"]
-    assert against["speedup"]["value"] == pytest.approx((5 * 2) ** 0.5) and against["fast_p"]["2"]["value"] == 0.5
+    assert (
+        against["speedup"]["value"] == pytest.approx((5 * 2) ** 0.5)
+        and against["fast_p"]["2"]["value"] == 0.5
+    )
     assert "against baseline_time_torch_compile.json" in (tmp_path / "r.md").read_text()
     path.write_text("[1]")
     with pytest.raises(ValueError, match="not KernelBench's format"):
@@ -181,14 +263,25 @@ def model(tmp_path):
     """A model folder of our own: a tokenizer without a chat template, random weights, so its answers are noise."""
     folder = tmp_path / "model"
     train_tokenizer([DOUBLE, KERNEL], 300, folder)
-    config = ModelConfig(vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=512)
+    config = ModelConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+    )
     save_model(Transformer(config).init_weights(0), folder, [])
     return folder
 
 
 def completions(folder: Path) -> dict[tuple[str, int], str]:
-    lines = [json.loads(line) for path in folder.glob("r.journal*.jsonl") for line in path.read_text().splitlines()]
-    found = [((line["problem"], line["sample"]), line["completion"]) for line in lines if line["kind"] == "sample"]
+    lines = [
+        json.loads(line) for path in folder.glob("r.journal*.jsonl") for line in path.read_text().splitlines()
+    ]
+    found = [
+        ((line["problem"], line["sample"]), line["completion"]) for line in lines if line["kind"] == "sample"
+    ]
     assert len(found) == len(dict(found))
     return dict(found)
 
@@ -199,13 +292,16 @@ def test_samples_of_a_model_depend_on_problem_and_number_only(tmp_path, data, mo
     whole = completions(tmp_path)
     assert len(whole) == 9 and len(set(whole.values())) > 1 and results["complete"]
     assert set(statuses(results, "strict").values()) == {"no_code"}
-    assert all(row["tokens"] <= 12 and row["finish_reason"] in ("stop", "length") for row in results["samples"])
+    assert all(
+        row["tokens"] <= 12 and row["finish_reason"] in ("stop", "length") for row in results["samples"]
+    )
     (tmp_path / "b").mkdir()
     run(tmp_path / "b", data, n=1, **options)
     assert len(completions(tmp_path / "b")) == 3
     run(tmp_path / "b", data, n=3, **options)  # more of the same run
     assert completions(tmp_path / "b") == whole
-    results = run(tmp_path / "b", data, n=1, fresh=True, **options | {"max_tokens": 512})  # as long as the model's context leaves room
+    # as long as the model's context leaves room
+    results = run(tmp_path / "b", data, n=1, fresh=True, **options | {"max_tokens": 512})
     assert results["complete"] and all(0 < row["tokens"] < 512 for row in results["samples"])
 
 
@@ -214,8 +310,26 @@ def test_two_ranks_share_the_problems(tmp_path, data, model):
     out = tmp_path / "two"
     out.mkdir()
     words = f"--data {data} --levels 1 --model {model} --n 2 --max-tokens 12 --policy strict --device cpu --workers 1 --out {out}/r.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "bench.kernelbench", *words.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "--",
+        "bench.kernelbench",
+        *words.split(),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in out.glob("r.journal*")) == ["r.journal.1.jsonl", "r.journal.jsonl"]
     assert completions(out) == completions(tmp_path)
@@ -242,8 +356,16 @@ class Server:
                     if len(server.asked) > stop_after:
                         server.enough.set()
                         return  # hang up
-                text = f"```python\n{KERNEL}```" if body["seed"] % 3 == 0 else "I can't." if body["seed"] % 3 == 1 else f"```python\n{WRONG}```"
-                data = json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
+                text = (
+                    f"```python\n{KERNEL}```"
+                    if body["seed"] % 3 == 0
+                    else "I can't."
+                    if body["seed"] % 3 == 1
+                    else f"```python\n{WRONG}```"
+                )
+                data = json.dumps(
+                    {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+                ).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
@@ -274,9 +396,19 @@ def test_an_evaluation_killed_and_restarted_ends_with_the_same_table(tmp_path, d
     out = tmp_path / "r.json"
     flags = {"data": data, "endpoint": server.url, "out": out, "device": "cpu", "workers": 1, "retries": 100}
     flags = {**{k: v for k, v in options.items() if k not in ("ids", "levels", "policy")}, **flags}
-    command = [sys.executable, "-m", "bench.kernelbench", *(w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", str(v)))]
-    process = subprocess.Popen([*command, "--levels", "1", "--ids", "1", "2", "--policy", "strict"], cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "bench.kernelbench",
+        *(w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", str(v))),
+    ]
+    process = subprocess.Popen(
+        [*command, "--levels", "1", "--ids", "1", "2", "--policy", "strict"],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     assert server.enough.wait(60)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -315,9 +447,17 @@ def mistake(tmp_path, **options) -> str:
 
 def test_the_command_line_says_it_in_one_line(data, capsys):
     with pytest.raises(SystemExit) as stop:
-        launch(bench.main, config.parse(bench.Config, ["--data", str(data), "--levels", "3", "--samples", str(data)]))
+        launch(
+            bench.main,
+            config.parse(bench.Config, ["--data", str(data), "--levels", "3", "--samples", str(data)]),
+        )
     error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.count("\n") == 1 and error.startswith("error: ") and "no folder level3 in it" in error
+    assert (
+        stop.value.code == 2
+        and error.count("\n") == 1
+        and error.startswith("error: ")
+        and "no folder level3 in it" in error
+    )
 
 
 def test_mistakes(tmp_path, data):
@@ -333,7 +473,11 @@ def test_mistakes(tmp_path, data):
     assert "no problem has the id 77" in mistake(tmp_path, **good, ids=[77], samples=str(data))
     assert "--baseline" in mistake(tmp_path, **good, samples=str(data), baseline=str(tmp_path / "none"))
     rows = tmp_path / "rows.jsonl"
-    for text, said in (('{"level": 1,', "line 1: not JSON (the last line is cut short)"), ("", "it is empty"), ('{"level": 1, "problem_id": 77, "completion": "x"}\n', "problem 1/77, which is not")):
+    for text, said in (
+        ('{"level": 1,', "line 1: not JSON (the last line is cut short)"),
+        ("", "it is empty"),
+        ('{"level": 1, "problem_id": 77, "completion": "x"}\n', "problem 1/77, which is not"),
+    ):
         rows.write_text(text)
         assert said in mistake(tmp_path, **good, samples=str(rows))
     rows.write_bytes(b"\xff\n")
@@ -356,13 +500,20 @@ def test_mistakes(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("row", "said"),
-    [({"completion": "x"}, "it names no problem"), ({"level": 1, "problem_id": "x", "completion": "y"}, "numbers are expected"),
-     ({"level": 1, "problem_id": 1}, "neither completion nor candidate"), ({"level": 1, "problem_id": 1, "sample": "a", "completion": "x"}, "a number is expected"),
-     ({"task": "nobody", "completion": "x"}, "not in the data"), ({"problem": "1/1", "sample": 0, "completion": "x"}, "has a sample 0 already")],
-)  # fmt: skip
+    [
+        ({"completion": "x"}, "it names no problem"),
+        ({"level": 1, "problem_id": "x", "completion": "y"}, "numbers are expected"),
+        ({"level": 1, "problem_id": 1}, "neither completion nor candidate"),
+        ({"level": 1, "problem_id": 1, "sample": "a", "completion": "x"}, "a number is expected"),
+        ({"task": "nobody", "completion": "x"}, "not in the data"),
+        ({"problem": "1/1", "sample": 0, "completion": "x"}, "has a sample 0 already"),
+    ],
+)
 def test_bad_rows(tmp_path, data, row, said):
     path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"problem": "1/1", "sample": 0, "completion": "x"}) + "\n" + json.dumps(row) + "\n")
+    path.write_text(
+        json.dumps({"problem": "1/1", "sample": 0, "completion": "x"}) + "\n" + json.dumps(row) + "\n"
+    )
     with pytest.raises(ValueError, match="entry 2") as caught:
         bench.read_samples(str(path), tasks.load_problems(str(data), [1]))
     assert said in str(caught.value)
@@ -381,7 +532,10 @@ def test_problems_from_a_clone(data):
 
 
 def test_problems_from_the_hub():
-    rows = [{"row": {"code": DOUBLE, "level": 1, "name": f"{i}_Double", "problem_id": i}} for i in range(150, 0, -1)]
+    rows = [
+        {"row": {"code": DOUBLE, "level": 1, "name": f"{i}_Double", "problem_id": i}}
+        for i in range(150, 0, -1)
+    ]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

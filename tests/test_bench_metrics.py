@@ -20,7 +20,11 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n, c, k):
 
 @pytest.mark.parametrize(("n", "c", "k"), [(10**6, 1, 1), (10**6, 3, 1000), (200, 100, 100), (10**5, 2, 7)])
 def test_pass_at_k_is_stable(n, c, k):
-    exact = 1 - math.prod(Fraction(n - c - i, n - i) for i in range(k)) if k <= 100 else 1 - math.prod(Fraction(n - k - i, n - i) for i in range(c))
+    exact = (
+        1 - math.prod(Fraction(n - c - i, n - i) for i in range(k))
+        if k <= 100
+        else 1 - math.prod(Fraction(n - k - i, n - i) for i in range(c))
+    )
     assert pass_at_k(n, c, k) == pytest.approx(float(exact), rel=1e-12)
 
 
@@ -50,7 +54,9 @@ def test_bootstrap_covers_and_repeats():
     values = [0.0] * 30 + [1.0] * 70
     low, high = bootstrap(values)
     assert bootstrap(values) == [low, high]
-    assert low == pytest.approx(0.7 - 1.96 * 0.0458, abs=0.02) and high == pytest.approx(0.7 + 1.96 * 0.0458, abs=0.02)
+    assert low == pytest.approx(0.7 - 1.96 * 0.0458, abs=0.02) and high == pytest.approx(
+        0.7 + 1.96 * 0.0458, abs=0.02
+    )
     assert bootstrap([1.0]) is None
 
 
@@ -63,10 +69,13 @@ def test_sign_test_against_the_binomial():
 
 def outcomes():
     return [
-        Outcome("1/1", "correct", compiled=True, loose=True, speedup=2.0), Outcome("1/1", "wrong_value", "judge", "3 of 9 differ", True, True),
-        Outcome("1/2", "correct", compiled=True, loose=True, speedup=0.5), Outcome("1/2", "correct", compiled=True, loose=True, speedup=0.5),
-        Outcome("2/1", "compile_error", "compile", "line 3: no 'x'"), Outcome("2/1", "unsupported", "record", "line 7: no 'y'"),
-    ]  # fmt: skip
+        Outcome("1/1", "correct", compiled=True, loose=True, speedup=2.0),
+        Outcome("1/1", "wrong_value", "judge", "3 of 9 differ", True, True),
+        Outcome("1/2", "correct", compiled=True, loose=True, speedup=0.5),
+        Outcome("1/2", "correct", compiled=True, loose=True, speedup=0.5),
+        Outcome("2/1", "compile_error", "compile", "line 3: no 'x'"),
+        Outcome("2/1", "unsupported", "record", "line 7: no 'y'"),
+    ]
 
 
 def test_score_weighs_problems_alike():
@@ -74,7 +83,10 @@ def test_score_weighs_problems_alike():
     assert (s["problems"], s["samples"], s["not_judged"]) == (3, 6, 1)
     assert s["correct"]["value"] == pytest.approx((0.5 + 1 + 0) / 3)
     assert s["loose"]["value"] == pytest.approx(2 / 3)
-    assert {k: r["value"] for k, r in s["pass_at_k"].items()} == {"1": pytest.approx(0.5), "2": pytest.approx(2 / 3)}
+    assert {k: r["value"] for k, r in s["pass_at_k"].items()} == {
+        "1": pytest.approx(0.5),
+        "2": pytest.approx(2 / 3),
+    }
     assert s["fast_p"]["1"]["value"] == pytest.approx(0.5 / 3)
     assert s["fast_p"]["0"]["value"] == s["correct"]["value"]
     assert s["speedup"]["value"] == pytest.approx(1.0)  # 2x on one problem, 0.5x on another
@@ -96,18 +108,34 @@ def test_scores_without_a_clock_claim_no_speed():
 
 
 def test_tables_leave_weak_problems_out_and_say_why_others_failed():
-    found = tables(lambda policy: outcomes(), ["strict"], lambda name: f"level {name[0]}", {"1/2": "zeros pass"}, [1])["strict"]
+    found = tables(
+        lambda policy: outcomes(), ["strict"], lambda name: f"level {name[0]}", {"1/2": "zeros pass"}, [1]
+    )["strict"]
     assert list(found) == ["level 1", "level 2", "all"]
     assert found["level 1"]["all"]["problems"] == 2 and found["level 1"]["fair"]["problems"] == 1
     failures = taxonomy(outcomes())
     assert sorted(f["status"] for f in failures) == ["compile_error", "unsupported", "wrong_value"]
     assert all(f["share"] == pytest.approx(1 / 6) for f in failures)
-    assert kind_of("line 3: no 'x' in 12 (line 3: x)") == kind_of("line 9: no 'abc' in 7 (line 9: abc)") == "no '...' in N"
+    assert (
+        kind_of("line 3: no 'x' in 12 (line 3: x)")
+        == kind_of("line 9: no 'abc' in 7 (line 9: abc)")
+        == "no '...' in N"
+    )
 
 
 def results(correct: dict[str, list[bool]], weak: str = "") -> dict:
-    samples = [{"problem": p, "sample": i, "weak": "zeros" if p == weak else None, "verdicts": {"strict": {"status": "correct" if ok else "wrong_value", "speedup": 2.0 if ok else None}}}
-               for p, oks in correct.items() for i, ok in enumerate(oks)]  # fmt: skip
+    samples = [
+        {
+            "problem": p,
+            "sample": i,
+            "weak": "zeros" if p == weak else None,
+            "verdicts": {
+                "strict": {"status": "correct" if ok else "wrong_value", "speedup": 2.0 if ok else None}
+            },
+        }
+        for p, oks in correct.items()
+        for i, ok in enumerate(oks)
+    ]
     return {"benchmark": "kernelbench", "samples": samples, "scores": {"strict": {}}}
 
 
@@ -136,7 +164,9 @@ def {name}({x}, {y}, n, BLOCK: tl.constexpr):
 
 def test_contamination_survives_renaming_and_not_another_kernel():
     gold = KERNEL.format(name="sigmoid", x="x_ptr", y="y_ptr", doc="Sigmoid.", constant="0.125")
-    renamed = KERNEL.format(name="f", x="src", y="dst", doc="quite another text", constant="0.125").replace("    ", "  ")
+    renamed = KERNEL.format(name="f", x="src", y="dst", doc="quite another text", constant="0.125").replace(
+        "    ", "  "
+    )
     other = "@triton.jit\ndef g(a, b, n):\n    i = tl.program_id(0)\n    tl.store(b + i, tl.sum(tl.load(a + i * 4 + tl.arange(0, 4)), axis=0) * 3)\n"
     assert tokens(gold) == tokens(renamed)
     index = Golds({"sigmoid": gold})

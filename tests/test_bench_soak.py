@@ -13,7 +13,8 @@ from bench import soak, soak_watch
 from bench.soak_candidates import Candidate, attacks, mix
 from bench.timing import Renamed
 from bench.timing_kernels import cheating, kernels, sibling
-from nanotriton.executor import Executor, Verdict, probe
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 pytestmark = pytest.mark.slow
@@ -27,17 +28,35 @@ def test_the_mix_has_its_shares_and_every_candidate_is_distinct():
     assert count("honest_right") == count("honest_wrong") == 49
     for candidate in candidates:
         compile(candidate.source, candidate.name, "exec")
-    assert all("rule_violation" in c.accepted for c in mix(200, 0, "cpu", "strict") if not c.kind.startswith("honest"))
+    assert all(
+        "rule_violation" in c.accepted
+        for c in mix(200, 0, "cpu", "strict")
+        if not c.kind.startswith("honest")
+    )
 
 
 def test_a_soak_on_the_cpu(tmp_path):
     """One of each attack, three of each kind of honest candidate, and kills: everyone has their own verdict, and nothing is left."""
     out = tmp_path / "soak.json"
-    arguments = ["--candidates", "20", "--kill", "--kill-every", "2", "--timeout", "4", "--workers", "1", "--out", str(out)]
+    arguments = [
+        "--candidates",
+        "20",
+        "--kill",
+        "--kill-every",
+        "2",
+        "--timeout",
+        "4",
+        "--workers",
+        "1",
+        "--out",
+        str(out),
+    ]
     assert soak.main(arguments) == 0, out.read_text()
     found = json.loads(out.read_text())
     assert found["passed"] and found["candidates"] == 20 and found["wrong_verdicts"] == []
-    assert found["kinds"]["honest_right"]["statuses"] == {"correct": 5} and found["kinds"]["honest_wrong"]["statuses"] == {"wrong_value": 4}
+    assert found["kinds"]["honest_right"]["statuses"] == {"correct": 5} and found["kinds"]["honest_wrong"][
+        "statuses"
+    ] == {"wrong_value": 4}
     assert found["kinds"]["exit_0"]["statuses"] == {"crashed": 1} and sum(found["kills"].values()) > 0
     assert 3 < found["longest"]["child_s"] <= 6
     assert not any(found["left"].values())
@@ -47,15 +66,24 @@ def test_wrong_verdicts_and_missing_ones_are_told():
     task = Task(**probe.TASK)
     candidates = [Candidate(f"a-{i}", "a", task, "", frozenset({"correct"})) for i in range(3)]
     kinds, wrong = soak.table(candidates, [Verdict("correct"), Verdict("crashed", "run", "why"), None])
-    assert kinds["a"]["candidates"] == 3 and dict(kinds["a"]["statuses"]) == {"correct": 1, "crashed": 1, "no verdict": 1}
-    assert [(w["candidate"], w["status"], w.get("message")) for w in wrong] == [("a-1", "crashed", "why"), ("a-2", "no verdict", None)]
+    assert kinds["a"]["candidates"] == 3 and dict(kinds["a"]["statuses"]) == {
+        "correct": 1,
+        "crashed": 1,
+        "no verdict": 1,
+    }
+    assert [(w["candidate"], w["status"], w.get("message")) for w in wrong] == [
+        ("a-1", "crashed", "why"),
+        ("a-2", "no verdict", None),
+    ]
 
 
 def test_what_is_left_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(soak_watch, "PATIENCE", 0.2)
     machine = soak_watch.Machine("cpu")
     assert not any(machine.left(set(), str(tmp_path)).values())
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
     (tmp_path / "file").touch()
     shared, file = f"/dev/shm/nanotriton-test-{os.getpid()}", tmp_path / "open"
     with open(shared, "w"), open(file, "w"):

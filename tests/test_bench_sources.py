@@ -12,8 +12,13 @@ from bench.journal import Journal, path_of
 from bench.sources import Ask, Endpoint, Later, Sampling, read_jsonl, retry_after
 from nanotriton.config import ConfigError
 
-ASKS = [Ask(f"1/{i}", s, (("user", f"problem {i}"),), "", seed=100 * i + s) for i in range(1, 5) for s in range(3)]
-ANSWER = {"choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+ASKS = [
+    Ask(f"1/{i}", s, (("user", f"problem {i}"),), "", seed=100 * i + s) for i in range(1, 5) for s in range(3)
+]
+ANSWER = {
+    "choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
+    "usage": {"completion_tokens": 1},
+}
 
 
 class Server:
@@ -61,7 +66,12 @@ class Server:
 
 
 def good(body: dict) -> str:
-    return json.dumps({**ANSWER, "choices": [{"message": {"content": f"answer to {body['seed']}"}, "finish_reason": "stop"}]})
+    return json.dumps(
+        {
+            **ANSWER,
+            "choices": [{"message": {"content": f"answer to {body['seed']}"}, "finish_reason": "stop"}],
+        }
+    )
 
 
 def collect(server: Server, **options) -> tuple[dict, list[str]]:
@@ -72,12 +82,19 @@ def collect(server: Server, **options) -> tuple[dict, list[str]]:
         assert (ask.problem, ask.sample) not in found
         found[ask.problem, ask.sample] = text, details
 
-    endpoint = Endpoint(server.url, "m", Sampling(0.5, 0.9, 77), **({"backoff": 0.005, "timeout": 5, "concurrency": 4} | options))
+    endpoint = Endpoint(
+        server.url,
+        "m",
+        Sampling(0.5, 0.9, 77),
+        **({"backoff": 0.005, "timeout": 5, "concurrency": 4} | options),
+    )
     return found, endpoint.run(ASKS, save)
 
 
 def complete(found: dict) -> bool:
-    return found.keys() == {(a.problem, a.sample) for a in ASKS} and all(found[a.problem, a.sample][0] == f"answer to {a.seed}" for a in ASKS)
+    return found.keys() == {(a.problem, a.sample) for a in ASKS} and all(
+        found[a.problem, a.sample][0] == f"answer to {a.seed}" for a in ASKS
+    )
 
 
 def test_plain_answers_the_request_and_the_key(monkeypatch):
@@ -87,7 +104,13 @@ def test_plain_answers_the_request_and_the_key(monkeypatch):
     assert complete(found) and not failures and len(server.requests) == len(ASKS)
     _, body, headers = server.requests[0]
     assert headers["Authorization"] == "Bearer secret"
-    assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"], body["n"]) == ("m", 0.5, 0.9, 77, 1)
+    assert (body["model"], body["temperature"], body["top_p"], body["max_tokens"], body["n"]) == (
+        "m",
+        0.5,
+        0.9,
+        77,
+        1,
+    )
     assert body["messages"] == [{"role": "user", "content": "problem 1"}]
     assert found["1/1", 0][1] == {"finish_reason": "stop", "tokens": 1}
 
@@ -147,7 +170,9 @@ def test_our_own_rate_limit():
 
 
 def test_what_never_works_is_reported_and_the_rest_is_kept():
-    with Server(lambda number, body: (500, {}, "no") if body["seed"] == 201 else (200, {}, good(body))) as server:
+    with Server(
+        lambda number, body: (500, {}, "no") if body["seed"] == 201 else (200, {}, good(body))
+    ) as server:
         found, failures = collect(server, retries=2)
     assert len(found) == len(ASKS) - 1 and ("1/2", 1) not in found
     assert len(failures) == 1 and failures[0].startswith("problem 1/2, sample 1: HTTP 500: no")
@@ -155,14 +180,24 @@ def test_what_never_works_is_reported_and_the_rest_is_kept():
 
 
 def test_a_refused_prompt_is_an_answer_without_code():
-    with Server(lambda number, body: (400, {}, "too long") if body["seed"] == 402 else (200, {}, good(body))) as server:
+    with Server(
+        lambda number, body: (400, {}, "too long") if body["seed"] == 402 else (200, {}, good(body))
+    ) as server:
         found, failures = collect(server, concurrency=1)
-    assert not failures and found["1/4", 2] == ("", {"finish_reason": "refused", "tokens": 0, "error": "HTTP 400: too long"})
+    assert not failures and found["1/4", 2] == (
+        "",
+        {"finish_reason": "refused", "tokens": 0, "error": "HTTP 400: too long"},
+    )
 
 
-@pytest.mark.parametrize(("status", "text"), [(401, "no such key"), (404, "no such model"), (400, "bad request")])
+@pytest.mark.parametrize(
+    ("status", "text"), [(401, "no such key"), (404, "no such model"), (400, "bad request")]
+)
 def test_a_mistake_ends_the_run_at_once(status, text):
-    with Server(lambda number, body: (status, {}, text)) as server, pytest.raises(ConfigError, match=f"HTTP {status}: {text}"):
+    with (
+        Server(lambda number, body: (status, {}, text)) as server,
+        pytest.raises(ConfigError, match=f"HTTP {status}: {text}"),
+    ):
         collect(server, concurrency=1)
     assert len(server.requests) == 1
 
@@ -218,7 +253,10 @@ def test_a_journal_continues_after_half_a_line(tmp_path):
     journal.append(line("1/1", 0, completion="the first counts"))
     journal.file.close()
     other = Journal(out, {"model": "m"}, rank=1).read()
-    assert other.get("sample", "1/1", 0)["completion"] == "a" and other.get("sample", "1/2", 0)["completion"] == "b"
+    assert (
+        other.get("sample", "1/1", 0)["completion"] == "a"
+        and other.get("sample", "1/2", 0)["completion"] == "b"
+    )
     assert other.get("sample", "1/3", 0) is None
 
 
@@ -245,9 +283,14 @@ def test_a_journal_is_one_run_and_one_process(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [('{"a": 1}\n{"b": ', "line 2: not JSON (the last line is cut short)"), ('{"a": 1}\nnonsense\n{}', "line 2: not JSON"), ("", "it is empty"),
-     ("3\n", "entry 1: an object is expected"), ("[1", "not JSON")],
-)  # fmt: skip
+    [
+        ('{"a": 1}\n{"b": ', "line 2: not JSON (the last line is cut short)"),
+        ('{"a": 1}\nnonsense\n{}', "line 2: not JSON"),
+        ("", "it is empty"),
+        ("3\n", "entry 1: an object is expected"),
+        ("[1", "not JSON"),
+    ],
+)
 def test_unreadable_jsonl_is_one_line(tmp_path, text, said):
     path = tmp_path / "f.jsonl"
     path.write_text(text)

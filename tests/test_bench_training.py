@@ -27,20 +27,34 @@ def parse(*argv: str) -> training.Config:
 
 def test_flops_are_those_of_the_matrix_products():
     shape = ModelConfig(**training.TINY)
-    matrices = [p for n, p in Transformer(shape).named_parameters() if p.ndim == 2 and "embed_tokens" not in n]
+    matrices = [
+        p for n, p in Transformer(shape).named_parameters() if p.ndim == 2 and "embed_tokens" not in n
+    ]
     products = 6 * sum(p.numel() for p in matrices)
     assert training.flops_per_token(shape, 0) == products
-    # queries times keys, and probabilities times values: 2 * 2 * length * 64 a layer, half of it above the diagonal, three times
+    # queries times keys, and probabilities times values: 2 * 2 * length * 64 a layer, half of it above the
+    # diagonal, three times
     assert training.flops_per_token(shape, 1000) - products == 3 * 2 * (2 * 2 * 1000 * 64) / 2
     eight = ModelConfig(**training.MODELS["8b"])
-    assert 989.4e12 * 0.4 / training.flops_per_token(eight, 4096) == pytest.approx(8.0e3, rel=0.05)  # tokens/s at 40%
+    # tokens/s at 40%
+    assert 989.4e12 * 0.4 / training.flops_per_token(eight, 4096) == pytest.approx(8.0e3, rel=0.05)
 
 
 def test_sft_reports_what_it_ran(capsys, tmp_path):
-    row = training.main(parse("--what", "sft", "--warmup", "1", "--steps", "1", "--out", str(tmp_path / "x.json")), World())
-    assert json.loads((tmp_path / "x.json").read_text()) == row and "tokens_s_per_gpu" in capsys.readouterr().out
-    assert row["loss"] == pytest.approx(torch.tensor(512.0).log().item(), rel=0.02) and row["norm"] > 0 and row["mfu"] is None
-    assert row["tokens_s_per_gpu"] == pytest.approx(row["sequences_per_gpu"] * row["length"] / row["seconds_a_step"], rel=1e-3)
+    row = training.main(
+        parse("--what", "sft", "--warmup", "1", "--steps", "1", "--out", str(tmp_path / "x.json")), World()
+    )
+    assert (
+        json.loads((tmp_path / "x.json").read_text()) == row and "tokens_s_per_gpu" in capsys.readouterr().out
+    )
+    assert (
+        row["loss"] == pytest.approx(torch.tensor(512.0).log().item(), rel=0.02)
+        and row["norm"] > 0
+        and row["mfu"] is None
+    )
+    assert row["tokens_s_per_gpu"] == pytest.approx(
+        row["sequences_per_gpu"] * row["length"] / row["seconds_a_step"], rel=1e-3
+    )
 
 
 def test_given_candidates_are_right_and_two_of_eight_are_wrong():
@@ -50,23 +64,61 @@ def test_given_candidates_are_right_and_two_of_eight_are_wrong():
         stand_in = training.Given(executor, pairs)
         said = [[stand_in.submit(task, training.ANSWER) for _ in range(8)] for task in tasks]
         for group in said:
-            assert [f.result().status for f in group] == ["correct", "correct", "wrong_value"] * 2 + ["correct"] * 2
+            assert [f.result().status for f in group] == ["correct", "correct", "wrong_value"] * 2 + [
+                "correct"
+            ] * 2
 
 
 def test_one_gpu_mode_measures_both_stages():
     row = training.main(parse("--what", "one-gpu"), World())
     assert row["sampler_shares_parameters"] is True and row["sft_loss"] > 0 and row["grpo_norm"] > 0
-    parts = [row[f"grpo_{p}_s"] for p in ("sample", "reward", "wait", "logprobs", "backward", "optimizer", "sync")]
+    parts = [
+        row[f"grpo_{p}_s"] for p in ("sample", "reward", "wait", "logprobs", "backward", "optimizer", "sync")
+    ]
     assert min(parts) > 0 and sum(parts) == pytest.approx(row["grpo_step_s"], rel=1e-3)
-    assert row["grpo_statuses_of_rank_0"] == {"correct": 12, "wrong_value": 4} and abs(row["grpo_ratio"] - 1) < 1e-4
+    assert (
+        row["grpo_statuses_of_rank_0"] == {"correct": 12, "wrong_value": 4}
+        and abs(row["grpo_ratio"] - 1) < 1e-4
+    )
 
 
 def test_a_step_of_one_rank_is_that_of_two(tmp_path):
-    one = training.main(parse("--what", "compare", "--replay", str(tmp_path / "s.json"), "--out", str(tmp_path / "one.json")), World())
+    one = training.main(
+        parse("--what", "compare", "--replay", str(tmp_path / "s.json"), "--out", str(tmp_path / "one.json")),
+        World(),
+    )
     assert not one["replayed"] and one["reward"] == 0.75 and one["norm_1"] > 0.1
-    argv = ["--what", "compare", "--replay", str(tmp_path / "s.json"), "--against", str(tmp_path / "one.json"), "--out", str(tmp_path / "two.json")]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--", "bench.training", *TINY, *argv]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+    argv = [
+        "--what",
+        "compare",
+        "--replay",
+        str(tmp_path / "s.json"),
+        "--against",
+        str(tmp_path / "one.json"),
+        "--out",
+        str(tmp_path / "two.json"),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "--",
+        "bench.training",
+        *TINY,
+        *argv,
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     two = json.loads((tmp_path / "two.json").read_text())
     assert two["ranks"] == 2 and two["replayed"] and two["other_norm_1"] == one["norm_1"]

@@ -11,13 +11,14 @@ import torch
 from bench import answers
 from bench import tritonbench as bench
 from nanotriton.config import ConfigError
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.script import ScriptExecutor, run_file
+from nanotriton.executor.child.script import run_file
+from nanotriton.executor.script import ScriptExecutor
 from nanotriton.tasks import tritonbench as tasks
+from nanotriton.verdict import Fault
 from nanotriton.world import World
 
 LINE = "#" * 146
-DOUBLE = '''
+DOUBLE = """
 import torch
 import triton
 import triton.language as tl
@@ -33,8 +34,8 @@ def double(x):
     y = torch.empty_like(x)
     double_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
     return y
-'''
-DOUBLE_TEST = '''
+"""
+DOUBLE_TEST = """
 import torch
 
 def test_double():
@@ -44,18 +45,18 @@ def test_double():
     return results
 
 result_gold = test_double()
-'''
-SHAPE_TEST = '''
+"""
+SHAPE_TEST = """
 def test_shape():
     return {"shape": double(torch.randn(4, device="cuda")).shape, "fine": True}
 
 result_gold = test_shape()
-'''
-PRINT_TEST = '''
+"""
+PRINT_TEST = """
 if __name__ == "__main__":
     result_gold = {"y": double(torch.randn(8, device="cuda"))}
     print("done", len(result_gold))
-'''
+"""
 BROKEN = "import triton.no_such_module\n"
 
 
@@ -64,17 +65,30 @@ def lay_out(folder: Path) -> Path:
     data = folder / "clone" / "data"
     for channel in "GT":
         (data / f"TritonBench_{channel}_v1").mkdir(parents=True)
-    code = {"double": DOUBLE, "shape": DOUBLE.replace("* 2", "* 3"), "prints": DOUBLE.replace("* 2", "* 4"), "broken": BROKEN + DOUBLE.replace("* 2", "* 5")}
+    code = {
+        "double": DOUBLE,
+        "shape": DOUBLE.replace("* 2", "* 3"),
+        "prints": DOUBLE.replace("* 2", "* 4"),
+        "broken": BROKEN + DOUBLE.replace("* 2", "* 5"),
+    }
     test = {"double": DOUBLE_TEST, "shape": SHAPE_TEST, "prints": PRINT_TEST, "broken": DOUBLE_TEST}
     for name in code:
         (data / "TritonBench_G_v1" / f"{name}.py").write_text(f"{code[name]}\n{LINE}\n{test[name]}")
-    (data / "TritonBench_G_v1.json").write_text(json.dumps([{"file": f"{n}.py", "output": code[n], "difficulty": "2"} for n in code]))
+    (data / "TritonBench_G_v1.json").write_text(
+        json.dumps([{"file": f"{n}.py", "output": code[n], "difficulty": "2"} for n in code])
+    )
     for style in ("simp", "comp"):
-        (data / f"TritonBench_G_{style}_alpac_v1.json").write_text(json.dumps([{"instruction": f"Write {n}, {style}.", "input": "", "output": code[n]} for n in code]))
+        (data / f"TritonBench_G_{style}_alpac_v1.json").write_text(
+            json.dumps(
+                [{"instruction": f"Write {n}, {style}.", "input": "", "output": code[n]} for n in code]
+            )
+        )
     (data / "TritonBench_T_v1" / "twice.py").write_text(
         f"import torch\ndef twice(x):\n    return x + x\n{LINE}\nimport torch\nfrom twice import twice\ntest_results = {{'a': twice(torch.randn(40, device='cuda'))}}\n"
     )
-    (data / "TritonBench_T_v1.jsonl").write_text(json.dumps([{"file": "twice.py", "name": "twice", "description": "Adds the input to itself."}]))
+    (data / "TritonBench_T_v1.jsonl").write_text(
+        json.dumps([{"file": "twice.py", "name": "twice", "description": "Adds the input to itself."}])
+    )
     return folder / "clone"
 
 
@@ -87,7 +101,9 @@ def executors():
 
 @pytest.fixture
 def data(tmp_path, monkeypatch, executors):
-    monkeypatch.setattr(bench, "ScriptExecutor", lambda *args, **options: contextlib.nullcontext(executors(*args, **options)))
+    monkeypatch.setattr(
+        bench, "ScriptExecutor", lambda *args, **options: contextlib.nullcontext(executors(*args, **options))
+    )
     return lay_out(tmp_path)
 
 
@@ -102,53 +118,103 @@ def run(tmp_path: Path, data: Path, rows: list[dict] | None = None, **options) -
 
 
 def outcome(results: dict) -> dict[str, tuple]:
-    return {f"{r['problem']}/{r['sample']}": (r["verdicts"]["tensors"]["status"], r["call"], r["stdout"]) for r in results["samples"]}
+    return {
+        f"{r['problem']}/{r['sample']}": (r["verdicts"]["tensors"]["status"], r["call"], r["stdout"])
+        for r in results["samples"]
+    }
 
 
 def test_gold_files_as_candidates(tmp_path, data):
     results = run(tmp_path, data, gold=True)
     assert outcome(results) == {
-        "double/0": ("correct", True, True), "shape/0": ("correct", True, True), "prints/0": ("correct", True, True),
+        "double/0": ("correct", True, True),
+        "shape/0": ("correct", True, True),
+        "prints/0": ("correct", True, True),
         "broken/0": ("runtime_error", False, False),
-    }  # fmt: skip
+    }
     assert results["weak_tests"] == {"shape": "no float tensor; only shapes, booleans or sums; zeros pass"}
-    assert list(results["gold_failures"]) == ["broken"] and "no_such_module" in results["gold_failures"]["broken"]
+    assert (
+        list(results["gold_failures"]) == ["broken"]
+        and "no_such_module" in results["gold_failures"]["broken"]
+    )
     scores = results["scores"]["tensors"]["G"]
-    assert scores["all"]["correct"]["value"] == scores["all"]["compiled"]["value"] == scores["all"]["loose"]["value"] == 0.75
+    assert (
+        scores["all"]["correct"]["value"]
+        == scores["all"]["compiled"]["value"]
+        == scores["all"]["loose"]["value"]
+        == 0.75
+    )
     assert scores["fair"]["problems"] == 3
     table = (tmp_path / "r.md").read_text()
-    assert "15.76/15.76 (7.61/2.17)" in table and "Weak tests: shape" in table and "broken: runtime_error" in table
+    assert (
+        "15.76/15.76 (7.61/2.17)" in table
+        and "Weak tests: shape" in table
+        and "broken: runtime_error" in table
+    )
 
 
 def test_predictions_by_call_stdout_and_tensors(tmp_path, data):
     code = lambda name: tasks.split(data / "data" / "TritonBench_G_v1" / f"{name}.py")[0]
     rows = [
-        {"instruction": "Write double, simp.", "predict": f"<think>x</think>Here:\n```python\n{DOUBLE}```", "label": code("double")},
+        {
+            "instruction": "Write double, simp.",
+            "predict": f"<think>x</think>Here:\n```python\n{DOUBLE}```",
+            "label": code("double"),
+        },
         {"instruction": "Write double, simp.", "predict": DOUBLE.replace("* 2", "* 2.5")},
-        {"instruction": "Write double, comp.", "predict": "import os\n" + DOUBLE.replace("    return y", "    os._exit(0)")},
+        {
+            "instruction": "Write double, comp.",
+            "predict": "import os\n" + DOUBLE.replace("    return y", "    os._exit(0)"),
+        },
         {"instruction": "Write double, comp.", "predict": "def double(x):\n    return x.float() * 2\n"},
         {"instruction": "Write double, comp.", "predict": "<think>never ends"},
-        {"instruction": "Write shape, simp.", "predict": "import torch\ndef double(x):\n    return torch.zeros_like(x)\n"},
-        {"instruction": "?", "label": code("prints"), "predict": DOUBLE.replace("* 2", "* 4").replace("    return y", "    print(7)\n    return y")},
+        {
+            "instruction": "Write shape, simp.",
+            "predict": "import torch\ndef double(x):\n    return torch.zeros_like(x)\n",
+        },
+        {
+            "instruction": "?",
+            "label": code("prints"),
+            "predict": DOUBLE.replace("* 2", "* 4").replace("    return y", "    print(7)\n    return y"),
+        },
         {"instruction": "Write broken, simp.", "predict": DOUBLE},
-        {"instruction": "Write double, simp.", "predict": DOUBLE.replace("    return y", "    return y if y.sum() > 1e9 else y + 0")},
+        {
+            "instruction": "Write double, simp.",
+            "predict": DOUBLE.replace("    return y", "    return y if y.sum() > 1e9 else y + 0"),
+        },
     ]
-    results = run(tmp_path, data, rows, seed=1)  # so no script is one that another test has had judged, and its answer removed
+    # so no script is one that another test has had judged, and its answer removed
+    results = run(tmp_path, data, rows, seed=1)
     assert outcome(results) == {
-        "double/0": ("correct", True, True), "double/1": ("wrong_value", True, True), "double/2": ("crashed", False, False),
-        "double/3": ("wrong_dtype", True, True), "double/4": ("no_code", False, False), "shape/0": ("correct", True, True),
-        "prints/0": ("correct", True, False), "broken/0": ("unsupported", True, None), "double/5": ("unsupported", None, None),
-    }  # fmt: skip
+        "double/0": ("correct", True, True),
+        "double/1": ("wrong_value", True, True),
+        "double/2": ("crashed", False, False),
+        "double/3": ("wrong_dtype", True, True),
+        "double/4": ("no_code", False, False),
+        "shape/0": ("correct", True, True),
+        "prints/0": ("correct", True, False),
+        "broken/0": ("unsupported", True, None),
+        "double/5": ("unsupported", None, None),
+    }
     row = {f"{r['problem']}/{r['sample']}": r for r in results["samples"]}
-    assert "line" in row["double/5"]["verdicts"]["tensors"]["message"] and "gold file itself fails" in row["broken/0"]["verdicts"]["tensors"]["message"]
-    assert row["double/0"]["triton"] and not row["shape/0"]["triton"] and results["correct_without_triton"] == 1
+    assert (
+        "line" in row["double/5"]["verdicts"]["tensors"]["message"]
+        and "gold file itself fails" in row["broken/0"]["verdicts"]["tensors"]["message"]
+    )
+    assert (
+        row["double/0"]["triton"] and not row["shape/0"]["triton"] and results["correct_without_triton"] == 1
+    )
     assert row["double/0"]["gold_inside"]["double"] == 1.0
-    assert results["scores"]["tensors"]["G"]["fair"]["problems"] == 3  # without shape, whose test any answer of that shape passes
+    # without shape, whose test any answer of that shape passes
+    assert results["scores"]["tensors"]["G"]["fair"]["problems"] == 3
 
 
 def test_channel_t_and_a_run_that_is_continued(tmp_path, data, monkeypatch):
     triton = DOUBLE.replace("def double(", "def twice(")
-    rows = [{"prompt": "Functional Description: Adds the input to itself.\nGo.", "predict": p} for p in (triton, triton.replace("* 2", "* 3"))]
+    rows = [
+        {"prompt": "Functional Description: Adds the input to itself.\nGo.", "predict": p}
+        for p in (triton, triton.replace("* 2", "* 3"))
+    ]
     first = run(tmp_path, data, rows, channel="T")
     assert outcome(first) == {"twice/0": ("correct", True, True), "twice/1": ("wrong_value", True, True)}
     monkeypatch.setattr(bench, "ScriptExecutor", None)  # any attempt to judge would fail
@@ -157,7 +223,13 @@ def test_channel_t_and_a_run_that_is_continued(tmp_path, data, monkeypatch):
 
 def test_scripts_run_for_real_where_there_is_no_need_of_a_gpu(tmp_path):
     path = tmp_path / "candidate.py"
-    path.write_text(tasks.script("import torch\ntorch.randn(3)\ndef f(x):\n    return x * 2\n", "result_gold = [f(torch.randn(5)), 3]\nother = 1\n", 7))
+    path.write_text(
+        tasks.script(
+            "import torch\ntorch.randn(3)\ndef f(x):\n    return x * 2\n",
+            "result_gold = [f(torch.randn(5)), 3]\nother = 1\n",
+            7,
+        )
+    )
     tensor, three = run_file(str(path))
     torch.manual_seed(7)
     assert torch.equal(tensor, torch.randn(5) * 2) and three == 3
@@ -165,7 +237,9 @@ def test_scripts_run_for_real_where_there_is_no_need_of_a_gpu(tmp_path):
 
 def test_numpy_in_an_answer(tmp_path):
     path = tmp_path / "script.py"
-    path.write_text("import torch\nx = torch.arange(3.0)\nresult = {'a': x.numpy(), 'b': [x.numpy()[1], (2, x)]}\n")
+    path.write_text(
+        "import torch\nx = torch.arange(3.0)\nresult = {'a': x.numpy(), 'b': [x.numpy()[1], (2, x)]}\n"
+    )
     found = run_file(str(path))
     assert isinstance(found["a"], torch.Tensor) and found["a"].tolist() == [0, 1, 2]
     assert found["b"][0] == 1.0 and type(found["b"][0]) is float and found["b"][1][0] == 2
@@ -173,9 +247,22 @@ def test_numpy_in_an_answer(tmp_path):
 
 def test_an_executor_of_scripts_says_what_fails(executors):
     executor = executors("cpu", workers=1)
-    futures = {name: executor.run(text) for name, text in {"syntax_error": "def (", "no_code": " ", "runtime_error": "1 / 0\n", "correct": "print(3)\n"}.items()}
-    assert {name: future.result().status for name, future in futures.items()} == {name: name for name in futures}
-    assert executor.answer("print(3)\n") == executor.answer("print(3)\n") and executor.answer("print(3)\n").stdout == "3\n"
+    futures = {
+        name: executor.run(text)
+        for name, text in {
+            "syntax_error": "def (",
+            "no_code": " ",
+            "runtime_error": "1 / 0\n",
+            "correct": "print(3)\n",
+        }.items()
+    }
+    assert {name: future.result().status for name, future in futures.items()} == {
+        name: name for name in futures
+    }
+    assert (
+        executor.answer("print(3)\n") == executor.answer("print(3)\n")
+        and executor.answer("print(3)\n").stdout == "3\n"
+    )
     with pytest.raises(FileNotFoundError):
         executor.answer("1 / 0\n")
 
@@ -199,10 +286,16 @@ def test_answers_are_compared_recursively():
     assert verdict({**tree, "a": [x * 1.05, (x.half(), 3)]}, tree) == "wrong_value"
     assert verdict({**tree, "a": [x, (x, 3)]}, tree) == "wrong_dtype"
     assert verdict({**tree, "a": [x[:, None], (x.half(), 3)]}, tree) == "wrong_shape"
-    assert verdict({**tree, "a": [x]}, tree) == verdict({"a": tree["a"]}, tree) == verdict([tree], tree) == "wrong_shape"
+    assert (
+        verdict({**tree, "a": [x]}, tree)
+        == verdict({"a": tree["a"]}, tree)
+        == verdict([tree], tree)
+        == "wrong_shape"
+    )
     assert verdict({**tree, "a": [x, (x.half(), 4)]}, tree) == "wrong_value"
     assert verdict({**tree, "b": {**tree["b"], "c": False}}, tree) == "wrong_value"
-    assert verdict({**tree, "b": {**tree["b"], "c": 1}}, tree) == "wrong_shape"  # True == 1, but it is no bool
+    # True == 1, but it is no bool
+    assert verdict({**tree, "b": {**tree["b"], "c": 1}}, tree) == "wrong_shape"
 
 
 def test_what_is_not_finite_must_be_so_in_both():
@@ -213,15 +306,23 @@ def test_what_is_not_finite_must_be_so_in_both():
         assert verdict(torch.tensor(other), want) == "not_finite"
     assert verdict(torch.tensor([1, 2]), torch.tensor([1, 3])) == "wrong_value"
     assert verdict(torch.tensor([1j, 2.0]), torch.tensor([1j, 2.0])) == "correct"
-    assert verdict(torch.zeros(3), torch.zeros(3)) == "correct" and verdict(torch.full((3,), 1e-9), torch.zeros(3)) == "wrong_value"
+    assert (
+        verdict(torch.zeros(3), torch.zeros(3)) == "correct"
+        and verdict(torch.full((3,), 1e-9), torch.zeros(3)) == "wrong_value"
+    )
 
 
 @pytest.mark.parametrize(
     ("answer", "weak"),
-    [({"a": torch.randn(9)}, []), (None, ["no answer"]), ({"a": torch.zeros(3)}, ["zeros pass"]),
-     ([torch.tensor(2.5)], ["only shapes, booleans or sums"]), ({"a": torch.arange(4)}, ["no float tensor"]),
-     ([True, (3, 4)], ["no float tensor", "only shapes, booleans or sums", "zeros pass"])],
-)  # fmt: skip
+    [
+        ({"a": torch.randn(9)}, []),
+        (None, ["no answer"]),
+        ({"a": torch.zeros(3)}, ["zeros pass"]),
+        ([torch.tensor(2.5)], ["only shapes, booleans or sums"]),
+        ({"a": torch.arange(4)}, ["no float tensor"]),
+        ([True, (3, 4)], ["no float tensor", "only shapes, booleans or sums", "zeros pass"]),
+    ],
+)
 def test_weak_tests(answer, weak):
     assert answers.weakness(answer) == weak
 
@@ -231,7 +332,11 @@ def test_weak_tests(answer, weak):
 
 def test_scripts():
     text = tasks.script("x = 1", PRINT_TEST, 5)
-    assert "if True:" in text and "torch.manual_seed(5)" in text and text.endswith("test_results_of_this_file = result_gold\n")
+    assert (
+        "if True:" in text
+        and "torch.manual_seed(5)" in text
+        and text.endswith("test_results_of_this_file = result_gold\n")
+    )
     assert tasks.answer_name("a = 1\ntest_results = 2\nresult_b = 3\nprint(result_b)\n") == "result_b"
     assert tasks.answer_name("print(1)\n") is None and tasks.answer_name("def (") is None
     assert tasks.free_names(DOUBLE_TEST) == {"double"}
@@ -248,22 +353,37 @@ def test_extraction():
 
 def test_instructions_are_joined(data):
     problems = tasks.load_problems(str(data / "data"), "G")
-    assert [p.name for p in problems] == ["double", "shape", "prints", "broken"] and problems[0].entries == {"double"}
-    assert [p.name for p in tasks.select(problems, ["shape.py", "double"])] == ["double", "shape"] and len(tasks.select(problems, limit=3)) == 3
+    assert [p.name for p in problems] == ["double", "shape", "prints", "broken"] and problems[0].entries == {
+        "double"
+    }
+    assert [p.name for p in tasks.select(problems, ["shape.py", "double"])] == ["double", "shape"] and len(
+        tasks.select(problems, limit=3)
+    ) == 3
     row = {"instruction": "Write shape, comp.", "predict": "x"}
     assert tasks.join([row, row], problems, "f") == {("shape", 0): "x", ("shape", 1): "x"}
-    assert tasks.join([{"problem": "shape", "sample": 3, "predict": "x"}], problems, "f") == {("shape", 3): "x"}
+    assert tasks.join([{"problem": "shape", "sample": 3, "predict": "x"}], problems, "f") == {
+        ("shape", 3): "x"
+    }
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
-    [({"instruction": "Write shape, simp."}, "no text under predict"), ({"instruction": "Write nothing.", "predict": "x"}, "not in the data (...Write nothing.)"),
-     ({"instruction": "?", "label": "import triton", "predict": "x"}, "it fits several problems: double, shape, prints, broken"),
-     ({"problem": "shape", "sample": 0, "predict": "x"}, "has a sample 0 already"), ({"problem": "shape", "sample": -1, "predict": "x"}, "a number is expected")],
-)  # fmt: skip
+    [
+        ({"instruction": "Write shape, simp."}, "no text under predict"),
+        ({"instruction": "Write nothing.", "predict": "x"}, "not in the data (...Write nothing.)"),
+        (
+            {"instruction": "?", "label": "import triton", "predict": "x"},
+            "it fits several problems: double, shape, prints, broken",
+        ),
+        ({"problem": "shape", "sample": 0, "predict": "x"}, "has a sample 0 already"),
+        ({"problem": "shape", "sample": -1, "predict": "x"}, "a number is expected"),
+    ],
+)
 def test_bad_predictions(data, row, said):
     with pytest.raises(ValueError, match=r"p\.jsonl entry 2") as caught:
-        tasks.join([{"problem": "shape", "predict": "x"}, row], tasks.load_problems(str(data), "G"), "p.jsonl")
+        tasks.join(
+            [{"problem": "shape", "predict": "x"}, row], tasks.load_problems(str(data), "G"), "p.jsonl"
+        )
     assert said in str(caught.value)
 
 
@@ -280,13 +400,21 @@ def test_mistakes(tmp_path, data):
     good = dict(data=str(data), gold=True)
     assert "give one of" in mistake(tmp_path, data=str(data)) and "--data" in mistake(tmp_path, gold=True)
     assert "no such folder" in mistake(tmp_path, **good | {"data": str(tmp_path / "none")})
-    assert "no data/TritonBench_G_v1.json in it" in mistake(tmp_path, **good | {"data": str(data / "data" / "TritonBench_G_v1")})
+    assert "no data/TritonBench_G_v1.json in it" in mistake(
+        tmp_path, **good | {"data": str(data / "data" / "TritonBench_G_v1")}
+    )
     assert "no problem is called nobody" in mistake(tmp_path, **good, ids=["nobody"])
     assert "cannot read" in mistake(tmp_path, data=str(data), predictions=str(tmp_path / "none.jsonl"))
-    assert "no simp instruction for twice" in mistake(tmp_path, data=str(data), channel="T", endpoint="http://localhost:9/v1")
+    assert "no simp instruction for twice" in mistake(
+        tmp_path, data=str(data), channel="T", endpoint="http://localhost:9/v1"
+    )
     rows = tmp_path / "p.jsonl"
     row = '{"problem": "shape", "sample": 0, "predict": "x"}\n'
-    for text, said in ((row + '{"pro', "line 2: not JSON (the last line is cut short)"), (row + row, "has a sample 0 already"), ('{"instruction": "?", "predict": "x"}', "not in the data")):
+    for text, said in (
+        (row + '{"pro', "line 2: not JSON (the last line is cut short)"),
+        (row + row, "has a sample 0 already"),
+        ('{"instruction": "?", "predict": "x"}', "not in the data"),
+    ):
         rows.write_text(text)
         assert said in mistake(tmp_path, data=str(data), predictions=str(rows))
     file = data / "data" / "TritonBench_G_v1" / "shape.py"
@@ -295,6 +423,11 @@ def test_mistakes(tmp_path, data):
     file.unlink()
     assert "shape.py: cannot read" in mistake(tmp_path, **good)
     listing = data / "data" / "TritonBench_G_v1.json"
-    for text, said in (("[1]", "item 1 of channel G has no file or output"), ("{", "not JSON"), ("{}", "an array is expected"), ("[]", "has no items")):
+    for text, said in (
+        ("[1]", "item 1 of channel G has no file or output"),
+        ("{", "not JSON"),
+        ("{}", "an array is expected"),
+        ("[]", "has no items"),
+    ):
         listing.write_text(text)
         assert said.replace("an array", "a JSON array") in mistake(tmp_path, **good)

@@ -41,13 +41,18 @@ def test_what_passes_the_loose_check_and_not_ours():
     """The mean of many numbers, a thousandth of it: half of the numbers give it to 1e-4, and so do zeros nearly."""
     row = examine(task("x.mean() * 1e-2", 4096), "cpu")
     assert row["status"] == "ok" and row["reference"] == "passes"
-    assert row["pass_ours"] == [] and HALF in row["pass_kernelbench"] and "zeros" not in row["pass_kernelbench"]
+    assert (
+        row["pass_ours"] == [] and HALF in row["pass_kernelbench"] and "zeros" not in row["pass_kernelbench"]
+    )
 
 
 def test_a_weak_task_is_found_without_its_name(tmp_path, monkeypatch, capsys):
     file, out = tmp_path / "weak.py", tmp_path / "out.json"
     file.write_text(task("torch.clamp(torch.relu(x), max=0.0)").source)
-    monkeypatch.setattr("sys.argv", ["weak_tasks", "--tasks", str(file), "--shrink", "8", "16", "--seconds", "60", "--out", str(out)])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["weak_tasks", "--tasks", str(file), "--shrink", "8", "16", "--seconds", "60", "--out", str(out)],
+    )
     weak_tasks.main()
     found = json.loads(out.read_text())
     assert found["counts"]["weak"] == 1 and found["counts"]["left out"] == 0

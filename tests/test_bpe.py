@@ -34,12 +34,29 @@ def pieces(text):
 
 
 def test_pieces_are_lines_runs_of_declarations_and_digits():
-    assert pieces("import torch\nimport triton\n\n\ndef f(x):\n    x = x * 25\n    y = -x\n    return x\n") == [
-        "import torch\nimport triton\n\n\ndef f(x):", "\n    x = x * ", "2", "5", "\n    y = -x", "\n    return x\n"
-    ]  # fmt: skip
+    assert pieces(
+        "import torch\nimport triton\n\n\ndef f(x):\n    x = x * 25\n    y = -x\n    return x\n"
+    ) == [
+        "import torch\nimport triton\n\n\ndef f(x):",
+        "\n    x = x * ",
+        "2",
+        "5",
+        "\n    y = -x",
+        "\n    return x\n",
+    ]
 
 
-@pytest.mark.parametrize("text", ["x = torch.log1p(x)", "tl.sum(x, axis=0)", "tl.arange(0, BLOCK)", "x.mean(dim=-1)", "x + 1e-5", "tl.float32"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = torch.log1p(x)",
+        "tl.sum(x, axis=0)",
+        "tl.arange(0, BLOCK)",
+        "x.mean(dim=-1)",
+        "x + 1e-5",
+        "tl.float32",
+    ],
+)
 def test_digits_that_are_no_quantity_stay_in_their_line(text):
     assert pieces(text) == [text]
 
@@ -56,7 +73,21 @@ def test_words_that_begin_like_a_declaration_are_none():
 
 def test_any_text_round_trips(tokenizer, texts):
     rng = random.Random(0)
-    alphabet = [*"ax0159 ._=-e(\n\n\t\r", "\0", "\x7f", "é", "漢", "🦙", "\u2028", "def", "\n    ", "return", "1e-5", "=-1", "```"]
+    alphabet = [
+        *"ax0159 ._=-e(\n\n\t\r",
+        "\0",
+        "\x7f",
+        "é",
+        "漢",
+        "🦙",
+        "\u2028",
+        "def",
+        "\n    ",
+        "return",
+        "1e-5",
+        "=-1",
+        "```",
+    ]
     noise = ["".join(rng.choices(alphabet, k=rng.randrange(60))) for _ in range(500)]
     for text in [*texts[:100], *noise, "", "\n", " ", "0", "   \n\n   x"]:
         assert "".join(pieces(text)) == text
@@ -65,7 +96,13 @@ def test_any_text_round_trips(tokenizer, texts):
 
 def test_bytes_that_are_no_text_have_tokens_too(tokenizer):
     """A model may sample any id: each decodes without an error, and all 256 bytes are there."""
-    assert len({tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())} & set(pre_tokenizers.ByteLevel.alphabet())) == 256
+    assert (
+        len(
+            {tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())}
+            & set(pre_tokenizers.ByteLevel.alphabet())
+        )
+        == 256
+    )
     for i in range(tokenizer.get_vocab_size()):
         assert isinstance(tokenizer.decode([i]), str)
 

@@ -67,7 +67,12 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     saver = Checkpointer(tmp_path, World(), keep=2)
     for step in range(1, 6):
         saver.save(step, model, optimizer, {}, best=step == 2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "step-00000002", "step-00000004", "step-00000005"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "best",
+        "step-00000002",
+        "step-00000004",
+        "step-00000005",
+    ]
     saver.save(5, model, optimizer, {"again": True})
     assert saver.load_latest(model, optimizer) == (5, {"again": True})
 
@@ -133,7 +138,9 @@ def test_killed_at_any_instant_of_a_save_a_whole_checkpoint_is_left(tmp_path):
         sync = os.fsync
         os.fsync = lambda fd: (count(), sync(fd))
         watched = ("open", "os.rename", "os.rmdir", "os.remove", "os.mkdir")
-        sys.addaudithook(lambda event, args: count() if event in watched and str(tmp_path) in str(args[0]) else None)
+        sys.addaudithook(
+            lambda event, args: count() if event in watched and str(tmp_path) in str(args[0]) else None
+        )
         saver.save(step, model, optimizer, {})
 
     for k in range(100):
@@ -148,7 +155,8 @@ def test_killed_at_any_instant_of_a_save_a_whole_checkpoint_is_left(tmp_path):
         killed += 1
         step = found + 1
     assert code == 0 and killed >= 15
-    assert [p.name for p in tmp_path.iterdir()] == [f"step-{step:08d}"]  # and nothing half-written stays behind
+    # and nothing half-written stays behind
+    assert [p.name for p in tmp_path.iterdir()] == [f"step-{step:08d}"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(tmp_path, capfd):
@@ -158,7 +166,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(tmp_path, capf
 
     def on_a_full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-        with pytest.raises(CheckpointError, match=r"not written, the previous one is whole.*: File too large"):
+        with pytest.raises(
+            CheckpointError, match=r"not written, the previous one is whole.*: File too large"
+        ):
             saver.save(2, model, optimizer, {})
 
     assert in_a_fork(on_a_full_disk) == 0, capfd.readouterr().err
@@ -184,7 +194,12 @@ def test_a_checkpoint_that_does_not_fit_or_is_damaged_is_one_line(tmp_path):
 
 
 def test_the_file_is_safetensors(tmp_path):
-    named = {"a": torch.randn(3, 5), "b": torch.randn(4, 2).bfloat16().t(), "c": torch.tensor(7.0), "d": torch.zeros(0, 4)}
+    named = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(4, 2).bfloat16().t(),
+        "c": torch.tensor(7.0),
+        "d": torch.zeros(0, 4),
+    }
     checkpoint.write_tensors(tmp_path / "x.safetensors", named)
     read = load_file(tmp_path / "x.safetensors")
     assert read.keys() == named.keys() and all(torch.equal(read[k], named[k]) for k in named)

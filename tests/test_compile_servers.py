@@ -5,15 +5,19 @@ import os
 import select
 import signal
 import time
+from dataclasses import asdict
 
 import pytest
 
-from nanotriton.executor import children, compiler, sandbox, servers
-from nanotriton.executor.candidate import check_ended
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.compiler import Binary
-from nanotriton.executor.servers import CompileServers
-from nanotriton.executor.zygote import Ended, Report, Zygote
+from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.gpu import compile_server, compiler
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.judge.job import check_ended
+from nanotriton.executor.sandbox import sandbox, servers
+from nanotriton.executor.sandbox.protocol import Ended, Report
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Zygote
+from nanotriton.verdict import Fault
 
 TTIR = """module {
   tt.func public @kernel(%p: !tt.ptr<f32> {tt.divisibility = 16 : i32}, %n: i32) attributes {noinline = false} {
@@ -27,14 +31,25 @@ TTIR = """module {
   }
 }
 """
-GOOD = {"name": "kernel", "ttir": TTIR, "options": {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}}
+GOOD = {
+    "name": "kernel",
+    "ttir": TTIR,
+    "options": {
+        "num_warps": 4,
+        "num_stages": 3,
+        "num_ctas": 1,
+        "maxnreg": None,
+        "launch_cooperative_grid": False,
+    },
+    "card": asdict(DEFAULT),
+}
 BAD = GOOD | {"ttir": TTIR.replace("arith.addf %x, %x", "arith.addf %x, %n")}
 LIMITS = sandbox.Limits(60.0, 4 << 30, output=64 << 20)
 
 
 @pytest.fixture(scope="module")
 def zygote():
-    zygote = Zygote({"compile": children.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
     yield zygote
     zygote.sock.close()
 
@@ -49,7 +64,13 @@ def collect(pool: CompileServers, count: int, meanwhile=lambda: None) -> dict:
         pool.kill_overdue(set(ready))
         for fd in ready:
             event = pool.zygote.event() if fd is pool.zygote.sock else None
-            answer = pool.ended(event) if event else pool.answered(socks[fd]) if fd is not pool.zygote.sock else None
+            answer = (
+                pool.ended(event)
+                if event
+                else pool.answered(socks[fd])
+                if fd is not pool.zygote.sock
+                else None
+            )
             found.update([answer] if answer else [])
         meanwhile()
     return found
@@ -61,7 +82,7 @@ def test_good_and_bad_kernels_in_turns(zygote, tmp_path, monkeypatch):
     for i in range(8):
         pool.submit(i, BAD if i % 3 == 1 else GOOD, LIMITS)
     found = collect(pool, 8)
-    binaries = [Binary.from_bytes(e.payload) for i, e in found.items() if i % 3 != 1]
+    binaries = [Binary.from_bytes(e.payload, DEFAULT) for i, e in found.items() if i % 3 != 1]
     assert [(b.name, b.cubin[:4]) for b in binaries] == [("kernel", b"\x7fELF")] * 5
     assert {found[i].header["status"] for i in (1, 4, 7)} == {"compile_error"}
     assert all(e.cpu > 0 and e.seconds > 0 for e in found.values())
@@ -125,13 +146,13 @@ def test_an_answer_that_waits_for_a_busy_worker_is_not_late(zygote, tmp_path):
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_a_kernel_that_takes_too_much_memory_to_compile(monkeypatch, tmp_path, error):
-    def compile_kernel(kernel):
+    def compile_kernel(kernel, card):
         raise error
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
     with open(tmp_path / "result", "wb+", buffering=0) as file:
         with pytest.raises(type(error)):  # which ends the server
-            children.compile_one(Report(os.dup(file.fileno())), GOOD)
+            compile_server.compile_one(Report(os.dup(file.fileno())), GOOD)
         ended = Ended(1, 0.0, 0.0, code=1).read(file.fileno(), 1 << 20)
     with pytest.raises(Fault, match="kernel kernel: to compile it takes more memory") as fault:
         check_ended(ended, LIMITS)

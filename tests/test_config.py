@@ -30,7 +30,21 @@ def parse(*argv, **kw):
 
 def test_every_form_of_a_flag():
     assert parse() == Demo()
-    got = parse("--lr=1e-4", "--steps", "7", "--no-plot", "--ks", "2", "4", "--loss", "grpo", "--cap", "none", "--model", "a b")
+    got = parse(
+        "--lr=1e-4",
+        "--steps",
+        "7",
+        "--no-plot",
+        "--ks",
+        "2",
+        "4",
+        "--loss",
+        "grpo",
+        "--cap",
+        "none",
+        "--model",
+        "a b",
+    )
     assert got == Demo(lr=1e-4, steps=7, plot=False, ks=[2, 4], loss="grpo", model="a b")
     assert parse("--ks=3,5").ks == [3, 5]
     assert parse("--plot", "false").plot is False and parse("--plot").plot is True
@@ -40,11 +54,15 @@ def test_every_form_of_a_flag():
 
 def test_presets_give_way_to_flags():
     presets = {"recipe": {"autotriton": {"lr": 1e-6, "steps": 5}}}
-    assert parse("--recipe", "autotriton", "--steps", "6", presets=presets) == Demo(lr=1e-6, steps=6, recipe="autotriton")
+    assert parse("--recipe", "autotriton", "--steps", "6", presets=presets) == Demo(
+        lr=1e-6, steps=6, recipe="autotriton"
+    )
     assert parse(presets=presets) == Demo()
     presets = {"model": {"*": {"lr": 1e-5, "steps": 3}}} | presets
     assert parse("--model", "m", presets=presets) == Demo(lr=1e-5, steps=3, model="m")
-    assert parse("--model", "m", "--recipe", "autotriton", presets=presets) == Demo(lr=1e-6, steps=5, model="m", recipe="autotriton")
+    assert parse("--model", "m", "--recipe", "autotriton", presets=presets) == Demo(
+        lr=1e-6, steps=5, model="m", recipe="autotriton"
+    )
     assert parse(presets=presets) == Demo()
 
 
@@ -88,7 +106,15 @@ def test_help_shows_each_option_with_default_and_comment(capsys):
         parse("--help")
     text = capsys.readouterr().out
     assert stop.value.code == 0
-    for words in ("--lr", "peak learning rate", "default: 0.003", "dapo, grpo, dr_grpo", "--plot / --no-plot", "default: 1 8", "> 0 and <= 1"):
+    for words in (
+        "--lr",
+        "peak learning rate",
+        "default: 0.003",
+        "dapo, grpo, dr_grpo",
+        "--plot / --no-plot",
+        "default: 1 8",
+        "> 0 and <= 1",
+    ):
         assert words in text
 
 
@@ -101,7 +127,10 @@ def test_a_file_of_results_can_be_written_before_anything_is_done(tmp_path, caps
     assert (tmp_path / "new").is_dir() and config.parse(Bench, []).out == ""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
-    for name, says in (("file/r.json", "file: a file is there"), ("folder.json", "a file is expected, this is a folder")):
+    for name, says in (
+        ("file/r.json", "file: a file is there"),
+        ("folder.json", "a file is expected, this is a folder"),
+    ):
         with pytest.raises(SystemExit):
             config.parse(Bench, ["--out", str(tmp_path / name)])
         error = capsys.readouterr().err

@@ -16,7 +16,25 @@ CASES = {
 }
 
 
-def make_case(sizes, prompts, tails, *, heads, kv_heads, dim, page, per_tile, dtype=torch.float32, device="cpu", spread=False, seed=0):
+# that models have; and any other even number, 100 of OpenLLaMA 3B for one
+HEAD_SIZES = (16, 32, 64, 80, 96, 128, 160, 192, 256)
+
+
+def make_case(
+    sizes,
+    prompts,
+    tails,
+    *,
+    heads,
+    kv_heads,
+    dim,
+    page,
+    per_tile,
+    dtype=torch.float32,
+    device="cpu",
+    spread=False,
+    seed=0,
+):
     """q, k_cache, v_cache, batch: caches full of other people's values; pages dense, or `spread` over a larger cache."""
     generator = torch.Generator().manual_seed(seed)
     rows, count = len(tails), sum(-(-n // page) for n in prompts + tails) + 1
@@ -25,7 +43,10 @@ def make_case(sizes, prompts, tails, *, heads, kv_heads, dim, page, per_tile, dt
     width = max(-(-n // page) for n in prompts + tails) + 1
     tables = torch.zeros(2, max(rows, len(prompts)) + 1, width, dtype=torch.int32)
     slots = torch.randperm(rows, generator=generator).int()
-    for table, lines, lengths in ((tables[0], slots.tolist(), tails), (tables[1], range(len(prompts)), prompts)):
+    for table, lines, lengths in (
+        (tables[0], slots.tolist(), tails),
+        (tables[1], range(len(prompts)), prompts),
+    ):
         for line, length in zip(lines, lengths):
             for j in range(-(-length // page)):
                 table[line, j] = ids.pop()
@@ -39,7 +60,9 @@ def make_case(sizes, prompts, tails, *, heads, kv_heads, dim, page, per_tile, dt
     lengths = torch.tensor(prompts, dtype=torch.int32)[groups.long()]
     normal = lambda *shape: torch.randn(shape, generator=generator).to(dtype)
     q, k, v = normal(rows, heads, dim), normal(total, kv_heads, page, dim), normal(total, kv_heads, page, dim)
-    batch = DecodeBatch(slots, torch.tensor(tails, dtype=torch.int32), tables[0], groups, lengths, tile_rows, tables[1])
+    batch = DecodeBatch(
+        slots, torch.tensor(tails, dtype=torch.int32), tables[0], groups, lengths, tile_rows, tables[1]
+    )
     if device != "cpu":
         q, k, v = q.to(device), k.to(device), v.to(device)
         batch = DecodeBatch(*(x.to(device) for x in list(vars(batch).values())[:7]))
@@ -60,7 +83,10 @@ def reference(q, k_cache, v_cache, batch, group_of_row) -> torch.Tensor:
         i, j = torch.arange(prompt_len[group]), torch.arange(tail)
         pages = torch.cat([prefix_table[group, i // page], tail_table[slot, j // page]])
         offsets = torch.cat([i % page, j % page])
-        k, v = (x[pages, :, offsets].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0) for x in (k_cache, v_cache))
+        k, v = (
+            x[pages, :, offsets].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)
+            for x in (k_cache, v_cache)
+        )
         score = (k @ q[row, :, :, None])[..., 0] * dim**-0.5  # [heads, length]
         out[row] = (score.softmax(-1)[:, None] @ v)[:, 0]
     return out
@@ -79,11 +105,22 @@ def relative_error(out, expected) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_the_twin_is_softmax_attention(case, heads, kv_heads, dim, spread):
     sizes, prompts, tails = CASES[case]
-    made = make_case(sizes, prompts, tails, heads=heads, kv_heads=kv_heads, dim=dim, page=16, per_tile=4, spread=spread)
+    made = make_case(
+        sizes, prompts, tails, heads=heads, kv_heads=kv_heads, dim=dim, page=16, per_tile=4, spread=spread
+    )
     out = decode_attention_torch(*made)
     expected = reference(*made, groups_of(sizes, len(tails)))
     assert relative_error(out, expected) < 1e-6
     assert not out[torch.tensor(tails) == 0].any()
+
+
+@pytest.mark.parametrize("dim", [8, *HEAD_SIZES, 100])
+def test_the_twin_takes_any_head_size(dim):
+    sizes, prompts, tails = CASES["padding"]
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=dim, page=16, per_tile=4)
+    assert (
+        relative_error(decode_attention_torch(*made), reference(*made, groups_of(sizes, len(tails)))) < 1e-6
+    )
 
 
 def test_the_twin_reads_the_cache_in_place_when_it_is_dense():
@@ -106,7 +143,11 @@ def test_write_kv_puts_each_token_where_it_belongs():
     k_cache, v_cache = torch.zeros(2, 5, 2, 16, 32)
     k, v = torch.randn(2, 3, 2, 32)
     write_kv(k_cache, v_cache, k, v, torch.tensor([4, 0, 4]), torch.tensor([0, 15, 3]))
-    assert torch.equal(k_cache[4, :, 0], k[0]) and torch.equal(v_cache[0, :, 15], v[1]) and torch.equal(v_cache[4, :, 3], v[2])
+    assert (
+        torch.equal(k_cache[4, :, 0], k[0])
+        and torch.equal(v_cache[0, :, 15], v[1])
+        and torch.equal(v_cache[4, :, 3], v[2])
+    )
     assert int((k_cache != 0).any(-1).sum()) == 6
 
 
@@ -123,11 +164,41 @@ def test_interpreted_decode(case, splits, monkeypatch):
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("dim, splits", [(16, 2), (32, 2), (80, 1), (80, 2), (100, 2), (256, 2)])
+def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
+    """Where the tile is wider than the head, what lies behind a head in memory, other heads and tokens, stays out."""
+    sizes, prompts, tails = CASES["padding"]
+    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=dim, page=16, per_tile=4)
+    guarded = [
+        torch.full((x.numel() + 2 * dim,), torch.nan)[dim:-dim].view(x.shape).copy_(x) for x in made[:3]
+    ]
+    out = decode._decode_cuda(*guarded, made[3])
+    assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+
+
+@pytest.mark.interpreted
 def test_interpreted_write():
     cache, k, v = torch.zeros(2, 5, 3, 16, 64), torch.randn(4, 3, 64), torch.randn(4, 3, 64)
-    page, offset = torch.tensor([4, 0, 4, 2], dtype=torch.int32), torch.tensor([0, 15, 3, 7], dtype=torch.int32)
+    page, offset = (
+        torch.tensor([4, 0, 4, 2], dtype=torch.int32),
+        torch.tensor([0, 15, 3, 7], dtype=torch.int32),
+    )
     decode._write_kernel[(4,)](
-        k, v, cache[0], cache[1], page, offset, k.stride(0), k.stride(1), v.stride(0), v.stride(1), 3, 64, 16, BLOCK=256
+        k,
+        v,
+        cache[0],
+        cache[1],
+        page,
+        offset,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        3,
+        64,
+        16,
+        BLOCK=256,
     )
     for i, (p, o) in enumerate(zip(page.tolist(), offset.tolist())):
         assert torch.equal(cache[0, p, :, o], k[i]) and torch.equal(cache[1, p, :, o], v[i])

@@ -13,25 +13,33 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 
+import train_grpo
 from nanotriton import distributed
+from nanotriton import run as run_module
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.run import launch
+from nanotriton.rollout import Episode
+from nanotriton.run import Run, heldout, launch
+from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores, setup
+from reward.audit import read_samples
 
 ROOT = Path(__file__).parent.parent
 LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
 
 
-# ---- a run -----------------------------------------------------------------------------------------------------------
+# ---- a run
+# -----------------------------------------------------------------------------------------------------------
 def make(world, reshard=False, checkpoint_layers=False, defer=False):
     config = ModelConfig("qwen3", 48, 32, 48, 3, 4, 2, tie_word_embeddings=False, qk_norm=True)
     model = Transformer(config).init_weights(seed=1)
@@ -46,7 +54,9 @@ def backward(model, world, max_tokens):
     data = [torch.randint(0, 48, (n + 1,), generator=g) for n in LENGTHS]
     mine = world.share(data)
     total = torch.zeros(())
-    for part in distributed.accumulate(model, distributed.balance([len(x) - 1 for x in mine], max_tokens, world)):
+    for part in distributed.accumulate(
+        model, distributed.balance([len(x) - 1 for x in mine], max_tokens, world)
+    ):
         seqs = [mine[i] for i in part] or [torch.zeros(2, dtype=torch.long)]
         ids, targets = torch.cat([x[:-1] for x in seqs]), torch.cat([x[1:] for x in seqs])
         positions = torch.cat([torch.arange(len(x) - 1) for x in seqs])
@@ -97,7 +107,11 @@ def one_thread():
 def test_training_has_a_second_core_where_there_is_one(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(2))
-    for world, ranks, threads in ((World(), "1", 2), (World(), "2", 1), (World(device=torch.device("cuda")), "1", 1)):
+    for world, ranks, threads in (
+        (World(), "1", 2),
+        (World(), "2", 1),
+        (World(device=torch.device("cuda")), "1", 1),
+    ):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         with idle_cores(world):
             assert torch.get_num_threads() == threads
@@ -126,10 +140,25 @@ def torchrun(*words, nodes=None, timeout=150):
     if nodes:
         with socket.create_server(("localhost", 0)) as free:
             port = free.getsockname()[1]
-        layout = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+        layout = [
+            "--nnodes",
+            str(nodes),
+            "--nproc-per-node",
+            "1",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"localhost:{port}",
+        ]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     agents = [
-        subprocess.Popen([*base, *layout, __file__, *map(str, words)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [*base, *layout, __file__, *map(str, words)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for _ in range(nodes or 1)
     ]
     try:
@@ -138,12 +167,16 @@ def torchrun(*words, nodes=None, timeout=150):
         for agent in agents:
             agent.kill()
     failed = [output for agent, output in zip(agents, outputs, strict=True) if agent.returncode]
-    # the agent that holds the rendezvous may be gone when another asks it for the last time: torchrun's own race, after all work is done
-    wrong = [output for output in failed if len(failed) == len(agents) or "RendezvousConnectionError" not in output]
+    # the agent that holds the rendezvous may be gone when another asks it for the last time: torchrun's own
+    # race, after all work is done
+    wrong = [
+        output for output in failed if len(failed) == len(agents) or "RendezvousConnectionError" not in output
+    ]
     assert not wrong, "\n".join(wrong)[-4000:]
 
 
-# ---- the number of microbatches and of ranks changes nothing ---------------------------------------------------------
+# ---- the number of microbatches and of ranks changes nothing
+# ---------------------------------------------------------
 @pytest.mark.parametrize("max_tokens", [1, 15, 30, 10_000])
 @pytest.mark.parametrize("checkpoint_layers", [False, True])
 def test_gradients_do_not_depend_on_the_microbatches(reference, max_tokens, checkpoint_layers):
@@ -169,10 +202,19 @@ def two_ranks(folder):
     world = setup()
     assert (world.world_size, world.is_main, world.dtype) == (2, world.rank == 0, torch.float32)
     loss, expected = torch.load(folder / "reference.pt")
-    ways = ((1, False, False, False), (10_000, False, False, True), (15, True, False, False), (15, True, True, True), (15, False, True, True), (1, False, False, True))
+    ways = (
+        (1, False, False, False),
+        (10_000, False, False, True),
+        (15, True, False, False),
+        (15, True, True, True),
+        (15, False, True, True),
+        (1, False, False, True),
+    )
     for max_tokens, *options in ways:
         model, _ = make(world, *options)
-        assert all(isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters())
+        assert all(
+            isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters()
+        )
         assert abs(backward(model, world, max_tokens) - loss) < 1e-6 * loss
         same(grads(model), expected)
     norm = distributed.clip_grad_norm(model, 0.01)
@@ -180,7 +222,8 @@ def two_ranks(folder):
     assert abs(norm - truth) < 1e-5 * truth
     assert abs(distributed.clip_grad_norm(model, 1.0) - 0.01) < 1e-5
 
-    with torch.no_grad():  # a forward alone leaves the layers gathered; what is read then must be the masters all the same
+    # a forward alone leaves the layers gathered; what is read then must be the masters all the same
+    with torch.no_grad():
         model(torch.arange(4), torch.arange(4), packed(torch.tensor([0, 4], dtype=torch.int32), 4))
     alone, _ = make(World())
     gathered = dict(distributed.full_params(model))
@@ -204,6 +247,7 @@ def two_ranks(folder):
     assert len(distributed.balance([8] * (1 + 3 * world.rank), 8, world)) == 4
 
     train(world, 2, folder / "run")
+    samples_of_all_ranks(folder, world)
     full_disk(folder, world)
     (folder / "agreed").touch()
 
@@ -225,6 +269,85 @@ def full_disk(folder, world):
     assert saver.load_latest(model, optimizer)[0] == 1
 
 
+# rank 0 has t0, t2 and t4, whose candidates are right; rank 1 the others
+TASKS = [Task(f"t{i}", f"source {i}") for i in range(5)]
+
+
+def judged(tasks, n, *_, **__):
+    """What rollout() would return: n samples of each task, told apart by their text."""
+    status = lambda task: "correct" if int(task.name[1:]) % 2 == 0 else "wrong_value"
+    text = "```python\nclass ModelNew: {}\n```"
+    return [
+        [
+            Episode(
+                t, [1], [2], [-1.0], "stop", completion=text.format(i), verdict=Verdict(status(t)), reward=1.0
+            )
+            for i in range(n)
+        ]
+        for t in tasks
+    ]
+
+
+def samples_of_all_ranks(folder, world):
+    """Files, statuses and the audit hold the samples of both ranks, and a resumed run cuts them back to its checkpoint."""
+    run_module.rollout = judged
+    model, optimizer = make(world)
+    file = folder / "samples" / "samples.jsonl"
+
+    def start():
+        run = Run(train_grpo.Config(name="samples", out=str(folder)), world, "grpo")
+        run.plot = lambda: None
+        return run, run.resume(model, optimizer)
+
+    def measure(run, step):
+        numbers = heldout(
+            run,
+            TASKS,
+            step=step,
+            split="test",
+            sampler=None,
+            executor=None,
+            tokenizer=None,
+            max_tokens=1,
+            seed=0,
+        )
+        run.evaluated("test", step, 2, **numbers)
+        assert numbers["statuses"] == {"correct": 6, "wrong_value": 4}
+        assert (numbers["success"], numbers["success_n"], numbers["greedy"], numbers["greedy_n"]) == (
+            0.6,
+            10,
+            0.6,
+            5,
+        )
+
+    def train_step(run, step):
+        episodes = chain(*judged(world.share(TASKS), 3))
+        run.samples(e.row(step, "train") for e in episodes)
+        run.step("grpo", step, 2, {}, ())
+
+    def splits():
+        world.barrier()
+        return [
+            f"{row['split']} {row['step']}"
+            for row in map(json.loads, file.read_text().splitlines())
+            for _ in range(row["count"])
+        ]
+
+    measured = ["test/success 0"] * 10 + ["test/greedy 0"] * 5
+    run, step = start()
+    measure(run, step)
+    run, step = start()  # killed before its first checkpoint: the measurement stays
+    assert step == 0 and run.found("test", 0)["success_n"] == 10 and splits() == measured
+    train_step(run, 1)
+    run.save(1, model, optimizer)
+    train_step(run, 2)
+    assert splits() == measured + ["train 1"] * 15 + ["train 2"] * 15
+    run, step = start()
+    assert step == 1 and splits() == measured + ["train 1"] * 15
+    rewarded = [(s.task.name, s.count) for s in read_samples(folder / "samples", "train")]
+    assert sorted(rewarded) == [(f"t{i}", 1) for i in range(5) for _ in range(3)]
+
+
 @pytest.mark.slow
 def test_two_ranks_then_one_then_two_with_one_killed(two):
     """The same run on 2 ranks, then 1, then 2 "machines", one of whose workers is killed once, has the losses of a straight one."""
@@ -243,7 +366,8 @@ def resume(folder, steps, die_at="-1"):
     train(setup(), int(steps), folder, die_at=int(die_at))
 
 
-# ---- the rest --------------------------------------------------------------------------------------------------------
+# ---- the rest
+# --------------------------------------------------------------------------------------------------------
 class Pretend(World):
     """A rank beside another that needs `other` microbatches."""
 
@@ -281,7 +405,10 @@ def test_a_plain_python_process_is_one_rank(monkeypatch):
     world.barrier()
 
 
-@pytest.mark.parametrize("error,code,said", [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), "error: disk", "")])
+@pytest.mark.parametrize(
+    "error,code,said",
+    [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), "error: disk", "")],
+)
 def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
     def main(cfg, world):
         assert (cfg, world.world_size) == ("cfg", 1)
@@ -297,7 +424,10 @@ def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
 def test_decay_is_for_matrices_and_the_rate_for_all():
     model, _ = make(World())
     optimizer = distributed.adamw(model, 1e-3, weight_decay=0.1)
-    assert {(p.ndim, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]} == {(2, 0.1), (1, 0.0)}
+    assert {(p.ndim, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]} == {
+        (2, 0.1),
+        (1, 0.0),
+    }
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
     assert distributed.set_lr(optimizer, 5e-5) == 5e-5
     assert [g["lr"] for g in optimizer.param_groups] == [5e-5] * 2

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 import train_grpo
-from nanotriton.executor.verdict import Verdict
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
@@ -41,7 +41,14 @@ def fake_rollout(tasks, n, *_, seeds, clock, **__):
     def episode(task: Task, seed: int, j: int) -> Episode:
         number = int(task.name[1:])
         right = j % 2 == 0 if number % 5 == 0 else number % 2 == 0
-        return Episode(task, [1], [seed % 97, 2], [-1.0, -1.0], "stop", verdict=Verdict("correct" if right else "wrong_value"))
+        return Episode(
+            task,
+            [1],
+            [seed % 97, 2],
+            [-1.0, -1.0],
+            "stop",
+            verdict=Verdict("correct" if right else "wrong_value"),
+        )
 
     return [[episode(t, s, j) for j, s in enumerate(row)] for t, row in zip(tasks, seeds, strict=True)]
 
@@ -70,7 +77,9 @@ def run(monkeypatch, size: int, **options):
         t.start()
     for t in threads:
         t.join(30)
-    return sorted(samples), [sorted(chain(*(updates[r][k] for r in range(size)))) for k in range(len(updates[0]))]
+    return sorted(samples), [
+        sorted(chain(*(updates[r][k] for r in range(size)))) for k in range(len(updates[0]))
+    ]
 
 
 def spread(samples) -> set[int]:
@@ -82,8 +91,12 @@ def test_off_by_default_and_then_replaces_only_the_dull_groups(monkeypatch):
     assert len(first) == 8 * 2 and 0 < len(spread(first)) < 8
     more, updates = run(monkeypatch, 1, resample=1)
     assert more[: len(first)] == first  # the first round is what it was
-    assert len(more) == 2 * (8 + 8 - len(spread(first))) and len({name for _, name, *_ in more}) == len(more) / 2  # fresh tasks
-    assert sorted(chain(*updates)) == sorted([i for i in spread(more) for _ in range(2)] * 2)  # 2 samples each, in 2 epochs
+    # fresh tasks
+    assert (
+        len(more) == 2 * (8 + 8 - len(spread(first))) and len({name for _, name, *_ in more}) == len(more) / 2
+    )
+    # 2 samples each, in 2 epochs
+    assert sorted(chain(*updates)) == sorted([i for i in spread(more) for _ in range(2)] * 2)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3, 50])

@@ -1,10 +1,12 @@
 """The executor, end to end on a CPU: each verdict, both modes, and nothing that happens twice."""
 
 import dataclasses
+import re
 
 import pytest
 
-from nanotriton.executor import Executor, Verdict, probe
+from nanotriton.executor import Executor, Verdict
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 TASK = Task(**probe.TASK)
@@ -20,7 +22,9 @@ def edit(old: str, new: str, source: str = RIGHT) -> str:
 
 def before_launch(*lines: str, imports: str = "") -> str:
     """The right candidate, with these lines first in its forward."""
-    return edit(BODY, "".join(f"        {line}\n" for line in lines) + BODY, edit(IMPORT, f"{IMPORT}{imports}\n"))
+    return edit(
+        BODY, "".join(f"        {line}\n" for line in lines) + BODY, edit(IMPORT, f"{IMPORT}{imports}\n")
+    )
 
 
 CANDIDATES = {
@@ -71,11 +75,6 @@ def free(executors):
     return executors(policy="none", timeout=6.0)
 
 
-@pytest.fixture
-def process(executors):
-    return executors(policy="none", mode="process", timeout=6.0)
-
-
 def judge(executor: Executor, candidates: dict[str, str]) -> dict[str, Verdict]:
     futures = {name: executor.submit(TASK, source) for name, source in candidates.items()}
     return {name: future.result() for name, future in futures.items()}
@@ -90,7 +89,15 @@ def test_each_status_is_reached(strict):
 
 def test_messages_name_the_line(strict):
     verdicts = judge(strict, CANDIDATES)
-    for name in ("syntax_error", "runtime_error", "compile_error", "out_of_bounds", "rule_violation", "memory_limit", "nondeterministic"):
+    for name in (
+        "syntax_error",
+        "runtime_error",
+        "compile_error",
+        "out_of_bounds",
+        "rule_violation",
+        "memory_limit",
+        "nondeterministic",
+    ):
         assert "line " in verdicts[name].message, verdicts[name]
     assert "no_such_thing" in verdicts["compile_error"].message
     assert "(132,)" in verdicts["wrong_shape"].message
@@ -98,56 +105,77 @@ def test_messages_name_the_line(strict):
 
 def test_a_right_verdict_says_what_was_measured(strict):
     verdict = strict.submit(TASK, RIGHT).result()
-    assert verdict.recordable and verdict.launches == verdict.effective_launches == 1 and verdict.torch_ops == {}
+    assert (
+        verdict.recordable and verdict.launches == verdict.effective_launches == 1 and verdict.torch_ops == {}
+    )
     assert 0 <= verdict.max_error < 1e-6 and verdict.kernelbench_allclose
     assert {"rules", "record", "validate", "run", "judge"} <= verdict.cost.keys()
     assert Verdict.from_json(verdict.to_json()) == verdict
 
 
 def test_decoys_are_refused(strict):
-    twice = edit("y, x.numel(), BLOCK=64)", "y, x.numel(), BLOCK=64)\n        kernel[(1,)](x, torch.empty_like(x), 9, BLOCK=16)")
+    twice = edit(
+        "y, x.numel(), BLOCK=64)",
+        "y, x.numel(), BLOCK=64)\n        kernel[(1,)](x, torch.empty_like(x), 9, BLOCK=16)",
+    )
     never = edit("kernel[(triton.cdiv(x.numel(), 64),)]", "kernel[(0,)]")
-    again = edit("        return y", "        kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)\n        return y")
+    again = edit(
+        "        return y",
+        "        kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)\n        return y",
+    )
     verdicts = judge(strict, {"twice": twice, "never": never, "reads": FREE["reads"], "again": again})
-    assert verdicts["again"].correct and (verdicts["again"].launches, verdicts["again"].effective_launches) == (2, 1)
-    assert verdicts["twice"].correct and (verdicts["twice"].launches, verdicts["twice"].effective_launches) == (2, 1)
+    assert verdicts["again"].correct and (
+        verdicts["again"].launches,
+        verdicts["again"].effective_launches,
+    ) == (2, 1)
+    assert verdicts["twice"].correct and (
+        verdicts["twice"].launches,
+        verdicts["twice"].effective_launches,
+    ) == (2, 1)
     assert not verdicts["never"].correct
-    assert verdicts["reads"].status == "rule_violation" and verdicts["reads"].recordable is False and "line 17" in verdicts["reads"].message
+    assert (
+        verdicts["reads"].status == "rule_violation"
+        and verdicts["reads"].recordable is False
+        and "line 17" in verdicts["reads"].message
+    )
 
 
 def test_hostile_candidates_get_their_own_verdict(free):
     verdicts = judge(free, FREE)
     found = {name: verdict.status for name, verdict in verdicts.items()}
     assert found == {
-        "crashed": "crashed", "runtime_error": "runtime_error", "timeout": "timeout", "exit": "crashed", "torch": "correct",
-        "self_kill": "crashed", "reads": "correct", "forged": "crashed", "excuse": "memory_limit",
-    }  # fmt: skip
-    assert verdicts["reads"].mode == "process" and verdicts["reads"].recordable is False
-    assert "segmentation fault" in verdicts["crashed"].message and "PermissionError" in verdicts["runtime_error"].message
-
-
-def test_process_mode_agrees(process):
-    same = ("correct", "syntax_error", "import_error", "runtime_error", "out_of_bounds", "wrong_shape", "wrong_dtype", "wrong_value")
-    same += ("input_modified", "memory_limit", "output_limit", "nondeterministic", "no_code")
-    for name, verdict in judge(process, {name: CANDIDATES[name] for name in same}).items():
-        assert verdict.status == name and verdict.mode == "process", verdict
-    found = {name: verdict.status for name, verdict in judge(process, FREE).items()}
-    assert found == {
-        "crashed": "crashed", "runtime_error": "runtime_error", "timeout": "timeout", "exit": "crashed", "torch": "correct",
-        "self_kill": "crashed", "reads": "correct", "forged": "crashed", "excuse": "memory_limit",
-    }  # fmt: skip
+        "crashed": "crashed",
+        "runtime_error": "runtime_error",
+        "timeout": "timeout",
+        "exit": "crashed",
+        "torch": "correct",
+        "self_kill": "crashed",
+        "reads": "unsupported",
+        "forged": "crashed",
+        "excuse": "memory_limit",
+    }
+    assert verdicts["reads"].recordable is False and not verdicts["reads"].scored
+    assert re.search(r"^line 17: .*needs a GPU$", verdicts["reads"].message), verdicts["reads"]
+    assert (
+        "segmentation fault" in verdicts["crashed"].message
+        and "PermissionError" in verdicts["runtime_error"].message
+    )
 
 
 WEIGHTS = Task(
     "weights",
-    edit("def forward(self, x):\n        return x * 2 + 1", """def __init__(self, n):
+    edit(
+        "def forward(self, x):\n        return x * 2 + 1",
+        """def __init__(self, n):
         super().__init__()
         self.scale = nn.Linear(n, 1, bias=False)
         self.norm = nn.LayerNorm(n)
 
     def forward(self, x):
-        return x * self.scale.weight + self.norm.weight""", probe.TASK["source"]).replace("return []", "return [33]"),
-)  # fmt: skip
+        return x * self.scale.weight + self.norm.weight""",
+        probe.TASK["source"],
+    ).replace("return []", "return [33]"),
+)
 HOLDS = edit(
     "class ModelNew(nn.Module):\n",
     """class ModelNew(nn.Module):
@@ -162,31 +190,55 @@ HOLDS = edit(
     .replace("kernel(x_ptr, y_ptr, n,", "kernel(x_ptr, y_ptr, a_ptr, b_ptr, n,")
     .replace("(x, y, x.numel()", "(x, y, self.scale.weight, self.norm.weight, x.numel()"),
 )
-PACKED = edit("self.both = None", "self.register_buffer('both', torch.cat([self.scale.weight.detach()[0], self.norm.weight.detach()]))", HOLDS)
-PACKED = edit("self.scale.weight, self.norm.weight, x.numel()", "self.both[:33], self.both[33:], x.numel()", PACKED)
+PACKED = edit(
+    "self.both = None",
+    "self.register_buffer('both', torch.cat([self.scale.weight.detach()[0], self.norm.weight.detach()]))",
+    HOLDS,
+)
+PACKED = edit(
+    "self.scale.weight, self.norm.weight, x.numel()", "self.both[:33], self.both[33:], x.numel()", PACKED
+)
 OTHER_ORDER = edit("        self.scale = nn", "        torch.rand(3)\n        self.scale = nn", HOLDS)
 OTHER_NAMES = HOLDS.replace("self.scale", "self.factor").replace("self.norm", "self.layer")
-PARAMETERS = OTHER_NAMES.replace("nn.LayerNorm(n)", "nn.Module(); self.layer.weight = nn.Parameter(torch.ones(n))")
+PARAMETERS = OTHER_NAMES.replace(
+    "nn.LayerNorm(n)", "nn.Module(); self.layer.weight = nn.Parameter(torch.ones(n))"
+)
 SKIPS = edit("tl.load(b_ptr + i % 33, mask=i < n)", "1.0", HOLDS)
-REMEMBERS = edit("        self.register", "        torch.manual_seed(3)\n        nn.init.uniform_(self.scale.weight)\n        self.register", PACKED)
+REMEMBERS = edit(
+    "        self.register",
+    "        torch.manual_seed(3)\n        nn.init.uniform_(self.scale.weight)\n        self.register",
+    PACKED,
+)
 
 
 def test_weights(strict):
     """By name, by order of drawing, packed in the constructor: all fine. Skipped or replaced: not."""
-    good = {"holds": HOLDS, "packed": PACKED, "order": OTHER_ORDER, "names": OTHER_NAMES, "parameters": PARAMETERS}
+    good = {
+        "holds": HOLDS,
+        "packed": PACKED,
+        "order": OTHER_ORDER,
+        "names": OTHER_NAMES,
+        "parameters": PARAMETERS,
+    }
     bad = {"skips": SKIPS, "remembers": REMEMBERS}
     futures = {name: strict.submit(WEIGHTS, source) for name, source in (good | bad).items()}
-    assert {name: f.result().status for name, f in futures.items()} == dict.fromkeys(good, "correct") | dict.fromkeys(bad, "wrong_value")
+    assert {name: f.result().status for name, f in futures.items()} == dict.fromkeys(
+        good, "correct"
+    ) | dict.fromkeys(bad, "wrong_value")
 
 
-def test_weights_in_process_mode(process):
-    futures = [process.submit(WEIGHTS, source) for source in (HOLDS, PACKED, OTHER_ORDER, OTHER_NAMES, SKIPS)]
+def test_weights_without_rules(free):
+    futures = [free.submit(WEIGHTS, source) for source in (HOLDS, PACKED, OTHER_ORDER, OTHER_NAMES, SKIPS)]
     assert [f.result().status for f in futures] == ["correct"] * 4 + ["wrong_value"]
 
 
 def test_tf32_is_refused_with_advice(strict):
     """fp32 tasks must be computed in fp32: tl.dot's default is TF32."""
-    source = edit("def forward(self, x):\n        return x * 2 + 1", "def forward(self, x, y):\n        return x @ y", TASK.source)
+    source = edit(
+        "def forward(self, x):\n        return x * 2 + 1",
+        "def forward(self, x, y):\n        return x @ y",
+        TASK.source,
+    )
     source = source.replace("[torch.randn(4, 33)]", "[torch.randn(32, 64), torch.randn(64, 32)]")
     kernel = """
 import torch, triton
@@ -205,7 +257,10 @@ class ModelNew(nn.Module):
         kernel[(1,)](x, y, out, K=64)
         return out
 """
-    default, ieee = (strict.submit(Task("mm", source), k).result() for k in (kernel, kernel.replace("(a, b))", '(a, b, input_precision="ieee"))')))
+    default, ieee = (
+        strict.submit(Task("mm", source), k).result()
+        for k in (kernel, kernel.replace("(a, b))", '(a, b, input_precision="ieee"))'))
+    )
     assert ieee.correct
     assert default.status == "wrong_value" and 'input_precision="ieee"' in default.message
 
@@ -237,7 +292,14 @@ def test_the_same_seed_gives_the_same_verdicts(strict):
 
 
 def test_bad_arguments_are_one_clear_line():
-    for wrong in ({"device": "tpu"}, {"mode": "fast"}, {"policy": "lax"}, {"timeout": 0}, {"workers": 0}, {"memory_gib": -1}):
+    for wrong in (
+        {"device": "tpu"},
+        {"mode": "fast"},
+        {"policy": "lax"},
+        {"timeout": 0},
+        {"workers": 0},
+        {"memory_gib": -1},
+    ):
         with pytest.raises(ValueError) as error:
             Executor(**wrong)
         assert "\n" not in str(error.value)
@@ -273,21 +335,31 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize(("name", "draw", "status"), [("w", "randn", "correct"), ("other", "randn", "correct"), ("other", "rand", "wrong_value")])
+@pytest.mark.parametrize(
+    ("name", "draw", "status"),
+    [("w", "randn", "correct"), ("other", "randn", "correct"), ("other", "rand", "wrong_value")],
+)
 def test_large_weights_stay_at_home(strict, name, draw, status):
     """A plan may hold 256 MiB of weights; those that the reference has too are not in it, whatever the candidate calls them."""
-    source = RIGHT.replace("class ModelNew(nn.Module):", f"""class ModelNew(nn.Module):
+    source = RIGHT.replace(
+        "class ModelNew(nn.Module):",
+        f"""class ModelNew(nn.Module):
     def __init__(self):
         super().__init__()
         self.{name} = nn.Parameter(torch.{draw}(300_000))
-""")  # fmt: skip
-    source = source.replace("x * 2 + 1", "x * tl.load(w_ptr + i, mask=i < n)").replace("x_ptr, y_ptr, n,", "x_ptr, w_ptr, y_ptr, n,")
-    source = source.replace("(x, y, x.numel(), BLOCK=64)", f"(x, self.{name}, y, x.numel(), BLOCK=64)").replace("64", "1024")
+""",
+    )
+    source = source.replace("x * 2 + 1", "x * tl.load(w_ptr + i, mask=i < n)").replace(
+        "x_ptr, y_ptr, n,", "x_ptr, w_ptr, y_ptr, n,"
+    )
+    source = source.replace(
+        "(x, y, x.numel(), BLOCK=64)", f"(x, self.{name}, y, x.numel(), BLOCK=64)"
+    ).replace("64", "1024")
     verdict = strict.submit(Task("large", LARGE), source).result()
     assert verdict.status == status, verdict.message
 
 
-@pytest.mark.parametrize("mode", [None, "process"])
+@pytest.mark.parametrize("mode", [None, "replay"])
 def test_an_expected_task_is_examined_before_its_candidates_come(executors, mode):
     task = Task("expected", TASK.source + f"\n# {mode}\n")  # that nobody has seen
     executor = executors(policy="none", mode=mode, timeout=6.0)

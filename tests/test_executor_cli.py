@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import Verdict, probe
+from nanotriton.executor import Verdict
 from nanotriton.executor.__main__ import main
+from nanotriton.executor.common import probe
 
 ROOT = Path(__file__).resolve().parents[1]
 RIGHT = probe.CANDIDATE
@@ -17,8 +18,18 @@ CANDIDATES = {
     "right": (RIGHT, "correct"),
     "wrong": (RIGHT.replace("x * 2 + 1", "x * 3"), "wrong_value"),
     "hanging": (RIGHT.replace(START, f"        while True: pass\n{START}"), "timeout"),
-    "crashing": (RIGHT.replace(START, f"        torch.cuda.synchronize()\n        f = lambda: f()\n        [[f()]]\n{START}"), "runtime_error"),
-    "forking": (RIGHT.replace("import torch\n", "import torch\nimport os\n", 1).replace(START, f"        os.fork()\n{START}"), "rule_violation"),
+    "crashing": (
+        RIGHT.replace(
+            START, f"        torch.cuda.synchronize()\n        f = lambda: f()\n        [[f()]]\n{START}"
+        ),
+        "runtime_error",
+    ),
+    "forking": (
+        RIGHT.replace("import torch\n", "import torch\nimport os\n", 1).replace(
+            START, f"        os.fork()\n{START}"
+        ),
+        "rule_violation",
+    ),
     "cheating": (RIGHT.replace("return y", "return x * 2 + 1"), "rule_violation"),
 }
 
@@ -32,7 +43,12 @@ def folder(tmp_path):
 
 
 def run(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "nanotriton.executor", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "nanotriton.executor", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_six_candidates_get_their_verdicts(folder):
@@ -43,7 +59,8 @@ def test_six_candidates_get_their_verdicts(folder):
     assert [line.pop("file") for line in lines] == [str(f) for f in files]
     verdicts = [Verdict(**line) for line in lines]
     assert [v.status for v in verdicts] == [status for _, status in CANDIDATES.values()]
-    assert sum(sum(v.cost.values()) for v in verdicts) < 30  # one after another; a start takes 4 s, and much longer on a loaded machine
+    # one after another; a start takes 4 s, and much longer on a loaded machine
+    assert sum(sum(v.cost.values()) for v in verdicts) < 30
 
 
 def test_all_correct_is_exit_0_and_readable(folder):
@@ -61,13 +78,15 @@ def test_all_correct_is_exit_0_and_readable(folder):
         (["right.py", "right.py"], "get_inputs"),
         (["task.py", "nowhere.py"], "nowhere.py"),
         (["task.py", "right.py", "--device", "tpu"], "cuda"),
+        (["task.py", "right.py", "--device", "cuda"], "--device cuda: this machine has no usable CUDA GPU"),
         (["task.py", "right.py", "--policy", "lax"], "strict"),
         (["task.py", "right.py", "--timeout", "soon"], "soon"),
         (["task.py", "right.py", "--timeout", "-1"], "positive"),
         (["task.py", "right.py", "--jsn"], "--jsn"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue, capsys):
+def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as stop:
         main([str(folder / a) if a.endswith(".py") else a for a in arguments])
     said = capsys.readouterr()

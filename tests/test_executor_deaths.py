@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import Executor, probe, sandbox
-from nanotriton.executor.candidate import check_ended, not_its_own
-from nanotriton.executor.compare import Fault
-from nanotriton.executor.zygote import BEACON, Zygote
+from nanotriton.executor import Executor
+from nanotriton.executor.common import probe
+from nanotriton.executor.judge.job import check_ended, not_its_own
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.protocol import BEACON
+from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault
 
 TASK = Task(**probe.TASK)
 RIGHT = probe.CANDIDATE
@@ -84,14 +87,19 @@ def test_kill_minus_9_costs_no_verdict(executor, victim):
     futures = [executor.submit(TASK, source) for source in sources]
     pid = wait_for(lambda: at_level(executor, wanted), f"a {victim}")
     os.kill(pid, signal.SIGKILL)
-    assert [f.result(PATIENCE).status for f in futures] == ["correct" if i % 3 else "wrong_value" for i in range(9)]
+    assert [f.result(PATIENCE).status for f in futures] == [
+        "correct" if i % 3 else "wrong_value" for i in range(9)
+    ]
 
 
 def test_a_candidate_that_kills_its_workers_is_at_fault(executor):
     """Two workers die while, as their beacons say, they compute it. A candidate known to be right is fine: so it has crashed."""
     future = executor.submit(TASK, HANGING + "# suspect\n")
     for _ in range(2):
-        process = wait_for(lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None), "a worker that has it")
+        process = wait_for(
+            lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None),
+            "a worker that has it",
+        )
         wait_for(lambda p=process: grandchildren(executor, p.pid), "its child")
         BEACON.pack_into(process.beacon, 0, next(iter(process.entries)), time.monotonic() + 1000, b"run")
         os.kill(process.pid, signal.SIGKILL)
@@ -103,7 +111,10 @@ def test_a_candidate_that_kills_its_workers_is_at_fault(executor):
 def test_an_overdue_worker_is_killed_and_its_candidate_timed_out(executor):
     """A worker that misses its own alarm, as in one long native call."""
     future = executor.submit(TASK, HANGING + "# overdue\n")
-    process = wait_for(lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None), "a worker that has it")
+    process = wait_for(
+        lambda: next((p for p in list(executor._processes) if p.pid and p.entries), None),
+        "a worker that has it",
+    )
     wait_for(lambda: grandchildren(executor, process.pid), "its child")
     BEACON.pack_into(process.beacon, 0, next(iter(process.entries)), time.monotonic() - 10, b"run")
     assert future.result(PATIENCE).status == "timeout"
@@ -117,7 +128,9 @@ def grandchildren(executor: Executor, pid: int) -> list[int]:
 
 SCRIPT = """
 import sys
-from nanotriton.executor import Executor, probe, sandbox
+from nanotriton.executor import Executor
+from nanotriton.executor.common import probe
+from nanotriton.executor.sandbox import sandbox
 from nanotriton.tasks.task import Task
 executor = Executor(workers=1, timeout=100.0)
 futures = [executor.submit(Task(**probe.TASK), sys.argv[1] + f"# {i}") for i in range(4)]
@@ -131,11 +144,16 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])  # SIGTERM ends it as SIGKILL does
+# SIGTERM ends it as SIGKILL does
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_nothing_outlives_the_parent(signum):
     """However the trainer's process ends, with four candidates in endless loops: no process and no folder is left."""
     root = Path(__file__).resolve().parents[1]
-    script = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT), HANGING], stdout=subprocess.PIPE, text=True, cwd=root)
+    script = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), HANGING], stdout=subprocess.PIPE, text=True, cwd=root
+    )
     group, folder = script.stdout.readline().split()
     group, folder = int(group), Path(folder)
     wait_for(lambda: any(level(p, t) == 3 for t in [processes(group)] for p in t), "a hanging child")

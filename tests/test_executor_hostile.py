@@ -1,6 +1,6 @@
 """What a candidate could do to the executor, or to the question who is to blame: each gets a verdict of its own, and no one else's changes."""
 
-from nanotriton.executor import probe
+from nanotriton.executor.common import probe
 from nanotriton.executor.executor import Executor
 from nanotriton.tasks.task import Task
 from tests.test_executor import RIGHT, TASK, before_launch, edit
@@ -19,16 +19,24 @@ def plan(header):
     answer(b"{}", b"nanotriton-plan-1\\n" + len(text).to_bytes(8, "little") + text)
 """
 PLAN = {
-    "storages": [["input", 528, "float32", None]], "tensors": [[0, "float32", [4, 33], [33, 1], 0]], "kernels": [], "steps": [],
-    "weights": [], "inputs": [{"t": 0}], "outputs": {"t": 0}, "blobs": [],
-}  # fmt: skip
+    "storages": [["input", 528, "float32", None]],
+    "tensors": [[0, "float32", [4, 33], [33, 1], 0]],
+    "kernels": [],
+    "steps": [],
+    "weights": [],
+    "inputs": [{"t": 0}],
+    "outputs": {"t": 0},
+    "blobs": [],
+}
 
 
 def test_messages_of_any_length_are_one_line_and_harm_nobody(executors):
     name = "k" * 90_000
     sources = {
         "long": edit("return y", f"return torch._{name}(y)"),
-        "lines": edit("    tl.store", '    tl.device_assert(x > 9, "no\\nother.py: correct\\x1b[2J")\n    tl.store'),
+        "lines": edit(
+            "    tl.store", '    tl.device_assert(x > 9, "no\\nother.py: correct\\x1b[2J")\n    tl.store'
+        ),
         "right": RIGHT,
     }
     futures = {name: executors().submit(TASK, source) for name, source in sources.items()}
@@ -51,15 +59,22 @@ def test_forged_answers_are_the_candidates_own_crash(executors):
     found = {name: future.result() for name, future in futures.items()}
     assert found.pop("right").correct
     assert {verdict.status for verdict in found.values()} == {"crashed"}, found
-    assert all(verdict.max_error is None for verdict in found.values())  # the health check's facts are not theirs
-    assert "no answer" in found.pop("header").message and all(verdict.message.startswith("plan: ") for verdict in found.values())
+    # the health check's facts are not theirs
+    assert all(verdict.max_error is None for verdict in found.values())
+    assert "no answer" in found.pop("header").message and all(
+        verdict.message.startswith("plan: ") for verdict in found.values()
+    )
 
 
 def test_a_candidate_that_hoards_memory_leaves_the_reference_its_own():
     """Or the reference would fail for want of memory, which is excused, and a wrong candidate would never be scored."""
     task = Task("large", probe.TASK["source"].replace("torch.randn(4, 33)", "torch.randn(1 << 21)"))
-    wrong = edit("x * 2 + 1", "x * 2 + 1.5", edit("def forward(self, x):", "def forward(self, x, B=1 << 17):"))
-    wrong = wrong.replace("triton.cdiv(x.numel(), 64)", "triton.cdiv(x.numel(), B)").replace("BLOCK=64", "BLOCK=B")
+    wrong = edit(
+        "x * 2 + 1", "x * 2 + 1.5", edit("def forward(self, x):", "def forward(self, x, B=1 << 17):")
+    )
+    wrong = wrong.replace("triton.cdiv(x.numel(), 64)", "triton.cdiv(x.numel(), B)").replace(
+        "BLOCK=64", "BLOCK=B"
+    )
     hoard = "torch.empty(250 << 20, dtype=torch.uint8, device=x.device).zero_()"
     sources = {
         "wrong_value": edit("        y = torch", f"        {hoard}\n        y = torch", wrong),
@@ -71,12 +86,21 @@ def test_a_candidate_that_hoards_memory_leaves_the_reference_its_own():
             assert verdict.status == status and verdict.scored, verdict
 
 
-def test_a_module_of_many_weights_in_process_mode():
+def test_a_module_of_many_weights():
     weights = "self.ws = nn.ParameterList([nn.Parameter(torch.randn(33)) for _ in range(700)])"
     init = f"    def __init__(self):\n        super().__init__()\n        {weights}\n\n    def forward(self, x):\n"
-    task = Task("many", probe.TASK["source"].replace("    def forward(self, x):\n", init).replace("x * 2 + 1", "x * self.ws[699]"))
+    task = Task(
+        "many",
+        probe.TASK["source"]
+        .replace("    def forward(self, x):\n", init)
+        .replace("x * 2 + 1", "x * self.ws[699]"),
+    )
     source = before_launch("w = self.ws[699]").replace("    def forward(self, x):\n", init)
-    source = source.replace("x * 2 + 1", "x * tl.load(w_ptr + i % 33, mask=i < n)").replace("x_ptr, y_ptr", "x_ptr, w_ptr, y_ptr").replace("(x, y,", "(x, w, y,")
-    with Executor(mode="process", policy="none", workers=1, timeout=60.0, seed=0) as executor:
+    source = (
+        source.replace("x * 2 + 1", "x * tl.load(w_ptr + i % 33, mask=i < n)")
+        .replace("x_ptr, y_ptr", "x_ptr, w_ptr, y_ptr")
+        .replace("(x, y,", "(x, w, y,")
+    )
+    with Executor(policy="none", workers=1, timeout=60.0, seed=0) as executor:
         verdict = executor.submit(task, source).result()
     assert verdict.correct, verdict

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from nanotriton.executor import Executor, executor, probe
-from nanotriton.executor.zygote import BEACON
+from nanotriton.executor import Executor, executor
+from nanotriton.executor.common import probe
+from nanotriton.executor.sandbox.protocol import BEACON
 from nanotriton.tasks.task import Task
 from tests.test_executor_deaths import PATIENCE, grandchildren, wait_for
 
@@ -50,7 +51,9 @@ def test_an_overdue_worker_that_is_gone_already(monkeypatch):
             raise ProcessLookupError
 
         future = ex.submit(TASK, hanging)
-        busy = wait_for(lambda: [p for p in list(ex._processes) if p.pid and p.entries], "a worker that has it")
+        busy = wait_for(
+            lambda: [p for p in list(ex._processes) if p.pid and p.entries], "a worker that has it"
+        )
         wait_for(lambda: grandchildren(ex, busy[0].pid), "its child")
         monkeypatch.setattr(executor.os, "kill", gone)
         BEACON.pack_into(busy[0].beacon, 0, next(iter(busy[0].entries)), time.monotonic() - 10, b"run")
@@ -68,7 +71,10 @@ def test_others_accidents_are_no_failure_where_work_gets_done(monkeypatch):
         future = ex.submit(TASK, hanging)
         for i in range(4):
             assert ex.submit(TASK, f"{probe.CANDIDATE}# {i}\n").result(PATIENCE).correct
-            busy = wait_for(lambda: [p for p in list(ex._processes) if p.pid and len(p.entries) == 1], "a worker that has it")
+            busy = wait_for(
+                lambda: [p for p in list(ex._processes) if p.pid and len(p.entries) == 1],
+                "a worker that has it",
+            )
             os.kill(busy[0].pid, signal.SIGKILL)
             wait_for(lambda b=busy[0]: b not in ex._processes, "the scheduler to see it")
         assert future.result(PATIENCE).status == "timeout"

@@ -1,10 +1,10 @@
-"""The one rule of reward/extract.py on completions as models (and cheats) write them."""
+"""The one rule of nanotriton/rules/extract.py on completions as models (and cheats) write them."""
 
 import time
 
 import pytest
 
-from reward.extract import extract_candidate, parse, python_blocks
+from nanotriton.rules.extract import extract_candidate, parse, python_blocks
 
 CODE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 OLD = "class ModelNew:\n    draft = True\n"
@@ -23,7 +23,8 @@ ACCEPTED = {
     "a draft inside the reasoning": f"<think>\n{fence(OLD)}</think>\n{fence(CODE)}",
     "reasoning opened by the template": f"Let me see.\n{fence(OLD)}</think>\n\n{fence(CODE)}",
     "reasoning that quotes its own end": f"<think>I must close </think> first.\n{fence(OLD)}</think>{fence(CODE)}",
-    "</think> inside the answer's code": fence(OLD) + "\n".join(["</think>", fence("x = '</think>'\n" + CODE)]),
+    "</think> inside the answer's code": fence(OLD)
+    + "\n".join(["</think>", fence("x = '</think>'\n" + CODE)]),
     "prompt echoed before it": f"Example answer:\n{fence(OLD)}\nYour task: write ModelNew.\n{fence(CODE)}",
     "no language": fence(CODE, ""),
     "language in capitals": fence(CODE, "Python"),
@@ -32,12 +33,17 @@ ACCEPTED = {
     "four backticks": fence(CODE, "py", "````"),
     "carriage returns": fence(CODE).replace("\n", "\r\n"),
     "end of text without a closing fence": "```python\n" + CODE,
-    "inside a list": "1. The code:\n\n   ```python\n" + "".join(f"   {line}\n" for line in CODE.splitlines()) + "   ```\n",
+    "inside a list": "1. The code:\n\n   ```python\n"
+    + "".join(f"   {line}\n" for line in CODE.splitlines())
+    + "   ```\n",
     "fence in the middle of a line is no fence": "I use ```python a lot.\n" + fence(CODE),
-    "entry named only in the text after it": fence(CODE) + "`class ModelNew` is above.\n" + fence("y = 1  # ModelNew\n"),
+    "entry named only in the text after it": fence(CODE)
+    + "`class ModelNew` is above.\n"
+    + fence("y = 1  # ModelNew\n"),
     "entry in a string of a later block": fence(CODE) + fence('s = """\nclass ModelNew: pass\n"""\n'),
     "entry in a comment of a later block": fence(CODE) + fence("# class ModelNew\nz = 2\n"),
-    "entry nested in a function of a later block": fence(CODE) + fence("def f():\n    class ModelNew: pass\n"),
+    "entry nested in a function of a later block": fence(CODE)
+    + fence("def f():\n    class ModelNew: pass\n"),
 }
 
 
@@ -87,7 +93,10 @@ def test_blocks_keep_relative_indentation():
     assert python_blocks("  ```py\n  if x:\n      y\n  ```") == ["if x:\n    y\n"]
 
 
-@pytest.mark.parametrize("source", ["a\0b", "\ud800", "(" * 5000, "-" * 100_000 + "1", "x = " + "+".join("1" * 50_000), "y" * 300_000])
+@pytest.mark.parametrize(
+    "source",
+    ["a\0b", "\ud800", "(" * 5000, "-" * 100_000 + "1", "x = " + "+".join("1" * 50_000), "y" * 300_000],
+)
 def test_what_breaks_the_parser_is_a_syntax_error(source):
     with pytest.raises(SyntaxError):
         parse(source)

@@ -10,16 +10,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanotriton.executor import cuda, driver, gpu, process, timing
-from nanotriton.executor.candidate import Job
-from nanotriton.executor.compare import Fault, TaskFault
-from nanotriton.executor.compiler import Binary
-from nanotriton.executor.gpu import drop_refused, needed_bytes, reference_work
-from nanotriton.executor.plan import Choice, Launch, Plan, Storage
-from nanotriton.executor.reference import Reference
-from nanotriton.executor.replayer import ReplayError, poison
-from nanotriton.executor.zygote import Ended
+from nanotriton.executor.gpu import arena, driver, gpu, timing
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.gpu.locks import Turns
+from nanotriton.executor.judge import gpu_runner, process
+from nanotriton.executor.judge.gpu_runner import drop_refused
+from nanotriton.executor.judge.job import Job
+from nanotriton.executor.judge.measure import needed_bytes, reference_work
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.replay.replayer import ReplayError, poison
+from nanotriton.executor.sandbox.protocol import Ended
+from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, TaskFault
 
 
 def function(sizes: list[int], descriptors: list | None = None) -> driver.Function:
@@ -27,32 +30,43 @@ def function(sizes: list[int], descriptors: list | None = None) -> driver.Functi
 
 
 def test_arguments_are_packed_as_the_kernel_reads_them():
-    args = [("!tt.ptr<f32>", 0x1234567890), ("i1", True), ("i8", -1), ("i32", -5), ("i32", 2**32 - 1), ("i64", -(2**63)), ("f16", 1.5),
-            ("bf16", 1.5), ("f32", 1e300), ("f64", 0.1)]  # fmt: skip
+    args = [
+        ("!tt.ptr<f32>", 0x1234567890),
+        ("i1", True),
+        ("i8", -1),
+        ("i32", -5),
+        ("i32", 2**32 - 1),
+        ("i64", -(2**63)),
+        ("f16", 1.5),
+        ("bf16", 1.5),
+        ("f32", 1e300),
+        ("f64", 0.1),
+    ]
     packed = driver.pack(function([8, 1, 1, 4, 4, 8, 2, 2, 4, 8, 8, 8]), args, 7, 0)
     want = [0x1234567890, 1, 0xFF, 2**32 - 5, 2**32 - 1, 2**63]
     assert [int.from_bytes(p, "little") for p in packed[:6]] == want
-    assert packed[6:10] == [struct.pack("<e", 1.5), b"\xc0\x3f", struct.pack("<f", float("inf")), struct.pack("<d", 0.1)]
+    assert packed[6:10] == [
+        struct.pack("<e", 1.5),
+        b"\xc0\x3f",
+        struct.pack("<f", float("inf")),
+        struct.pack("<d", 0.1),
+    ]
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
-def locks(tmp_path) -> gpu.Gpu:
-    one = gpu.Gpu.__new__(gpu.Gpu)
-    one.lost = True  # it has no memory to look after
-    one._open_locks(str(tmp_path / "gpu"))
-    return one
+def turns(tmp_path) -> Turns:
+    return Turns(str(tmp_path / "gpu"))
 
 
-def close(*gpus: gpu.Gpu) -> None:
-    for one in gpus:
-        for fd in (one._room_wanted, one._room, one._memory_wanted, one._memory):
-            os.close(fd)
+def close(*workers: Turns) -> None:
+    for one in workers:
+        one.close()
 
 
-def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch):
+def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path):
     """One worker's judgement is long, another's stopwatch waits: it has the GPU alone at the next pause, and not before."""
 
-    judging, timing_, order = locks(tmp_path), locks(tmp_path), []
+    judging, timing_, order = turns(tmp_path), turns(tmp_path), []
 
     def time_it():
         with timing_.busy():
@@ -65,7 +79,7 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
     with judging.busy():
         thread.start()
         busy.wait()
-        while not _is_locked(judging._room_wanted):  # until it asks for quiet
+        while not _is_locked(judging.compute.wanted):  # until it asks for quiet
             pass
         order.append("first trial")
         judging.pause()
@@ -82,13 +96,12 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
                     pass
                 order.append("alone")
 
-    monkeypatch.setattr(gpu.Gpu, "clear", lambda self: None)
     busy.clear()
     thread = threading.Thread(target=take_all)
     with judging.busy():
         thread.start()
         busy.wait()
-        while not _is_locked(judging._memory_wanted):
+        while not _is_locked(judging.memory.wanted):
             pass
         judging.pause()  # what it has in memory stays there meanwhile
         with judging.quiet():
@@ -99,10 +112,10 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
 
 
 def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
-    judging, *stopwatches = [locks(tmp_path) for _ in range(4)]
+    judging, *stopwatches = [turns(tmp_path) for _ in range(4)]
     order, asked, busy = [], threading.Event(), threading.Semaphore(0)
 
-    def time_it(one: gpu.Gpu, number: int):
+    def time_it(one: Turns, number: int):
         with one.busy():
             busy.release()
             asked.wait()
@@ -116,7 +129,7 @@ def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
             thread.start()
             busy.acquire()
         asked.set()
-        while _holders(judging._room_wanted) < 3:
+        while _holders(judging.compute.wanted) < 3:
             pass
         judging.pause()
         order.append("judged")
@@ -126,12 +139,11 @@ def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
     close(judging, *stopwatches)
 
 
-def test_several_who_want_all_memory_have_it_in_turns(tmp_path, monkeypatch):
+def test_several_who_want_all_memory_have_it_in_turns(tmp_path):
     """Beside stopwatches: nobody waits for the memory with the room in hand, or the other way round."""
-    monkeypatch.setattr(gpu.Gpu, "clear", lambda self: None)
-    gpus, inside, met = [locks(tmp_path) for _ in range(4)], [], []
+    gpus, inside, met = [turns(tmp_path) for _ in range(4)], [], []
 
-    def work(one: gpu.Gpu, needs_all: bool):
+    def work(one: Turns, needs_all: bool):
         for _ in range(100):
             with one.busy():
                 with one.alone() if needs_all else one.quiet():
@@ -153,16 +165,19 @@ def test_a_tuner_without_memory_ends_its_candidate_and_not_the_worker():
     def fails(*_):
         raise RuntimeError(message)
 
-    worker = SimpleNamespace(gpu=SimpleNamespace(own=lambda runner: None, watch=SimpleNamespace(quick=None)), stage=lambda *_: contextlib.nullcontext())
+    worker = SimpleNamespace(
+        gpu=SimpleNamespace(own=lambda runner: None, watch=SimpleNamespace(quick=None)),
+        stage=lambda *_: contextlib.nullcontext(),
+    )
     runner = SimpleNamespace(replay=SimpleNamespace(tune=fails), by_name=lambda seed: {}, recorded=0)
     reference = SimpleNamespace(inputs=lambda kind, seed: [])
     message = "CUDA out of memory. Tried to allocate 2 GiB"
     with pytest.raises(Fault) as fault:
-        gpu.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
+        gpu_runner.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
     assert fault.value.status == "memory_limit"
     message = "a mistake of ours"
     with pytest.raises(RuntimeError, match=message):
-        gpu.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
+        gpu_runner.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)
 
 
 def _holders(fd: int) -> int:
@@ -184,7 +199,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def test_what_a_run_left_is_read_with_its_guards():
-    backend = cuda.CudaBackend.__new__(cuda.CudaBackend)
+    backend = arena.CudaBackend.__new__(arena.CudaBackend)
     backend.storages, backend.guards = [Storage("empty", 64, "float32")], [(0, 32), (96, 128)]
     backend.arena = torch.zeros(128, dtype=torch.uint8)
     poison(backend.arena, "float32")
@@ -206,7 +221,8 @@ def test_what_a_run_left_is_read_with_its_guards():
     assert error.value.status == "illegal_memory" and error.value.fatal
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         backend.finish(lambda: fails("CUDA out of memory. Tried to allocate 2 GiB"))
-    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):  # the driver's words, which cost no context
+    # the driver's words, which cost no context
+    with pytest.raises(RuntimeError, match="CUDA error: out of memory"):
         backend.finish(lambda: fails("CUDA error: out of memory"))
 
 
@@ -219,13 +235,39 @@ def test_too_few_or_other_arguments_never_reach_the_driver():
 @pytest.mark.parametrize("flags", [1, 2])  # triton 3.6, triton 3.8
 def test_a_descriptor_without_tma_is_spelled_out(flags):
     value = [4096, [48, 32], [32, 1], "nan"]
-    packed = driver.pack(function([8, 8, 8, 8, 8, *[1] * flags, 4, 4, 8, 8, 4, 8, 8]), [("!tt.tensordesc<16x32xf32>", value), ("i32", 9)], 0, 0)
-    assert [int.from_bytes(p, "little") for p in packed] == [4096, 48, 32, 32, 1, 1, *[0] * (flags - 1), 48, 32, 32, 1, 9, 0, 0]
+    packed = driver.pack(
+        function([8, 8, 8, 8, 8, *[1] * flags, 4, 4, 8, 8, 4, 8, 8]),
+        [("!tt.tensordesc<16x32xf32>", value), ("i32", 9)],
+        0,
+        0,
+    )
+    assert [int.from_bytes(p, "little") for p in packed] == [
+        4096,
+        48,
+        32,
+        32,
+        1,
+        1,
+        *[0] * (flags - 1),
+        48,
+        32,
+        32,
+        1,
+        9,
+        0,
+        0,
+    ]
 
 
 def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
     launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
-    make = lambda: Plan(steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3), Choice(0, [[launch(0)], [launch(1)], [launch(4)]])])
+    make = lambda: Plan(
+        steps=[
+            Choice(0, [[launch(0)], [launch(1)], [launch(2)]]),
+            launch(3),
+            Choice(0, [[launch(0)], [launch(1)], [launch(4)]]),
+        ]
+    )
     fault = Fault("out_of_resources", "shared memory")
     plan = make()
     drop_refused(plan, {0: fault, 4: fault})
@@ -242,7 +284,10 @@ def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
 def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monkeypatch, time, compiled):
     launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
     kernels = [SimpleNamespace(key=str(i)) for i in range(4)]
-    plan, asked = Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)]), []
+    plan, asked = (
+        Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)]),
+        [],
+    )
 
     def compile_one(job, worker, kernel):
         asked.append(int(kernel.key))
@@ -251,13 +296,15 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
         return kernel.key
         yield
 
-    monkeypatch.setattr(gpu, "compile_one", compile_one)
-    monkeypatch.setattr(gpu, "tune", lambda *args: None)
-    monkeypatch.setattr(gpu, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries)
-    monkeypatch.setattr(gpu, "add_halves", lambda *args: iter(()))
+    monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
+    monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
+    monkeypatch.setattr(
+        gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries
+    )
+    monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
-        next(gpu.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
+        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
     assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
     assert [a[0].kernel for a in plan.steps[0].alternatives] == [1, 2]
 
@@ -275,10 +322,22 @@ DRAW = "\n\ndef get_inputs():\n    return [torch.randn(600, 1000), torch.randn(6
 
 
 def task(body: str) -> Reference:
-    return Reference(Task("t", HEAD + f"class Model(nn.Module):\n    def forward(self, x, y):\n        return {body}" + DRAW))
+    return Reference(
+        Task(
+            "t", HEAD + f"class Model(nn.Module):\n    def forward(self, x, y):\n        return {body}" + DRAW
+        )
+    )
 
 
-@pytest.mark.parametrize(("body", "low", "high"), [("x + y", 1.79, 1.81), ("x * 2", 0.89, 0.91), ("x[:, ::2] + x[:, 1::2]", 0.89, 0.91), ("x[:6] + y[:6]", 0, 0.1)])
+@pytest.mark.parametrize(
+    ("body", "low", "high"),
+    [
+        ("x + y", 1.79, 1.81),
+        ("x * 2", 0.89, 0.91),
+        ("x[:, ::2] + x[:, 1::2]", 0.89, 0.91),
+        ("x[:6] + y[:6]", 0, 0.1),
+    ],
+)
 def test_the_floor_counts_only_bytes_that_the_answer_needs(body, low, high):
     reference = task(body)
     inputs = reference.inputs("plain", 0)
@@ -296,7 +355,9 @@ def test_the_reference_is_timed_on_fresh_inputs():
     for i in range(3):
         work.before(i)
         work.run()
-    assert [torch.equal(x, draws[i % 2][0]) and torch.equal(y, draws[i % 2][1]) for i, (x, y) in enumerate(seen)] == [True] * 3
+    assert [
+        torch.equal(x, draws[i % 2][0]) and torch.equal(y, draws[i % 2][1]) for i, (x, y) in enumerate(seen)
+    ] == [True] * 3
 
 
 def test_a_worker_that_begins_late_knows_how_much_memory_there_was(tmp_path):
@@ -308,12 +369,20 @@ def test_a_gpu_without_room_for_a_child_is_no_fault_of_the_candidate(monkeypatch
     """It is asked again, later; what the child says is believed if we see it too."""
     reference = task("x + y")
     worker = SimpleNamespace(
-        device="cuda", secret=b"", reference=lambda task: reference, patience=9.0, stage=lambda *_: contextlib.nullcontext(), add_child=lambda *_: None
+        device="cuda",
+        secret=b"",
+        reference=lambda task: reference,
+        patience=9.0,
+        stage=lambda *_: contextlib.nullcontext(),
+        add_child=lambda *_: None,
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 80 << 30))
     monkeypatch.setattr(process, "check_rules", lambda job: None)
     child = process.process_mode(Job(0, reference.task, "", "none", 9.0, 1 << 30), worker)
-    waits, ended = [next(child).args["wait"]], Ended(0, 1.0, 1.0, code=0, header={"status": "no_room", "message": "out of memory"})
+    waits, ended = (
+        [next(child).args["wait"]],
+        Ended(0, 1.0, 1.0, code=0, header={"status": "no_room", "message": "out of memory"}),
+    )
     with pytest.raises(Fault, match="no memory left on the GPU") as error:
         while True:
             waits.append(child.send(ended).args["wait"])

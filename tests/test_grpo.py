@@ -12,10 +12,16 @@ from nanotriton import grpo
 EPS = 1e-6
 REWARDS = np.array([1.0, 0.0, 0.5, 0.0])
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], float)
-OLD = np.array([[-0.5, -1, -2, -0.1, -3], [-0.7, -1.2, -0.3, -9, -9], [-2.5, -9, -9, -9, -9], [-1, -1, -1, -1, -1]])
-DELTA = np.array([[0.0, 0.5, -0.5, 0.05, -0.1], [1.5, -0.4, 0.1, 7, 7], [0.3, 7, 7, 7, 7], [0.2, 0.2, 0.2, 0.2, 0.2]])
+OLD = np.array(
+    [[-0.5, -1, -2, -0.1, -3], [-0.7, -1.2, -0.3, -9, -9], [-2.5, -9, -9, -9, -9], [-1, -1, -1, -1, -1]]
+)
+DELTA = np.array(
+    [[0.0, 0.5, -0.5, 0.05, -0.1], [1.5, -0.4, 0.1, 7, 7], [0.3, 7, 7, 7, 7], [0.2, 0.2, 0.2, 0.2, 0.2]]
+)
 LOGP, REF = OLD + DELTA, OLD - 0.3
-ROLLOUT = OLD + np.array([[0.02, -0.01, -0.9, 0, 0.1], [0, 0.3, -0.2, 5, 5], [1.5, 5, 5, 5, 5], [0, 0, 0, 0, 0]])
+ROLLOUT = OLD + np.array(
+    [[0.02, -0.01, -0.9, 0, 0.1], [0, 0.3, -0.2, 5, 5], [1.5, 5, 5, 5, 5], [0, 0, 0, 0, 0]]
+)
 ADVANTAGE = oracle.adv_group(REWARDS, "std1", EPS)
 SEQ = torch.arange(4).repeat_interleave(5)
 T = lambda a: torch.tensor(np.asarray(a, float)).flatten()
@@ -32,7 +38,11 @@ def reference(kind, x, low, high, dual=None, weight=1.0):
     elif kind == "cispo":
         loss = oracle.cispo_value(x, old, adv, 1 + high)
     else:
-        loss = oracle.dual_clip(x, old, adv, low, high, dual) if dual else oracle.ppo_clip(x, old, adv, low, high)
+        loss = (
+            oracle.dual_clip(x, old, adv, low, high, dual)
+            if dual
+            else oracle.ppo_clip(x, old, adv, low, high)
+        )
     weight = np.broadcast_to(weight, MASK.shape)[rows]
     mode = {"dapo": "token", "cispo": "token", "grpo": "seq", "gspo": "seq", "dr_grpo": "drgrpo"}[kind]
     return oracle.agg(loss * weight, mask, mode, L_max=8)
@@ -48,7 +58,9 @@ def ours(kind, x, pieces=((0, 1, 2, 3),), **options):
     total, parts = 0.0, []
     for i, s in zip(picks, seqs):
         w = None if weight is None else T(weight)[i]
-        loss, stats = grpo.policy_loss(x[i], T(OLD)[i], PER_TOKEN[i], mask[i], s, normalizer, kind, weight=w, **options)
+        loss, stats = grpo.policy_loss(
+            x[i], T(OLD)[i], PER_TOKEN[i], mask[i], s, normalizer, kind, weight=w, **options
+        )
         loss.backward()
         total += loss.item()
         parts.append(stats)
@@ -78,7 +90,10 @@ def test_advantages_of_constant_single_and_missing_rewards(kind):
     adv, spread = grpo.advantages(rewards, [0, 0, 0, 1, 1, 1, 1, 2], kind)
     assert spread.tolist() == [False, False, False, True, False, True, False, False]
     assert (adv[~spread] == 0).all()
-    close(adv[[3, 5]], oracle.adv_group(np.array([1.0, 0.0]), {"mean": "none", "mean_std": "std1"}.get(kind, kind), EPS))
+    close(
+        adv[[3, 5]],
+        oracle.adv_group(np.array([1.0, 0.0]), {"mean": "none", "mean_std": "std1"}.get(kind, kind), EPS),
+    )
     empty, none = grpo.advantages([], [], kind)
     assert empty.shape == none.shape == (0,)
 
@@ -91,9 +106,16 @@ def test_the_floor_keeps_noise_small():
 
 @pytest.mark.parametrize(
     "kind,low,high,dual",
-    [("dapo", 0.2, 0.28, None), ("dapo", 0.2, 0.2, 3.0), ("grpo", 0.2, 0.2, None), ("dr_grpo", 0.2, 0.2, None),
-     ("cispo", 1.0, 4.0, None), ("gspo", 3e-4, 4e-4, None), ("gspo", 0.2, 0.2, None)],
-)  # fmt: skip
+    [
+        ("dapo", 0.2, 0.28, None),
+        ("dapo", 0.2, 0.2, 3.0),
+        ("grpo", 0.2, 0.2, None),
+        ("dr_grpo", 0.2, 0.2, None),
+        ("cispo", 1.0, 4.0, None),
+        ("gspo", 3e-4, 4e-4, None),
+        ("gspo", 0.2, 0.2, None),
+    ],
+)
 def test_losses_equal_the_oracle(kind, low, high, dual):
     loss, grad, _ = ours(kind, LOGP, clip_low=low, clip_high=high, dual_clip=dual)
     close(loss, reference(kind, LOGP, low, high, dual))
@@ -124,7 +146,8 @@ def test_dual_clip_bounds_what_a_huge_ratio_can_cost():
     bounded, grad, _ = ours("dapo", x, dual_clip=3.0)
     assert free > 50 and bounded < 3 * np.abs(ADVANTAGE).max()
     assert (grad == 0).all()  # every token is past one clip or the other
-    close(bounded, oracle.agg(oracle.two_sided(x, OLD, ADVANTAGE, 0.2, 0.28, 3.0), MASK, "token"))  # INTELLECT-2's delta
+    # INTELLECT-2's delta
+    close(bounded, oracle.agg(oracle.two_sided(x, OLD, ADVANTAGE, 0.2, 0.28, 3.0), MASK, "token"))
 
 
 def test_infinite_ratios_and_masked_rubbish_leave_the_gradient_finite():
@@ -160,7 +183,10 @@ def test_mismatch_weights_equal_the_oracle(mode):
     expected = oracle.is_weight(OLD, ROLLOUT, MASK, mode.replace("sequence", "seq"))
     assert torch.equal(old, T(OLD))
     close(weight, expected.flatten())
-    close(ours("dapo", LOGP, weight=weight, clip_high=0.2)[0], reference("dapo", LOGP, 0.2, 0.2, weight=expected))
+    close(
+        ours("dapo", LOGP, weight=weight, clip_high=0.2)[0],
+        reference("dapo", LOGP, 0.2, 0.2, weight=expected),
+    )
     low = grpo.mismatch(T(OLD), T(ROLLOUT), T(MASK), SEQ, mode, high=1.5, low=0.9)[1]
     close(low, oracle.is_weight(OLD, ROLLOUT, MASK, mode.replace("sequence", "seq"), 1.5, 0.9).flatten())
 
@@ -229,7 +255,9 @@ def test_overlong_and_truncation_policies():
 
 
 def test_dynamic_sampling_replaces_dull_groups_up_to_the_budget():
-    source = iter([("a", [0, 0]), ("b", [0, 1]), ("c", [1, None]), ("d", [1, 1]), ("e", [0, 0.5]), ("f", [1, 0])])
+    source = iter(
+        [("a", [0, 0]), ("b", [0, 1]), ("c", [1, None]), ("d", [1, 1]), ("e", [0, 0.5]), ("f", [1, 0])]
+    )
     asked = []
 
     def draw(k):
@@ -239,16 +267,22 @@ def test_dynamic_sampling_replaces_dull_groups_up_to_the_budget():
     assert grpo.dynamic_sampling(draw, want=2, rounds=3) == (["b"], 4)  # never padded
     assert asked == [2, 1, 1]
     assert grpo.dynamic_sampling(draw, want=3, rounds=9) == (["e", "f"], 2)  # the prompts ran out
-    assert grpo.dynamic_sampling(lambda k: [("g", [0, 1])] * k, want=2, rounds=9) == (["g", "g"], 2)  # and no more than are wanted
+    # and no more than are wanted
+    assert grpo.dynamic_sampling(lambda k: [("g", [0, 1])] * k, want=2, rounds=9) == (["g", "g"], 2)
 
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: grpo.advantages([1.0], [0], "std"), lambda: grpo.count(T([1]), SEQ[:1], "ppo"),
-     lambda: grpo.kl(T([0]), T([0]), T([1]), "k1"), lambda: grpo.count(T([1]), SEQ[:1], "dr_grpo"),
-     lambda: grpo.truncation([1.0], [1], [False], "drop", 4), lambda: grpo.mismatch(T([0]), T([0]), T([1]), SEQ[:1], "tis"),
-     lambda: grpo.policy_loss(*[T([1])] * 4, SEQ[:1], 1, dual_clip=0.5)],
-)  # fmt: skip
+    [
+        lambda: grpo.advantages([1.0], [0], "std"),
+        lambda: grpo.count(T([1]), SEQ[:1], "ppo"),
+        lambda: grpo.kl(T([0]), T([0]), T([1]), "k1"),
+        lambda: grpo.count(T([1]), SEQ[:1], "dr_grpo"),
+        lambda: grpo.truncation([1.0], [1], [False], "drop", 4),
+        lambda: grpo.mismatch(T([0]), T([0]), T([1]), SEQ[:1], "tis"),
+        lambda: grpo.policy_loss(*[T([1])] * 4, SEQ[:1], 1, dual_clip=0.5),
+    ],
+)
 def test_a_wrong_option_is_one_clear_line(call):
     with pytest.raises(ValueError) as error:
         call()

@@ -14,7 +14,9 @@ from nanotriton.kernels import layers
 def in_interpreter(test):
     """Run by test_interpreted.py, where the interpreter works."""
     broken = triton.__version__.startswith("3.6")
-    return pytest.mark.interpreted(pytest.mark.skipif(broken, reason="its interpreter can't loop under numpy 2.4")(test))
+    return pytest.mark.interpreted(
+        pytest.mark.skipif(broken, reason="its interpreter can't loop under numpy 2.4")(test)
+    )
 
 
 def plain_rms_norm(x, weight, eps, residual=None):
@@ -26,7 +28,10 @@ def plain_rms_norm(x, weight, eps, residual=None):
 def plain_rope(q, k, cos, sin):
     def rotate(x):
         a, b = x.chunk(2, dim=-1)
-        return x * torch.cat((cos, cos), -1)[:, None] + torch.cat((-b, a), -1) * torch.cat((sin, sin), -1)[:, None]
+        return (
+            x * torch.cat((cos, cos), -1)[:, None]
+            + torch.cat((-b, a), -1) * torch.cat((sin, sin), -1)[:, None]
+        )
 
     return rotate(q), rotate(k)
 
@@ -66,7 +71,8 @@ def test_twin_matches_the_formula_and_its_gradient(name):
         torch.manual_seed(1)
         sum((o * torch.randn(o.shape).to(dtype)).sum() for o in outs).backward()
         grads = [a.grad for a in leaves if torch.is_tensor(a)]
-        results.append([*outs, *(g for g in grads[: 2 if name == "rope" else None])])  # the tables get no gradient
+        # the tables get no gradient
+        results.append([*outs, *(g for g in grads[: 2 if name == "rope" else None])])
     for mine, exact in zip(*results, strict=True):
         torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=1e-6)
 
@@ -78,7 +84,9 @@ def test_twin_matches_the_formula_and_its_gradient(name):
 def test_rms_norm_kernels_match_twins(dtype, rows, n, residual):
     torch.manual_seed(0)
     x, dy = torch.randn(rows, n).to(dtype), torch.randn(rows, n).to(dtype)
-    extra, dtotal = (torch.randn(rows, n).to(dtype), torch.randn(rows, n).to(dtype)) if residual else (None, None)
+    extra, dtotal = (
+        (torch.randn(rows, n).to(dtype), torch.randn(rows, n).to(dtype)) if residual else (None, None)
+    )
     weight = torch.randn(n)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     got = layers.rms_norm_forward(x, weight, 1e-5, extra)
@@ -140,7 +148,9 @@ def test_kernels_take_parts_of_a_wider_product_as_they_are():
         assert y.is_contiguous()
         torch.testing.assert_close(y, layers.rms_norm_forward_torch(x, torch.ones(16), 1e-6, None)[0])
     tables = angles(5, 8)
-    for a, b in zip(layers.rope_rotate(q, k, *tables, False), layers.rope_rotate_torch(q, k, *tables, False), strict=True):
+    for a, b in zip(
+        layers.rope_rotate(q, k, *tables, False), layers.rope_rotate_torch(q, k, *tables, False), strict=True
+    ):
         assert a.is_contiguous()
         torch.testing.assert_close(a, b)
     gate, up = torch.randn(5, 80).chunk(2, -1)

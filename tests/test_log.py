@@ -8,7 +8,17 @@ from nanotriton.log import Log, bar, smooth
 
 def fill(log: Log, steps: range) -> None:
     for step in steps:
-        log.step("grpo", step, 9, {"rollout": 0.1}, ("reward",), reward=step / 10, length=30.0, entropy=0.1, statuses={"correct": step, "wrong_value": 2})
+        log.step(
+            "grpo",
+            step,
+            9,
+            {"rollout": 0.1},
+            ("reward",),
+            reward=step / 10,
+            length=30.0,
+            entropy=0.1,
+            statuses={"correct": step, "wrong_value": 2},
+        )
         log.samples([{"step": step, "split": "train", "completion": "é"}])
 
 
@@ -32,19 +42,28 @@ def test_a_rewind_leaves_the_measurement_that_was_made_there(tmp_path):
     log = Log(tmp_path)
 
     def measure(step: int, end: bool = True) -> None:
-        log.samples([{"step": step, "split": "test/greedy", "completion": "é"}] * 2 + [{"step": step, "split": "test/success"}])
+        log.samples(
+            [{"step": step, "split": "test/greedy", "completion": "é"}] * 2
+            + [{"step": step, "split": "test/success"}]
+        )
         if end:
             log.step("grpo/test", step, 9, {}, (), success=0.5)
 
     measure(0)
     fill(log, range(1, 2))
     assert log.rewind({}, 0) == {"stage": "grpo/test", "step": 0, "success": 0.5, "seconds": {}}
-    assert [r["split"] for r in log.read("samples.jsonl")] == ["test/greedy", "test/success"] and len(log.read()) == 1
+    assert [r["split"] for r in log.read("samples.jsonl")] == ["test/greedy", "test/success"] and len(
+        log.read()
+    ) == 1
     fill(log, range(1, 2))
     position, before = log.position(), (tmp_path / "samples.jsonl").read_bytes()
     measure(1, end=False)
     (tmp_path / "metrics.jsonl").open("a").write('{"stage": "grpo/te')  # killed in the middle of a row
-    assert log.rewind(position, 1) == {} and log.position() == position and (tmp_path / "samples.jsonl").read_bytes() == before
+    assert (
+        log.rewind(position, 1) == {}
+        and log.position() == position
+        and (tmp_path / "samples.jsonl").read_bytes() == before
+    )
     measure(1)
     after = log.position()
     fill(log, range(2, 3))
@@ -92,7 +111,11 @@ def test_equal_samples_are_one_row_with_their_number(tmp_path):
     log = Log(tmp_path)
     log.samples([{"completion": "a"}, {"completion": "é"}, {"completion": "a"}])
     log.samples([{"completion": "a"}])
-    assert log.read("samples.jsonl") == [{"completion": "a", "count": 2}, {"completion": "é", "count": 1}, {"completion": "a", "count": 1}]
+    assert log.read("samples.jsonl") == [
+        {"completion": "a", "count": 2},
+        {"completion": "é", "count": 1},
+        {"completion": "a", "count": 1},
+    ]
 
 
 def test_progress_in_a_log_file_is_a_line_now_and_then(capsys, monkeypatch):

@@ -47,7 +47,10 @@ def test_the_gradient_passes_gradcheck_and_each_output_can_be_used_alone():
     for i in (0, 1):
         ours = token_logprobs(hidden, weight, targets)[i]
         reference = plain(hidden, weight, targets)[i]
-        for a, b in zip(gradients([ours], (hidden, weight), up[i : i + 1]), gradients([reference], (hidden, weight), up[i : i + 1])):
+        for a, b in zip(
+            gradients([ours], (hidden, weight), up[i : i + 1]),
+            gradients([reference], (hidden, weight), up[i : i + 1]),
+        ):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -106,7 +109,8 @@ def test_huge_logits_keep_their_digits():
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
-    ("vocab", "valid", "temperature", "dtype"), [(300, 300, 1.0, torch.float32), (5000, 4987, 0.7, torch.float32), (5000, 4987, 0.7, torch.bfloat16)]
+    ("vocab", "valid", "temperature", "dtype"),
+    [(300, 300, 1.0, torch.float32), (5000, 4987, 0.7, torch.float32), (5000, 4987, 0.7, torch.bfloat16)],
 )
 def test_the_triton_rows_equal_the_torch_rows(vocab, valid, temperature, dtype):
     torch.manual_seed(0)
@@ -122,7 +126,9 @@ def test_the_triton_rows_equal_the_torch_rows(vocab, valid, temperature, dtype):
     ours = logprob.rows_backward(z.clone(), targets, b, grads, temperature, valid, dtype)
     twin = logprob.rows_backward_torch(z[:, :valid] / temperature, targets, b, grads, temperature, True)
     assert ours.dtype == dtype and (ours[:, valid:] == 0).all() and twin.abs().max() > 0.1
-    torch.testing.assert_close(ours[:, :valid], twin.to(dtype), rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-6)
+    torch.testing.assert_close(
+        ours[:, :valid], twin.to(dtype), rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"valid_vocab": 41}, {"valid_vocab": 0}])

@@ -39,14 +39,21 @@ def test_a_bad_line_of_data_says_what_is_wrong_with_it(tmp_path, line, says):
     (path := tmp_path / "pairs.jsonl").write_text(f"{GOOD}\n\n{line}\n{GOOD}\n")
     with pytest.raises(ConfigError) as error:
         train_sft.read_pairs(str(path))
-    assert str(error.value).startswith(f"--data {path}, line 3: {says}") and '; {"prompt": text, "completion": text} is expected' in str(error.value)
+    assert str(error.value).startswith(
+        f"--data {path}, line 3: {says}"
+    ) and '; {"prompt": text, "completion": text} is expected' in str(error.value)
 
 
 def test_data_that_is_no_file_of_lines(tmp_path):
     (tmp_path / "empty").write_text("\n \n")
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9"}')
     (tmp_path / "marked").write_text(GOOD + "\r\n", encoding="utf-8-sig")
-    for name, says in (("empty", "the file is empty; {"), ("latin", "cannot read: no UTF-8 text (byte 12)"), (".", "cannot read: Is a directory"), ("no", "cannot read: No such file")):
+    for name, says in (
+        ("empty", "the file is empty; {"),
+        ("latin", "cannot read: no UTF-8 text (byte 12)"),
+        (".", "cannot read: Is a directory"),
+        ("no", "cannot read: No such file"),
+    ):
         with pytest.raises(ConfigError) as error:
             train_sft.read_pairs(str(tmp_path / name))
         assert str(error.value).startswith(f"--data {tmp_path / name}: {says}")
@@ -54,7 +61,9 @@ def test_data_that_is_no_file_of_lines(tmp_path):
 
 
 def run(*argv: str, **kw) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=120, **kw)
+    return subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=120, **kw
+    )
 
 
 @pytest.mark.parametrize("script", ["train_sft.py", "train_grpo.py"])
@@ -67,7 +76,10 @@ def test_help_and_a_mistake_are_answered_before_torch_is_imported(script):
 
 
 def test_the_small_model_is_what_train_sft_makes():
-    assert (train_grpo.Config.sft_steps, train_grpo.Config.sft_examples) == (train_sft.Config.steps, train_sft.Config.examples)
+    assert (train_grpo.Config.sft_steps, train_grpo.Config.sft_examples) == (
+        train_sft.Config.steps,
+        train_sft.Config.examples,
+    )
 
 
 def mistake(capsys, main, cls, *argv: str) -> str:
@@ -79,26 +91,42 @@ def mistake(capsys, main, cls, *argv: str) -> str:
     return err
 
 
-sft, grpo = (train_sft.main, train_sft.Config), (train_grpo.main, train_grpo.Config, "--steps", "1", "--prompts", "1", "--eval-tasks", "1")
+sft, grpo = (
+    (train_sft.main, train_sft.Config),
+    (train_grpo.main, train_grpo.Config, "--steps", "1", "--prompts", "1", "--eval-tasks", "1"),
+)
 
 
 def test_the_option_is_named_and_what_it_takes(tmp_path, capsys):
     out = ("--out", str(tmp_path / "out"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x = (")
-    assert f"--tasks {tmp_path}/empty: no .py file in this folder; a task defines Model" in mistake(capsys, *grpo, *out, "--tasks", str(tmp_path / "empty"))
-    assert f"--heldout {tmp_path}/file: not Python" in mistake(capsys, *grpo, *out, "--heldout", str(tmp_path / "file"))
-    assert f"{tmp_path}/none.py: cannot read: No such file or directory\n" in mistake(capsys, *grpo, *out, "--tasks", str(tmp_path / "none.py"))
+    assert f"--tasks {tmp_path}/empty: no .py file in this folder; a task defines Model" in mistake(
+        capsys, *grpo, *out, "--tasks", str(tmp_path / "empty")
+    )
+    assert f"--heldout {tmp_path}/file: not Python" in mistake(
+        capsys, *grpo, *out, "--heldout", str(tmp_path / "file")
+    )
+    assert f"{tmp_path}/none.py: cannot read: No such file or directory\n" in mistake(
+        capsys, *grpo, *out, "--tasks", str(tmp_path / "none.py")
+    )
     for script in (sft, grpo):
-        assert f"{tmp_path}/none: no such folder; a Hugging Face folder or a hub id, owner/name, is expected" in mistake(capsys, *script, *out, "--model", str(tmp_path / "none"))
-        assert f"{tmp_path}/empty: no config.json" in mistake(capsys, *script, *out, "--model", str(tmp_path / "empty"))
+        assert (
+            f"{tmp_path}/none: no such folder; a Hugging Face folder or a hub id, owner/name, is expected"
+            in mistake(capsys, *script, *out, "--model", str(tmp_path / "none"))
+        )
+        assert f"{tmp_path}/empty: no config.json" in mistake(
+            capsys, *script, *out, "--model", str(tmp_path / "empty")
+        )
     assert "--width 100: a multiple of 32 is expected" in mistake(capsys, *sft, *out, "--width", "100")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert f"--out {tmp_path}/file: cannot write in {tmp_path}/file/sft: Not a directory" in mistake(capsys, *sft, "--out", str(tmp_path / "file"))
+    assert f"--out {tmp_path}/file: cannot write in {tmp_path}/file/sft: Not a directory" in mistake(
+        capsys, *sft, "--out", str(tmp_path / "file")
+    )
     assert "File name too long" in mistake(capsys, *sft, "--out", str(tmp_path), "--name", "x" * 300)
     assert "cannot write in /proc/sft: " in mistake(capsys, *sft, "--out", "/proc")
 
@@ -109,7 +137,10 @@ def test_a_full_disk_is_one_line(capsys):
 
     with pytest.raises(SystemExit) as stop:
         launch(full, None)
-    assert stop.value.code == "error: out/metrics.jsonl can't be written: No space left on device; mended, the same command continues"
+    assert (
+        stop.value.code
+        == "error: out/metrics.jsonl can't be written: No space left on device; mended, the same command continues"
+    )
 
 
 def test_fresh_deletes_nothing_before_the_model_is_looked_at(tmp_path, capsys):
@@ -127,10 +158,14 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path, capsys):
     """By a second one with the same command, and by one with --fresh."""
     folder = Run(train_sft.Config(out=str(tmp_path)), World(), "sft").folder
     hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", hold, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout.readline() == b"held\n"
         for extra in ((), ("--fresh",)):
-            assert f"{folder} belongs to a run that is still going" in mistake(capsys, *sft, "--out", str(tmp_path), *extra)
+            assert f"{folder} belongs to a run that is still going" in mistake(
+                capsys, *sft, "--out", str(tmp_path), *extra
+            )
         assert (folder / "config.json").exists()
         other.communicate()
     Run(train_sft.Config(out=str(tmp_path)), World(), "sft")
@@ -138,14 +173,21 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path, capsys):
 
 def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     """A run that was stopped while it made its model, and goes on with another length of that."""
-    Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append("metrics.jsonl", [{}])
-    assert "laptop/sft holds a run with --sft-steps 540: give" in mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")
+    Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
+        "metrics.jsonl", [{}]
+    )
+    assert "laptop/sft holds a run with --sft-steps 540: give" in mistake(
+        capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7"
+    )
 
 
 def test_a_folder_of_something_else_is_named(tmp_path, capsys):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "metrics.jsonl").write_text("")
-    for text, says in (("{", "x/config.json holds no settings of a run: give another --name, or delete"), ('{"save_every": 1}', "/x holds a run of another script, or of another version of this one")):
+    for text, says in (
+        ("{", "x/config.json holds no settings of a run: give another --name, or delete"),
+        ('{"save_every": 1}', "/x holds a run of another script, or of another version of this one"),
+    ):
         (tmp_path / "x" / "config.json").write_text(text)
         assert says in mistake(capsys, *sft, "--out", str(tmp_path), "--name", "x")
 
@@ -155,7 +197,11 @@ AS_SCRIPT = f"import sys; sys.modules['__main__'].__file__ = '{ROOT}/train_sft.p
 
 def test_ctrl_c_and_a_closed_pipe_leave_no_traceback():
     """At any time: while torch is imported, where no code of ours could catch it, too."""
-    start = [sys.executable, "-c", f"{AS_SCRIPT}import time; print('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt as e: raise RuntimeError from e"]
+    start = [
+        sys.executable,
+        "-c",
+        f"{AS_SCRIPT}import time; print('begun', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt as e: raise RuntimeError from e",
+    ]
     with subprocess.Popen(start, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -170,9 +216,15 @@ def test_ctrl_c_and_a_closed_pipe_leave_no_traceback():
 
 def test_as_a_library_it_leaves_the_programs_own_tracebacks_alone():
     tell = "import nanotriton; print(sys.excepthook is nanotriton.excepthook)"
-    for before, ours in (("import sys\n", False), ("import sys; sys.argv[0] = '-m'\n", True), (AS_SCRIPT, True)):
+    for before, ours in (
+        ("import sys\n", False),
+        ("import sys; sys.argv[0] = '-m'\n", True),
+        (AS_SCRIPT, True),
+    ):
         assert run_to(subprocess.PIPE, before + tell).stdout == f"{ours}\n"
 
 
 def run_to(stdout, code: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60
+    )

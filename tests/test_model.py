@@ -9,8 +9,14 @@ from nanotriton.model import ModelConfig, ModelError, Transformer, rope_frequenc
 transformers = pytest.importorskip("transformers")
 
 LENGTHS = (30, 1, 57)
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 CASES = {
     "llama": ("Llama", {}),
@@ -19,21 +25,35 @@ CASES = {
     "llama-mha": ("Llama", {"num_key_value_heads": 4}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
-    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
+    ),
     "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}),
+    "qwen3": (
+        "Qwen3",
+        {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
 
 def make_hf(name: str, **more):
     kind, extra = CASES[name]
-    base = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-                num_key_value_heads=2, max_position_embeddings=512)  # fmt: skip
+    base = dict(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+    )
     config = getattr(transformers, f"{kind}Config")(**base | extra | more)
     torch.manual_seed(0)
     hf = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    with torch.no_grad():  # larger than the usual initialisation, so that attention and gates are far from flat
+    # larger than the usual initialisation, so that attention and gates are far from flat
+    with torch.no_grad():
         for p in hf.parameters():
             p.copy_(torch.randn_like(p) * 0.2 if p.ndim > 1 else 1 + 0.3 * torch.randn_like(p))
     return hf
@@ -72,7 +92,8 @@ def test_logits_and_gradients_match_transformers(name):
     theirs = dict(hf.named_parameters())
     assert len(theirs) == len(list(model.parameters()))
     for key, param in model.named_parameters():
-        if not key.endswith("k_proj.bias"):  # its true gradient is 0 (softmax ignores a shift), so there is only noise
+        # its true gradient is 0 (softmax ignores a shift), so there is only noise
+        if not key.endswith("k_proj.bias"):
             assert relative(param.grad, theirs[key].grad) < 1e-4, key
 
 
@@ -80,7 +101,10 @@ def test_logits_and_gradients_match_transformers(name):
 def test_packed_equals_one_by_one(name):
     model, (ids, positions, cu) = copy_of(make_hf(name)), pack()
     together = logits(model, ids, positions, cu)
-    alone = [logits(model, part, torch.arange(len(part)), torch.tensor([0, len(part)]).int()) for part in ids.split(LENGTHS)]
+    alone = [
+        logits(model, part, torch.arange(len(part)), torch.tensor([0, len(part)]).int())
+        for part in ids.split(LENGTHS)
+    ]
     assert relative(together, torch.cat(alone)) < 1e-6
 
 
@@ -118,7 +142,8 @@ def test_merged_projections_are_the_same_model(name):
             p.copy_(p * 1.5)
         new = logits(model, ids, positions, cu)
     assert relative(new, want) > 1e-2
-    assert relative(new, logits(model, ids, positions, cu).detach()) < 1e-6  # with gradients, each projection by itself
+    # with gradients, each projection by itself
+    assert relative(new, logits(model, ids, positions, cu).detach()) < 1e-6
 
 
 def test_bf16_compute_keeps_fp32_masters_and_tables():
@@ -139,7 +164,9 @@ def test_bf16_compute_keeps_fp32_masters_and_tables():
 def test_head_runs_inside_the_forward():
     model, (ids, positions, cu) = copy_of(make_hf("llama-tied")), pack()
     hidden = model(ids, positions, packed(cu, 57))
-    assert torch.equal(model(ids, positions, packed(cu, 57), head=lambda h, w: h @ w.T), hidden @ model.head_weight.T)
+    assert torch.equal(
+        model(ids, positions, packed(cu, 57), head=lambda h, w: h @ w.T), hidden @ model.head_weight.T
+    )
     assert model.head_weight is model.model.embed_tokens.weight
 
 
@@ -153,17 +180,35 @@ def test_init_weights_is_reproducible():
     assert state["model.layers.0.self_attn.q_norm.weight"].eq(1).all()
 
 
-@pytest.mark.parametrize("extra", [{}, {"attention_factor": 1.3}, {"mscale": 0.7, "mscale_all_dim": 1.1}, {"truncate": False},
-                                   {"beta_fast": 20, "beta_slow": 2}])  # fmt: skip
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"attention_factor": 1.3},
+        {"mscale": 0.7, "mscale_all_dim": 1.1},
+        {"truncate": False},
+        {"beta_fast": 20, "beta_slow": 2},
+    ],
+)
 def test_yarn_options_match_transformers(extra):
     hf = make_hf("llama-yarn", rope_parameters=YARN | extra).model.rotary_emb
-    inv, scale = rope_frequencies(ModelConfig.from_hf(make_hf("llama-yarn", rope_parameters=YARN | extra).config.to_dict()))
+    inv, scale = rope_frequencies(
+        ModelConfig.from_hf(make_hf("llama-yarn", rope_parameters=YARN | extra).config.to_dict())
+    )
     torch.testing.assert_close(inv, hf.inv_freq, rtol=1e-6, atol=0)
     assert scale == pytest.approx(hf.attention_scaling, rel=1e-6)
 
 
-HF_JSON = {"model_type": "llama", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-           "num_attention_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 512}  # fmt: skip
+HF_JSON = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+}
 
 
 def test_config_reads_both_generations_of_rope_fields():
@@ -172,7 +217,12 @@ def test_config_reads_both_generations_of_rope_fields():
     new = ModelConfig.from_hf(HF_JSON | {"rope_parameters": LLAMA3})
     assert rope_frequencies(old)[0].tolist() == rope_frequencies(new)[0].tolist()
     assert ModelConfig.from_hf(HF_JSON | {"rope_scaling": None}).rope_scaling is None
-    assert ModelConfig.from_hf(HF_JSON | {"rope_scaling": {"type": "linear", "factor": 2.0}}).rope_scaling["factor"] == 2.0
+    assert (
+        ModelConfig.from_hf(HF_JSON | {"rope_scaling": {"type": "linear", "factor": 2.0}}).rope_scaling[
+            "factor"
+        ]
+        == 2.0
+    )
 
 
 def test_config_eos_is_a_union():
@@ -189,13 +239,33 @@ def test_config_eos_is_a_union():
         ({"model_type": "qwen2"}, "lacks num_key_value_heads"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "not a multiple"),
-        ({"head_dim": 15}, "head_dim must be an even"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; supported: default, linear"),
+        ({"head_dim": 15}, "head_dim must be an even number from 2 to 256, not 15"),
+        ({"head_dim": 320}, "head_dim must be an even number from 2 to 256, not 320"),
+        (
+            {"hidden_size": 4096, "num_attention_heads": 8},
+            "head_dim must be an even number from 2 to 256, not 512",
+        ),
+        ({"head_dim": 64.0}, "not 64.0"),
+        (
+            {"rope_scaling": {"rope_type": "longrope"}},
+            "rope type 'longrope' is not supported; supported: default, linear",
+        ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type yarn needs a number for factor"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"sliding_window": 4096}, "sliding-window attention is not supported"),
-        ({"model_type": "qwen2", "num_key_value_heads": 4, "sliding_window": 8, "use_sliding_window": True}, "sliding-window"),
+        (
+            {
+                "model_type": "qwen2",
+                "num_key_value_heads": 4,
+                "sliding_window": 8,
+                "use_sliding_window": True,
+            },
+            "sliding-window",
+        ),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"model_type": "qwen3_moe"}, "mixture-of-experts models are not supported"),
         ({"num_local_experts": 8}, "mixture-of-experts"),
@@ -211,5 +281,10 @@ def test_what_is_not_built_is_named(change, message):
 
 
 def test_qwen2_with_an_unused_sliding_window_is_fine():
-    unused = {"model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 4096, "use_sliding_window": False}
+    unused = {
+        "model_type": "qwen2",
+        "num_key_value_heads": 2,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+    }
     assert ModelConfig.from_hf(HF_JSON | unused).attention_bias

@@ -25,8 +25,28 @@ from nanotriton.world import World
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-SFT = ["--optimizer", "adam8", "--steps", "6", "--examples", "200", "--layers", "2", "--width", "64", "--batch", "8", "--eval-tasks", "2",
-       "--eval-every", "3", "--save-every", "2", "--max-tokens", "24"]  # fmt: skip
+SFT = [
+    "--optimizer",
+    "adam8",
+    "--steps",
+    "6",
+    "--examples",
+    "200",
+    "--layers",
+    "2",
+    "--width",
+    "64",
+    "--batch",
+    "8",
+    "--eval-tasks",
+    "2",
+    "--eval-every",
+    "3",
+    "--save-every",
+    "2",
+    "--max-tokens",
+    "24",
+]
 CONFIG = ModelConfig("qwen3", 48, 32, 48, 3, 4, 2, qk_norm=True)
 
 
@@ -60,12 +80,17 @@ def test_the_sampler_reads_the_parameters_that_are_trained(folder):
             (-score(model, pack([(request.prompt_ids, samples[-1].ids)]))[0].sum()).backward()
             norm = distributed.clip_grad_norm(model, 0.5)
             grads = torch.cat([p.grad.float().flatten() for p in model.parameters()])
-            assert norm.dtype == torch.float32 and grads.norm() == pytest.approx(min(0.5, norm.item()), rel=1e-2)
+            assert norm.dtype == torch.float32 and grads.norm() == pytest.approx(
+                min(0.5, norm.item()), rel=1e-2
+            )
             optimizer.step()
             optimizer.zero_grad()
         sync_weights(sampler, model, World())
         assert score(model, pack([(request.prompt_ids, samples[-1].ids)]))[0].sum() > before + 0.5
-    assert addresses == [p.data_ptr() for p in model.parameters()] and distributed.moments_to_come(optimizer) == 0
+    assert (
+        addresses == [p.data_ptr() for p in model.parameters()]
+        and distributed.moments_to_come(optimizer) == 0
+    )
 
 
 def test_a_checkpoint_goes_back_into_the_same_memory(folder, tmp_path):
@@ -86,7 +111,9 @@ def test_a_checkpoint_goes_back_into_the_same_memory(folder, tmp_path):
     saver.load_latest(model, optimizer)
     assert any(not torch.equal(a, b) for a, b in zip(end, model.parameters()))
     step()
-    assert all(torch.equal(a, b) for a, b in zip(end, model.parameters())) and addresses == [p.data_ptr() for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(end, model.parameters())) and addresses == [
+        p.data_ptr() for p in model.parameters()
+    ]
 
 
 @pytest.mark.parametrize("script", [train_sft, train_grpo])
@@ -102,7 +129,10 @@ def command(out: Path, *more: str) -> list[str]:
 
 
 def rows(path: Path) -> list[dict]:
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in path.read_text().splitlines()]
+    return [
+        {k: v for k, v in json.loads(line).items() if k != "seconds"}
+        for line in path.read_text().splitlines()
+    ]
 
 
 def test_sft_learns_and_a_killed_run_continues_to_the_same_end(tmp_path):
@@ -116,23 +146,62 @@ def test_sft_learns_and_a_killed_run_continues_to_the_same_end(tmp_path):
     again = subprocess.run(command(tmp_path / "b"), cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and "after step 2" in again.stdout, again.stderr
     assert rows(tmp_path / "a/sft/metrics.jsonl") == rows(tmp_path / "b/sft/metrics.jsonl")
-    assert (tmp_path / "a/sft/model/model.safetensors").read_bytes() == (tmp_path / "b/sft/model/model.safetensors").read_bytes()
+    assert (tmp_path / "a/sft/model/model.safetensors").read_bytes() == (
+        tmp_path / "b/sft/model/model.safetensors"
+    ).read_bytes()
 
-    grpo = ["--model", str(tmp_path / "a/sft/model"), "--optimizer", "adam8", "--steps", "1", "--prompts", "2", "--group", "2", "--lr", "1e-3",
-            "--eval-tasks", "2", "--eval-every", "1", "--max-tokens", "24", "--kl", "0.01", "--mismatch", "token_truncate"]  # fmt: skip
-    done = subprocess.run([sys.executable, "train_grpo.py", "--out", str(tmp_path), "--name", "g", *grpo], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    grpo = [
+        "--model",
+        str(tmp_path / "a/sft/model"),
+        "--optimizer",
+        "adam8",
+        "--steps",
+        "1",
+        "--prompts",
+        "2",
+        "--group",
+        "2",
+        "--lr",
+        "1e-3",
+        "--eval-tasks",
+        "2",
+        "--eval-every",
+        "1",
+        "--max-tokens",
+        "24",
+        "--kl",
+        "0.01",
+        "--mismatch",
+        "token_truncate",
+    ]
+    done = subprocess.run(
+        [sys.executable, "train_grpo.py", "--out", str(tmp_path), "--name", "g", *grpo],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0 and (tmp_path / "g/summary.json").exists(), done.stderr
 
 
 def test_what_is_kept_and_what_is_made_again():
     """(gather for every pass, recompute, defer) of an 8B and a 0.6B on cards of 80 GB."""
     big = ModelConfig("qwen3", 151936, 4096, 12288, 36, 32, 8, head_dim=128, qk_norm=True)
-    small = ModelConfig("qwen3", 151936, 1024, 3072, 28, 16, 8, head_dim=128, qk_norm=True, tie_word_embeddings=True)
+    small = ModelConfig(
+        "qwen3", 151936, 1024, 3072, 28, 16, 8, head_dim=128, qk_norm=True, tie_word_embeddings=True
+    )
     one, four = World(), World(world_size=4)
-    plan = lambda config, world, optimizer, tokens, copies: distributed.plan(config, world, optimizer, tokens, copies, memory=85e9)
+    plan = lambda config, world, optimizer, tokens, copies: distributed.plan(
+        config, world, optimizer, tokens, copies, memory=85e9
+    )
     assert plan(big, four, "adamw", 4096, 0) == (False, False, False)
     assert plan(big, four, "adamw", 16384, 0) == (False, True, True)
     assert plan(big, four, "adamw", 16384, 1) == (True, True, False)
-    assert plan(big, one, "adam8", 16384, 0) == (False, True, False) and plan(big, one, "adam8", 2048, 0) == (False, False, False)
+    assert plan(big, one, "adam8", 16384, 0) == (False, True, False) and plan(big, one, "adam8", 2048, 0) == (
+        False,
+        False,
+        False,
+    )
     assert plan(small, one, "adamw", 16384, 1) == (False, False, False)
-    assert distributed.plan(big, four, "adamw", 10**6, 1) == (False, False, False)  # a CPU's memory is the host's affair
+    # a CPU's memory is the host's affair
+    assert distributed.plan(big, four, "adamw", 10**6, 1) == (False, False, False)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from nanotriton.executor.compare import Fault, ValueFault
-from nanotriton.executor.judge import judge_trial
-from nanotriton.executor.reference import Reference
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, ValueFault
 
 SIZES = [64, 256, 1024, 4096, 16384]
 DRAWS = {"signed": "randn", "positive": "rand"}
@@ -44,7 +44,11 @@ HONEST = {
     "tiled": in_blocks,
     "split in four": lambda a, b: sum(in_blocks(x, y) for x, y in zip(a.chunk(4, 1), b.chunk(4, 0))),
     "backwards": lambda a, b: in_blocks(a.flip(1), b.flip(0), 16),
-    "three tf32 products": lambda a, b: in_blocks(tf32(a), tf32(b)) + in_blocks(tf32(a), tf32(b - tf32(b))) + in_blocks(tf32(a - tf32(a)), tf32(b)),
+    "three tf32 products": lambda a, b: (
+        in_blocks(tf32(a), tf32(b))
+        + in_blocks(tf32(a), tf32(b - tf32(b)))
+        + in_blocks(tf32(a - tf32(a)), tf32(b))
+    ),
 }
 
 
@@ -56,7 +60,10 @@ def reference():
 
 def judge(reference: Reference, run):
     """The worst of a candidate's trials; raises Fault where it fails one."""
-    return [judge_trial(reference, trial, lambda inputs, _: (run(*inputs), {})) for trial in reference.trials(b"secret", "candidate")]
+    return [
+        judge_trial(reference, trial, lambda inputs, _: (run(*inputs), {}))
+        for trial in reference.trials(b"secret", "candidate")
+    ]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -74,7 +81,9 @@ def test_less_than_fp32_is_a_wrong_value(reference, k, draw):
             judge(reference(k, draw), run)
         fault = caught.value
         assert isinstance(fault, ValueFault) and fault.status == "wrong_value", name
-        assert fault.reduced, f"{name}: the message should be able to say that it looks like reduced precision"
+        assert fault.reduced, (
+            f"{name}: the message should be able to say that it looks like reduced precision"
+        )
 
 
 @pytest.mark.parametrize("k", [1024, 4096, 16384])

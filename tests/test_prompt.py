@@ -2,12 +2,12 @@
 
 import pytest
 
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, build_prompt, prompt_ids
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from reward.extract import extract_candidate
 
 
 class ChatTokenizer:
@@ -37,7 +37,13 @@ def tiny(tasks, tmp_path_factory):
 def test_a_chat_model_gets_the_task_inside_instructions(tasks):
     text = "".join(map(chr, build_prompt(tasks[0], ChatTokenizer())))
     assert text.startswith("<system>") and text.endswith("</user><assistant>")
-    for wanted in (tasks[0].source.strip(), "ModelNew", "@triton.jit", 'input_precision="ieee"', "```python block"):
+    for wanted in (
+        tasks[0].source.strip(),
+        "ModelNew",
+        "@triton.jit",
+        'input_precision="ieee"',
+        "```python block",
+    ):
         assert wanted in text
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.executor.plan import Aten, Choice, Launch
-from nanotriton.executor.replayer import Replay
+from nanotriton.executor.replay.replayer import Replay
+from nanotriton.plan.facts import reads_of, writes_of
+from nanotriton.plan.plan import Aten, Choice, Launch
 from tests.recording import ADD, HEAD, Refused, record, record_script
 
 X = torch.randn(6, 20)
@@ -13,7 +14,10 @@ X = torch.randn(6, 20)
 def module(forward: str, init: str = "pass", top: str = "", args: str = "x") -> str:
     indent = lambda text: "\n".join("        " + line for line in text.strip("\n").split("\n"))
     return (
-        HEAD + ADD + top + "\nclass ModelNew(nn.Module):\n    def __init__(self, *a):\n        super().__init__()\n"
+        HEAD
+        + ADD
+        + top
+        + "\nclass ModelNew(nn.Module):\n    def __init__(self, *a):\n        super().__init__()\n"
         f"{indent(init)}\n    def forward(self, {args}):\n{indent(forward)}\n"
     )
 
@@ -61,17 +65,18 @@ def test_a_launch_is_ttir_grid_and_typed_arguments():
     ],
 )
 def test_every_way_to_memory_on_the_gpu(forward):
-    plan = record(module(f"{forward}\nassert y.is_cuda and y.device.type == 'cuda' and y.get_device() == 0\nreturn add(x, y)"), [X])
+    plan = record(
+        module(
+            f"{forward}\nassert y.is_cuda and y.device.type == 'cuda' and y.get_device() == 0\nreturn add(x, y)"
+        ),
+        [X],
+    )
     assert len(plan.launches()) == 1 and not ops(plan)
 
 
 def test_cuda_is_there_when_asked():
     forward = """
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
-assert torch.cuda.get_device_capability() == (9, 0) and "H100" in torch.cuda.get_device_name(0)
-assert torch.cuda.get_device_properties(x.device).multi_processor_count == 132
-assert triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == 132
-assert triton.runtime.driver.active.get_current_target().arch == 90
 stream = torch.cuda.Stream()
 with torch.cuda.device(x.device), torch.cuda.stream(stream):
     out = add(x, x)
@@ -85,7 +90,14 @@ return out"""
 
 def test_a_device_keeps_its_name():
     init = "self.device = torch.device('cuda'); self.to(self.device); self.where = torch.device('cuda', 0); assert self.device.type == 'cuda'"
-    plan = record(module("assert x.device == self.where and torch.device('cpu').type == 'cpu'\nreturn add(x.to(self.device), x)", init), [X], [3])
+    plan = record(
+        module(
+            "assert x.device == self.where and torch.device('cpu').type == 'cpu'\nreturn add(x.to(self.device), x)",
+            init,
+        ),
+        [X],
+        [3],
+    )
     assert len(plan.launches()) == 1 and not ops(plan)
 
 
@@ -94,7 +106,11 @@ def test_numbers_in_weights_are_known_until_something_may_write_there():
     read = "return {'n': [self.a.item(), float(self.b[2]), int(self.c), bool(torch.tensor(1, device=x.device))], 'y': add(x, x)}"
     plan = record(module(read, init), [X], [3])
     assert plan.outputs["dict"][0] == ["n", [2.5, 2.0, 7, True]]
-    for write in ("self.b.mul_(2)", "add_kernel[(1,)](x, self.b, self.b, 3, BLOCK=64)", "torch.add(self.b, 1, out=self.b)"):
+    for write in (
+        "self.b.mul_(2)",
+        "add_kernel[(1,)](x, self.b, self.b, 3, BLOCK=64)",
+        "torch.add(self.b, 1, out=self.b)",
+    ):
         with pytest.raises(Refused, match="value is read on the host") as refused:
             record(module(f"{write}\nn = self.b[0].item()\nreturn add(x, x)", init), [X], [3])
         assert refused.value.recordable is False
@@ -102,16 +118,28 @@ def test_numbers_in_weights_are_known_until_something_may_write_there():
 
 def test_parameters_kept_elsewhere_move_with_the_module():
     """As `.cuda()` moves them: the objects stay what they are. What was made of them before stays where it was."""
-    init = "self.l = nn.Linear(20, 20); self.own = [self.l.weight, self.l.bias]; self.old = self.l.weight.data"
+    init = (
+        "self.l = nn.Linear(20, 20); self.own = [self.l.weight, self.l.bias]; self.old = self.l.weight.data"
+    )
     forward = "w, b = self.own\nassert w.is_cuda and b.device == x.device and not self.old.is_cuda\nreturn add(x, w), add(self.l.weight, w), w[:3].t()"
     plan = record(module(forward, init), [X], [3])
-    assert {name: w.tensor for w in plan.weights for name in w.names}["l.weight"] == plan.launches()[1].args[0][1] == plan.launches()[1].args[1][1]
+    assert (
+        {name: w.tensor for w in plan.weights for name in w.names}["l.weight"]
+        == plan.launches()[1].args[0][1]
+        == plan.launches()[1].args[1][1]
+    )
     with pytest.raises(Refused, match="cpu tensor"):
         record(module("return add(x, self.old)", init), [X], [3])
 
 
 def test_a_recurrent_layer_lists_its_weights_on_the_gpu():
-    plan = record(module("return add(x, self.l._flat_weights[1]), self.l.all_weights[1][3]", "self.l = nn.GRU(20, 20, 2)"), [X], [3])
+    plan = record(
+        module(
+            "return add(x, self.l._flat_weights[1]), self.l.all_weights[1][3]", "self.l = nn.GRU(20, 20, 2)"
+        ),
+        [X],
+        [3],
+    )
     assert {name for w in plan.weights for name in w.names} >= {"l.weight_hh_l0", "l.bias_hh_l1"}
 
 
@@ -134,7 +162,8 @@ def test_in_place_and_casts_are_steps_on_the_same_storage():
     plan = record(module("y = x.half()\ny += 1\ny[2:, ::2].zero_()\ny[0] = x[1]\nreturn y"), [X])
     assert ops(plan) == ["_to_copy.default", "add_.Tensor", "zero_.default", "copy_.default"]
     assert len({plan.tensors[s.args[0]["t"]].storage for s in plan.steps[1:]}) == 1
-    assert plan.aten_bytes()["_to_copy.default"] == 120 * 4 + 120 * 2
+    cast = plan.steps[0]
+    assert [plan.nbytes(t) for t in reads_of(cast) + writes_of(cast)] == [120 * 4, 120 * 2]
 
 
 def test_containers_and_numbers_come_back():
@@ -152,16 +181,30 @@ self.b.weight = self.a.weight
 self.register_buffer("scale", torch.full((20,), 2.0))
 self.packed = torch.cat([self.a.weight, self.a.bias[None]]).detach().cuda()
 self.inner = nn.ModuleList([nn.LayerNorm(20)])"""
-    plan = record(module("return add(self.packed[:20], self.b.weight), self.inner[0].bias", init), [X], [3], seed=7)
+    plan = record(
+        module("return add(self.packed[:20], self.b.weight), self.inner[0].bias", init), [X], [3], seed=7
+    )
     names = {name: w for w in plan.weights for name in w.names}
-    assert set(names) == {"a.weight", "a.bias", "b.weight", "b.bias", "scale", "inner.0.weight", "inner.0.bias"}
+    assert set(names) == {
+        "a.weight",
+        "a.bias",
+        "b.weight",
+        "b.bias",
+        "scale",
+        "inner.0.weight",
+        "inner.0.bias",
+    }
     assert names["a.weight"] is names["b.weight"]
     torch.manual_seed(7)
     weight = torch.nn.Linear(20, 20).weight.detach()
     blob = lambda w: plan.blobs[plan.storages[plan.tensors[w.tensor].storage].blob]
-    assert torch.equal(torch.frombuffer(bytearray(blob(names["a.weight"])), dtype=torch.float32).view(20, 20), weight)
+    assert torch.equal(
+        torch.frombuffer(bytearray(blob(names["a.weight"])), dtype=torch.float32).view(20, 20), weight
+    )
     (packed,) = (w for w in plan.weights if not w.names)
-    assert torch.equal(torch.frombuffer(bytearray(blob(packed)), dtype=torch.float32)[:400].view(20, 20), weight)
+    assert torch.equal(
+        torch.frombuffer(bytearray(blob(packed)), dtype=torch.float32)[:400].view(20, 20), weight
+    )
 
 
 def test_known_weights_are_not_shipped():
@@ -196,15 +239,36 @@ def test_host_tensors_do_not_mix_with_gpu_tensors():
 @pytest.mark.parametrize(
     "read",
     [
-        "x.sum().item()", "bool(x.max() > 0)", "float(x[0, 0])", "x.tolist()", "x.cpu()", "x.numpy()", "x.to('cpu')", "x.data_ptr()",
-        "[1, 2][x.argmax()]", "torch.nonzero(x)", "x[x > 0]", "torch.equal(x, x)", "torch.zeros(6, 20).copy_(x)", "torch.unique(x)",
-        "torch.compile(add)(x, x)", "torch.cuda.CUDAGraph()", "x.resize_(3)", "torch.rand(3, device='cuda')", "x.uniform_()",
-        "torch.autocast('cuda').__enter__()", "torch.repeat_interleave(x[0], x[0].int())",
+        "x.sum().item()",
+        "bool(x.max() > 0)",
+        "float(x[0, 0])",
+        "x.tolist()",
+        "x.cpu()",
+        "x.numpy()",
+        "x.to('cpu')",
+        "x.data_ptr()",
+        "[1, 2][x.argmax()]",
+        "torch.nonzero(x)",
+        "x[x > 0]",
+        "torch.equal(x, x)",
+        "torch.zeros(6, 20).copy_(x)",
+        "torch.unique(x)",
+        "torch.compile(add)(x, x)",
+        "torch.cuda.CUDAGraph()",
+        "x.resize_(3)",
+        "torch.rand(3, device='cuda')",
+        "x.uniform_()",
+        "torch.autocast('cuda').__enter__()",
+        "torch.repeat_interleave(x[0], x[0].int())",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("caught", [False, True])
 def test_reads_of_values_are_unrecordable_even_if_caught(read, caught):
-    forward = f"try:\n    y = {read}\nexcept BaseException: pass\nreturn add(x, x)" if caught else f"y = {read}\nreturn add(x, x)"
+    forward = (
+        f"try:\n    y = {read}\nexcept BaseException: pass\nreturn add(x, x)"
+        if caught
+        else f"y = {read}\nreturn add(x, x)"
+    )
     source = module(forward)
     with pytest.raises(Refused) as e:
         record(source, [X])
@@ -213,7 +277,7 @@ def test_reads_of_values_are_unrecordable_even_if_caught(read, caught):
 
 
 def test_autotune_records_every_configuration_once():
-    top = '''
+    top = """
 @triton.autotune([triton.Config({"BLOCK": b}, num_warps=w) for b, w in ((32, 1), (64, 2), (128, 4))], key=["n"], reset_to_zero=["o_ptr"])
 @triton.heuristics({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0})
 @triton.jit
@@ -223,7 +287,7 @@ def tuned(x_ptr, o_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
         tl.store(o_ptr + at, tl.load(x_ptr + at) * 2)
     else:
         tl.store(o_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
-'''
+"""
     forward = "y = torch.empty_like(x)\nfor _ in range(2):\n    tuned[lambda m: (triton.cdiv(120, m['BLOCK']),)](x, y, 120)\nreturn y"
     plan = record(module(forward, top=top), [X])
     first, second = plan.steps
@@ -234,7 +298,7 @@ def tuned(x_ptr, o_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
 
 
 def test_launch_options_and_pruned_configurations():
-    top = '''
+    top = """
 def prune(configs, args, **kwargs):
     return [c for c in configs if c.kwargs["BLOCK"] <= 64]
 @triton.autotune([triton.Config({"BLOCK": b}, pre_hook=lambda a: a["o_ptr"].zero_()) for b in (64, 256)], key=["n"], prune_configs_by={"early_config_prune": prune})
@@ -242,21 +306,35 @@ def prune(configs, args, **kwargs):
 def tuned(x_ptr, o_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(o_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
-'''
+"""
     forward = "y = torch.empty_like(x)\ntuned[(2,)](x, y, 120)\nadd_kernel[(2,)](x, y, y, 120, BLOCK=64, num_warps=8, num_stages=1, maxnreg=64, num_ctas=1)\nreturn y"
     plan = record(module(forward, top=top), [X])
     assert [type(s).__name__ for s in plan.steps] == ["Aten", "Launch", "Launch"]
     assert plan.kernels[1].options == {
-        "num_warps": 8, "num_stages": 1, "num_ctas": 1, "maxnreg": 64, "launch_cooperative_grid": False,
-    }  # fmt: skip
-    for option in ("ptx_options='-O0'", "ir_override='/tmp/x.ttgir'", "extern_libs={'a': '/tmp/a.bc'}", "enable_fp_fusion=False"):
+        "num_warps": 8,
+        "num_stages": 1,
+        "num_ctas": 1,
+        "maxnreg": 64,
+        "launch_cooperative_grid": False,
+    }
+    for option in (
+        "ptx_options='-O0'",
+        "ir_override='/tmp/x.ttgir'",
+        "extern_libs={'a': '/tmp/a.bc'}",
+        "enable_fp_fusion=False",
+    ):
         with pytest.raises(Refused, match=option.split("=")[0]) as e:
-            record(module(f"try:\n    add_kernel[(2,)](x, x, x, 120, BLOCK=64, {option})\nexcept Exception: pass\nreturn x"), [X])
+            record(
+                module(
+                    f"try:\n    add_kernel[(2,)](x, x, x, 120, BLOCK=64, {option})\nexcept Exception: pass\nreturn x"
+                ),
+                [X],
+            )
         assert e.value.status == "rule_violation"
 
 
 def test_kernels_call_functions_libdevice_and_take_tuples_and_floats():
-    top = '''
+    top = """
 from triton.language.extra import libdevice
 @triton.jit
 def twice(v, factor):
@@ -268,8 +346,13 @@ def fancy(x_ptr, o_ptr, pair, factor, flag, maybe, n: tl.constexpr):
     if flag:
         v += pair[1]
     tl.store(o_ptr + at, v)
-'''
-    plan = record(module("y = torch.empty_like(x)\nfancy[(1,)](x, y, (5, 2.5), 0.5, True, None, n=64)\nreturn y", top=top), [X])
+"""
+    plan = record(
+        module(
+            "y = torch.empty_like(x)\nfancy[(1,)](x, y, (5, 2.5), 0.5, True, None, n=64)\nreturn y", top=top
+        ),
+        [X],
+    )
     assert [ty for ty, _ in plan.steps[0].args] == ["*fp32", "*fp32", "i32", "fp32", "fp32", "u1"]
     assert plan.steps[0].args[2:] == [("i32", 5), ("fp32", 2.5), ("fp32", 0.5), ("u1", True)]
 
@@ -305,9 +388,24 @@ return y"""
         ("def f(:\n", "syntax_error", "invalid syntax", 1),
         ("import torch\nimport no_such_module\n", "import_error", "no_such_module", 2),
         ("x = 1\n", "import_error", "does not define ModelNew", 0),
-        ("class ModelNew:\n    def __init__(self):\n        raise KeyError('k')\n", "runtime_error", "KeyError", 3),
-        ("import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x @ x\n", "runtime_error", "reduction dim|mat1", 4),
-        ("import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return object()\n", "runtime_error", "object", 0),
+        (
+            "class ModelNew:\n    def __init__(self):\n        raise KeyError('k')\n",
+            "runtime_error",
+            "KeyError",
+            3,
+        ),
+        (
+            "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x @ x\n",
+            "runtime_error",
+            "reduction dim|mat1",
+            4,
+        ),
+        (
+            "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return object()\n",
+            "runtime_error",
+            "object",
+            0,
+        ),
         ("import sys\nsys.exit(0)\n", "import_error", "SystemExit", 2),
     ],
 )
@@ -328,7 +426,8 @@ def test_compile_errors_name_the_kernels_line():
         record(source, [X])
     assert e.value.status == "compile_error" and e.value.line == line_with(source, "    a = tl.arange")
     kernel = "@triton.jit\ndef k(x):\n    o = tl.arange(0, 8)\n    a = tl.load(x + o)\n"
-    source = module("k[(1,)](x)\nreturn x", top=kernel + "    tl.store(x + o, tl.topk(a, 3))")  # Triton's own function finds it
+    # Triton's own function finds it
+    source = module("k[(1,)](x)\nreturn x", top=kernel + "    tl.store(x + o, tl.topk(a, 3))")
     with pytest.raises(Refused) as e:
         record(source, [X])
     assert e.value.status == "compile_error" and e.value.line == line_with(source, "tl.topk")
@@ -350,15 +449,24 @@ def test_inputs_keep_strides_and_numbers():
 
 
 def test_whole_scripts_draw_their_random_tensors_while_they_record():
-    script = HEAD + ADD + """
+    script = (
+        HEAD
+        + ADD
+        + """
 def test():
     x = torch.randn(6, 20, device="cuda")
     y = torch.empty(6, 20, device="cuda").normal_()
     return {"sum": add(x, y), "both": (x, y), "host": torch.ones(2)}
 result_gold = test()
 """
+    )
     plan = record_script(script)
     out = Replay(plan).run([])
     torch.manual_seed(0)
     x, y = torch.randn(6, 20), torch.empty(6, 20).normal_()
-    assert torch.equal(out["both"][0], x) and torch.equal(out["both"][1], y) and torch.equal(out["sum"], x + y) and out["host"].eq(1).all()
+    assert (
+        torch.equal(out["both"][0], x)
+        and torch.equal(out["both"][1], y)
+        and torch.equal(out["sum"], x + y)
+        and out["host"].eq(1).all()
+    )

@@ -6,14 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor.compiler import Binary, BinaryCache, CompileError, compile_kernel
-from nanotriton.executor.operators import writes_into
-from nanotriton.executor.plan import DTYPES, OPTIONS, Kernel, PlanError
-from nanotriton.executor.replayer import Replay, ReplayError, poison
+from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
+from nanotriton.executor.replay.operators import writes_into
+from nanotriton.executor.replay.replayer import Replay, ReplayError, poison
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import DTYPES, OPTIONS, Kernel
 from tests.recording import record
 from tests.test_recorder import X, line_with, module
 
-SOFTMAX = '''
+SOFTMAX = """
 @triton.jit
 def softmax_kernel(x_ptr, o_ptr, stride, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)
@@ -21,8 +23,8 @@ def softmax_kernel(x_ptr, o_ptr, stride, n, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + row * stride + at, mask=at < n, other=-float("inf"))
     e = tl.exp(x - tl.max(x, axis=0))
     tl.store(o_ptr + row * stride + at, e / tl.sum(e, axis=0), mask=at < n)
-'''
-MATMUL = '''
+"""
+MATMUL = """
 @triton.autotune([triton.Config({"B": b}, num_warps=w) for b, w in ((16, 2), (32, 4))], key=["M", "N", "K"])
 @triton.jit
 def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, B: tl.constexpr):
@@ -35,7 +37,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, B: tl.constexpr):
         b = tl.load(b_ptr + ks[:, None] * N + cols[None, :], mask=(ks[:, None] < K) & (cols[None, :] < N), other=0.0)
         acc += tl.dot(a, b, input_precision="ieee")
     tl.store(c_ptr + rows[:, None] * N + cols[None, :], acc, mask=(rows[:, None] < M) & (cols[None, :] < N))
-'''
+"""
 
 
 def run(source: str, inputs: list, weights=None, init_args=None, **kw):
@@ -53,7 +55,9 @@ def test_softmax_rows_and_a_tuple():
 def test_autotuned_matmul_with_weights_by_name():
     x, weights = torch.randn(20, 50), {"w": torch.randn(50, 30), "b": torch.randn(30)}
     forward = "y = torch.empty(20, 30, device=x.device)\nmatmul_kernel[lambda m: (triton.cdiv(20, m['B']), triton.cdiv(30, m['B']))](x, self.w, y, 20, 30, 50)\ny += self.b\nreturn y.half()"
-    source = module(forward, "self.w = nn.Parameter(torch.zeros(50, 30))\nself.b = nn.Parameter(torch.zeros(30))", MATMUL)
+    source = module(
+        forward, "self.w = nn.Parameter(torch.zeros(50, 30))\nself.b = nn.Parameter(torch.zeros(30))", MATMUL
+    )
     plan = record(source, [x])
     replay = Replay(plan)
     want = (x @ weights["w"] + weights["b"]).half()
@@ -101,7 +105,12 @@ def test_strided_and_expanded_inputs():
 
 
 def test_unwritten_memory_is_poison_not_zeros():
-    out = run(module("a = torch.empty(5, device='cuda')\nb = torch.empty(5, device='cuda', dtype=torch.int64)\nreturn a, b, a.half()"), [X])
+    out = run(
+        module(
+            "a = torch.empty(5, device='cuda')\nb = torch.empty(5, device='cuda', dtype=torch.int64)\nreturn a, b, a.half()"
+        ),
+        [X],
+    )
     assert out[0].isnan().all() and out[2].isnan().all() and (out[1].abs() > 1 << 60).all()
 
 
@@ -136,16 +145,29 @@ def test_out_of_bounds_names_the_kernel_and_both_lines():
 def test_programs_that_race_are_seen():
     top = "\n@triton.jit\ndef race(x_ptr, o_ptr):\n    i = tl.program_id(0)\n    tl.store(o_ptr, tl.load(x_ptr + i))\n"
     with pytest.raises(ReplayError) as e:
-        run(module("y = torch.empty(1, device='cuda')\nrace[(4,)](x, y)\nreturn y", top=top), [torch.randn(4)])
+        run(
+            module("y = torch.empty(1, device='cuda')\nrace[(4,)](x, y)\nreturn y", top=top), [torch.randn(4)]
+        )
     assert e.value.status == "nondeterministic"
 
 
 def test_an_empty_grid_launches_nothing():
-    assert run(module("y = torch.zeros(6, 20, device='cuda')\nadd_kernel[(0,)](x, x, y, 120, BLOCK=64)\nreturn y"), [X]).eq(0).all()
+    assert (
+        run(
+            module(
+                "y = torch.zeros(6, 20, device='cuda')\nadd_kernel[(0,)](x, x, y, 120, BLOCK=64)\nreturn y"
+            ),
+            [X],
+        )
+        .eq(0)
+        .all()
+    )
 
 
 def test_inputs_and_weights_must_fit_the_plan():
-    replay = Replay(record(module("return x + self.w, n", "self.w = nn.Parameter(torch.ones(20))", args="x, n"), [X, 3]))
+    replay = Replay(
+        record(module("return x + self.w, n", "self.w = nn.Parameter(torch.ones(20))", args="x, n"), [X, 3])
+    )
     for bad in ([X], [X, 4], [3, X], [X.double(), 3], [X[:2], 3]):
         with pytest.raises(ValueError):
             replay.run(bad)
@@ -170,13 +192,13 @@ def test_an_operator_that_fails_is_the_candidates_error():
 
 
 def test_host_side_descriptors():
-    top = '''
+    top = """
 from triton.tools.tensor_descriptor import TensorDescriptor
 @triton.jit
 def tile(src, dst, B: tl.constexpr):
     i = tl.program_id(0) * B
     dst.store([i, 0], src.load([i, 0]) * 2)
-'''
+"""
     forward = "y = torch.empty_like(x)\ntile[(3,)](TensorDescriptor.from_tensor(x, [16, 32]), TensorDescriptor(y, y.shape, y.stride(), [16, 32]), B=16)\nreturn y"
     x = torch.randn(48, 32)
     torch.testing.assert_close(run(module(forward, top=top), [x]), x * 2)
@@ -185,37 +207,56 @@ def tile(src, dst, B: tl.constexpr):
 def test_cubins_come_out_without_a_gpu(tmp_path):
     forward = "y = torch.empty(20, 30, device=x.device)\nmatmul_kernel[lambda m: (2, 2)](x, x, y, 20, 30, 50)\nreturn y"
     plan = record(module(forward, top=MATMUL), [torch.randn(50, 50)], max_configs=1)
-    binary = compile_kernel(plan.kernels[0])
-    assert binary.cubin[:4] == b"\x7fELF" and binary.name == "matmul_kernel" and (binary.num_warps, binary.num_ctas) == (2, 1)
-    assert binary.shared > 0 and Binary.from_bytes(binary.to_bytes()) == binary
-    for data in (b"", binary.to_bytes()[:-1000].replace(b"\x7fELF", b"xxxx"), b'{"name": 3}\n\x7fELF', b"\xff" * 30):
+    binary = compile_kernel(plan.kernels[0], DEFAULT)
+    assert (
+        binary.cubin[:4] == b"\x7fELF"
+        and binary.name == "matmul_kernel"
+        and (binary.num_warps, binary.num_ctas) == (2, 1)
+    )
+    assert binary.shared > 0 and Binary.from_bytes(binary.to_bytes(), DEFAULT) == binary
+    for data in (
+        b"",
+        binary.to_bytes()[:-1000].replace(b"\x7fELF", b"xxxx"),
+        b'{"name": 3}\n\x7fELF',
+        b"\xff" * 30,
+    ):
         with pytest.raises(PlanError):
-            Binary.from_bytes(data)
-    cache = BinaryCache(tmp_path)
+            Binary.from_bytes(data, DEFAULT)
+    cache = BinaryCache(DEFAULT, tmp_path)
     assert cache.get(plan.kernels[0]) is None
     cache.put(plan.kernels[0], binary)
-    assert cache.get(plan.kernels[0]) == BinaryCache(tmp_path).get(plan.kernels[0]) == binary and len(os.listdir(tmp_path)) == 1
+    assert (
+        cache.get(plan.kernels[0]) == BinaryCache(DEFAULT, tmp_path).get(plan.kernels[0]) == binary
+        and len(os.listdir(tmp_path)) == 1
+    )
 
 
 def test_text_that_is_no_kernel_does_not_compile():
     text = "module {\n  tt.func public @k(%arg0: i32) {\n    %0 = no.such_op %arg0 : i32\n    tt.return\n  }\n}\n"
     with pytest.raises(CompileError) as e:
-        compile_kernel(Kernel("k", text, dict(OPTIONS)))
+        compile_kernel(Kernel("k", text, dict(OPTIONS)), DEFAULT)
     assert e.value.status == "compile_error"
 
 
 def test_too_much_shared_memory_is_out_of_resources():
-    top = MATMUL.replace("((16, 2), (32, 4))", "((128, 4),)").replace("num_warps=w", "num_warps=w, num_stages=9")
+    top = MATMUL.replace("((16, 2), (32, 4))", "((128, 4),)").replace(
+        "num_warps=w", "num_warps=w, num_stages=9"
+    )
     top = top.replace("tl.dot(a, b", "tl.dot(a.to(tl.float16), b.to(tl.float16)")
-    forward = "y = torch.empty(20, 30, device=x.device)\nmatmul_kernel[(1, 1)](x, x, y, 128, 128, 512)\nreturn y"
+    forward = (
+        "y = torch.empty(20, 30, device=x.device)\nmatmul_kernel[(1, 1)](x, x, y, 128, 128, 512)\nreturn y"
+    )
     plan = record(module(forward, top=top), [torch.randn(512, 512, dtype=torch.float16)])
     with pytest.raises(CompileError, match="shared memory") as e:
-        compile_kernel(plan.kernels[0])
+        compile_kernel(plan.kernels[0], DEFAULT)
     assert e.value.status == "out_of_resources"
 
 
 def test_tuning_chooses_the_fastest_and_changes_nothing():
-    top = MATMUL.replace("tl.store(c_ptr", "acc += tl.load(c_ptr + rows[:, None] * N + cols[None, :], mask=(rows[:, None] < M) & (cols[None, :] < N))\n    tl.store(c_ptr")
+    top = MATMUL.replace(
+        "tl.store(c_ptr",
+        "acc += tl.load(c_ptr + rows[:, None] * N + cols[None, :], mask=(rows[:, None] < M) & (cols[None, :] < N))\n    tl.store(c_ptr",
+    )
     forward = "y = torch.zeros(20, 30, device=x.device)\nfor _ in range(2):\n    matmul_kernel[lambda m: (triton.cdiv(20, m['B']), triton.cdiv(30, m['B']))](x, w, y, 20, 30, 50)\nreturn y"
     x, w = torch.randn(20, 50), torch.randn(50, 30)
     replay = Replay(record(module(forward, top=top, args="x, w"), [x, w]))
@@ -232,7 +273,16 @@ def test_tuning_chooses_the_fastest_and_changes_nothing():
 
 
 def test_operators_write_into_their_buffers():
-    for name in ("add.Tensor", "mm.default", "sum.dim_IntList", "cat.default", "_softmax.default", "zeros.default", "clone.default", "native_layer_norm.default"):
+    for name in (
+        "add.Tensor",
+        "mm.default",
+        "sum.dim_IntList",
+        "cat.default",
+        "_softmax.default",
+        "zeros.default",
+        "clone.default",
+        "native_layer_norm.default",
+    ):
         assert writes_into(name), name
     a, b, out = torch.randn(3, 4), torch.randn(4, 5), torch.empty(3, 5)
     writes_into("mm.default")([a, b], {}, [out])
@@ -248,7 +298,9 @@ def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
     top = "\n@triton.jit\ndef twice(p, n, B: tl.constexpr):\n    at = tl.arange(0, B)\n    tl.store(p + at, 2 * tl.load(p + at, mask=at < n), mask=at < n)\n"
     weights = {"conv.weight": torch.randn(4, 3, 3, 3), "conv.bias": torch.randn(4)}
     want = F.conv2d(x, *weights.values(), padding=1)
-    replay = Replay(record(module("y = F.relu(self.conv(x))\ny[:, 1:].mul_(3)\nreturn y, y.flip(0)", build), [x]))
+    replay = Replay(
+        record(module("y = F.relu(self.conv(x))\ny[:, 1:].mul_(3)\nreturn y, y.flip(0)", build), [x])
+    )
     expected = want.relu()
     expected[:, 1:] *= 3
     for _ in range(2):
@@ -259,7 +311,8 @@ def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
             torch.testing.assert_close(out, expected)
             torch.testing.assert_close(flipped, expected.flip(0))
             assert len(replay._adopted) == 3
-        replay.load([x], weights)  # a captured graph writes to what the last execution left, whatever was loaded since
+        # a captured graph writes to what the last execution left, whatever was loaded since
+        replay.load([x], weights)
         torch.testing.assert_close(replay.outputs()[0], expected)
     replay = Replay(record(module("y = self.conv(x)\ntwice[(1,)](y, 512, B=512)\nreturn y", build, top), [x]))
     torch.testing.assert_close(replay.run([x], weights), 2 * want)
@@ -269,7 +322,9 @@ def test_what_torch_computes_stays_where_it_put_it_unless_a_kernel_gets_it():
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_trained_and_evaluated(training):
     x = torch.randn(4, 3, 5, 5)
-    source = module("return self.norm(x), self.norm.running_mean", f"self.norm = nn.BatchNorm2d(3).train({training})")
+    source = module(
+        "return self.norm(x), self.norm.running_mean", f"self.norm = nn.BatchNorm2d(3).train({training})"
+    )
     replay = Replay(record(source, [x]))
     for _ in range(2):
         y, mean = replay.run([x])
@@ -281,5 +336,7 @@ def test_batch_norm_trained_and_evaluated(training):
 def test_copies_of_truth_values():
     x = torch.randn(3, 5)
     got = run(module("m = x > 0\nreturn m.clone(), m.t().contiguous(), m.flip(0), m.clone() & ~m"), [x])
-    for have, want in zip(got, (x > 0, (x > 0).t(), (x > 0).flip(0), torch.zeros(3, 5, dtype=torch.bool)), strict=True):
+    for have, want in zip(
+        got, (x > 0, (x > 0).t(), (x > 0).flip(0), torch.zeros(3, 5, dtype=torch.bool)), strict=True
+    ):
         assert torch.equal(have, want)

@@ -9,10 +9,10 @@ import torch
 
 import train_grpo
 from nanotriton import config, grpo, run
-from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.rollout import rollout
 from nanotriton.sampler import Sample
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.world import World
 from reward.execution import PROGRESS, is_triton, speed
 from reward.reward import RewardConfig, load_reward, overlong_penalty, reward
@@ -32,8 +32,24 @@ def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():
     options = RewardConfig(partial=0.5)
     got = {status: reward(Verdict(status), options) for status in STATUSES - UNSCORED}
     assert got["correct"] == 1 and got["wrong_value"] == 0.5
-    assert got["compile_error"] < got["runtime_error"] < got["wrong_shape"] < got["wrong_dtype"] < got["wrong_value"]
-    for cheat in ("no_code", "syntax_error", "rule_violation", "too_fast", "input_modified", "timeout", "crashed", "output_limit", "memory_limit"):
+    assert (
+        got["compile_error"]
+        < got["runtime_error"]
+        < got["wrong_shape"]
+        < got["wrong_dtype"]
+        < got["wrong_value"]
+    )
+    for cheat in (
+        "no_code",
+        "syntax_error",
+        "rule_violation",
+        "too_fast",
+        "input_modified",
+        "timeout",
+        "crashed",
+        "output_limit",
+        "memory_limit",
+    ):
         assert got[cheat] == 0
     assert set(PROGRESS) <= STATUSES
 
@@ -45,25 +61,38 @@ def test_speed_is_paid_to_the_correct_only_above_the_noise_and_below_the_cap():
     assert value("correct", 2.0) == pytest.approx(1.25)
     assert value("correct", 4.0) == value("correct", 1000.0) == 1.5
     assert value("wrong_value", 4.0) == 0
-    assert speed(Verdict("correct", speedup=math.inf), 4.0, 0.05) == speed(Verdict("correct", speedup=math.nan), 4.0, 0.05) == 0
+    assert (
+        speed(Verdict("correct", speedup=math.inf), 4.0, 0.05)
+        == speed(Verdict("correct", speedup=math.nan), 4.0, 0.05)
+        == 0
+    )
 
 
 def test_the_noise_of_the_clock_is_a_floor_of_the_std():
     """Rule 12: four right answers whose speed-ups differ by less than the clock can tell must not get unit variance."""
     options = RewardConfig(speed=0.5)
     rewards = [reward(Verdict("correct", speedup=s), options) for s in (1.98, 2.0, 2.0, 2.02)]
-    assert options.noise == pytest.approx(reward(Verdict("correct", speedup=1.05000001), options) - 1, rel=1e-4) and RewardConfig().noise == 0
+    assert (
+        options.noise == pytest.approx(reward(Verdict("correct", speedup=1.05000001), options) - 1, rel=1e-4)
+        and RewardConfig().noise == 0
+    )
     blown, _ = grpo.advantages(rewards, [0] * 4)
     floored, spread = grpo.advantages(rewards, [0] * 4, std_floor=options.noise)
     assert spread.all() and blown.abs().max() > 1 and floored.abs().max() < 0.3
     real = [reward(Verdict("correct", speedup=s), options) for s in (1.0, 2.0, 3.0, 4.0)]
-    assert grpo.advantages(real, [0] * 4)[0].tolist() == grpo.advantages(real, [0] * 4, std_floor=options.noise)[0].tolist()
+    assert (
+        grpo.advantages(real, [0] * 4)[0].tolist()
+        == grpo.advantages(real, [0] * 4, std_floor=options.noise)[0].tolist()
+    )
 
 
 def test_the_options_of_the_training_script(monkeypatch):
     cfg = config.parse(train_grpo.Config, ["--partial", "0.25", "--speed", "0.5"])
     value = train_grpo.reward_function(cfg)
-    assert value(Verdict("wrong_value"), "", None) == 0.25 and value(Verdict("correct", speedup=4.0), "", None) == 1.5
+    assert (
+        value(Verdict("wrong_value"), "", None) == 0.25
+        and value(Verdict("correct", speedup=4.0), "", None) == 1.5
+    )
     assert value(Verdict("infra_error"), "", None) is None
     with pytest.raises(config.ConfigError, match="--speed needs a GPU and --mode replay"):
         train_grpo.main(cfg, World())
@@ -100,9 +129,20 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
         encode, decode = lambda self, text: [1], lambda self, ids: text
 
     executor = Executor()
-    for executor.time, order in ((False, ["2 tasks expected", *["submitted", "sampled"] * 2]), (True, ["sampled", "sampled", "submitted", "submitted"])):
+    for executor.time, order in (
+        (False, ["2 tasks expected", *["submitted", "sampled"] * 2]),
+        (True, ["sampled", "sampled", "submitted", "submitted"]),
+    ):
         said.clear()
-        rollout([Task("a", "a"), Task("b", "b")], 1, Sampler(), executor, Tokens(), seeds=[[0], [1]], clock=said.append)
+        rollout(
+            [Task("a", "a"), Task("b", "b")],
+            1,
+            Sampler(),
+            executor,
+            Tokens(),
+            seeds=[[0], [1]],
+            clock=said.append,
+        )
         assert [s for s in said if s not in ("sample", "reward")] == order and said[-1] == "reward"
 
 
@@ -115,7 +155,16 @@ def test_the_overlong_penalty_is_the_one_of_dapo():
     assert overlong_penalty(10**6, RewardConfig()) == 0
 
 
-@pytest.mark.parametrize("options", [{"partial": 1.0}, {"partial": -0.1}, {"speed": -1}, {"speed_cap": 1.0}, {"overlong": 5, "max_tokens": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partial": 1.0},
+        {"partial": -0.1},
+        {"speed": -1},
+        {"speed_cap": 1.0},
+        {"overlong": 5, "max_tokens": 4},
+    ],
+)
 def test_impossible_options_are_one_line(options):
     with pytest.raises(ValueError) as error:
         RewardConfig(**options)
@@ -123,13 +172,17 @@ def test_impossible_options_are_one_line(options):
 
 
 def test_is_triton_is_an_effective_launch():
-    assert not is_triton(Verdict("correct")) and not is_triton(Verdict("correct", launches=3, effective_launches=0))
+    assert not is_triton(Verdict("correct")) and not is_triton(
+        Verdict("correct", launches=3, effective_launches=0)
+    )
     assert is_triton(Verdict("correct", launches=3, effective_launches=1))
 
 
 def test_a_users_own_reward_file(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("def reward(verdict, completion, task):\n    return 2.0 * verdict.correct + len(completion)\n")
+    file.write_text(
+        "def reward(verdict, completion, task):\n    return 2.0 * verdict.correct + len(completion)\n"
+    )
     assert load_reward(file)(Verdict("correct"), "abc", None) == 5.0
 
 
@@ -160,7 +213,18 @@ def test_a_reward_that_raises_is_one_line(tmp_path):
         load_reward(file)(Verdict("correct"), "abc", None)
 
 
-@pytest.mark.parametrize("value, kept", [("1", 1.0), ("None", None), ("True", 1.0), ("'good'", "x"), ("float('nan')", "x"), ("float('inf')", "x"), ("[1]", "x")])
+@pytest.mark.parametrize(
+    "value, kept",
+    [
+        ("1", 1.0),
+        ("None", None),
+        ("True", 1.0),
+        ("'good'", "x"),
+        ("float('nan')", "x"),
+        ("float('inf')", "x"),
+        ("[1]", "x"),
+    ],
+)
 def test_what_a_users_reward_returns_is_checked(tmp_path, value, kept):
     file = tmp_path / "mine.py"
     file.write_text(f"def reward(verdict, completion, task):\n    return {value}\n")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanotriton.executor.plan import Aten, Choice, Launch, Plan, Storage, Tensor
-from reward.plan_rules import Facts, facts, keeps_value
-from reward.rules import check_effective, check_plan
+from nanotriton.plan.facts import COPY, CREATE, FILL, MOVE, REARRANGE, Facts, facts, keeps_value
+from nanotriton.plan.plan import Aten, Choice, Launch, Plan, Storage, Tensor
+from nanotriton.rules.rules import check_effective, check_plan
 
 X, W, OUT, TABLE, INTS, HALF, COUNT, PART, TWICE = range(9)  # tensors of every plan below
 T = lambda i: {"t": i}
@@ -18,8 +18,15 @@ def plan(*steps, outputs=T(OUT)):
     dtypes = ["float32"] * 4 + ["int64", "float16", "int64"]
     shapes = [(8, 4), (4, 8), (8, 8), (8, 8), (8, 4), (8, 4), (1, 1)]
     return Plan(
-        storages=[Storage(k, torch.Size(s).numel() * getattr(torch, d).itemsize, d) for k, d, s in zip(kinds, dtypes, shapes)],
-        tensors=[*[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))], Tensor(OUT, "float32", (2, 8), (8, 1), 8), Tensor(OUT, "float32", (2, 32), (1, 1), 0)],
+        storages=[
+            Storage(k, torch.Size(s).numel() * getattr(torch, d).itemsize, d)
+            for k, d, s in zip(kinds, dtypes, shapes)
+        ],
+        tensors=[
+            *[Tensor(i, d, s, (s[1], 1), 0) for i, (d, s) in enumerate(zip(dtypes, shapes))],
+            Tensor(OUT, "float32", (2, 8), (8, 1), 8),
+            Tensor(OUT, "float32", (2, 32), (1, 1), 0),
+        ],
         steps=list(steps),
         outputs=outputs,
     )
@@ -35,12 +42,28 @@ ALLOWED = {
     "memory": [aten("zeros.default", [8, 8]), aten("empty_like.default", T(X), out=HALF), KERNEL],
     "zeroed in place": [Aten("zero_.default", [T(OUT)], {}, [None]), KERNEL],
     "a copy": [aten("clone.default", T(X)), KERNEL],
-    "joined and padded": [aten("cat.default", [T(X), T(X)]), aten("constant_pad_nd.default", T(X), [0, 4], 0.0), KERNEL],
+    "joined and padded": [
+        aten("cat.default", [T(X), T(X)]),
+        aten("constant_pad_nd.default", T(X), [0, 4], 0.0),
+        KERNEL,
+    ],
     "a cast between floats": [aten("_to_copy.default", T(X), out=HALF, dtype={"dtype": "float16"}), KERNEL],
     "integers to floats": [aten("_to_copy.default", T(INTS), out=HALF), KERNEL],
-    "arithmetic on constants": [aten("arange.default", 8, out=TABLE), aten("mul.Tensor", T(TABLE), 2.0, out=TABLE), KERNEL],
-    "arithmetic on a zeroed block": [Aten("zero_.default", [T(OUT)], {}, [None]), Aten("add_.Scalar", [T(OUT), 1], {}, [None]), KERNEL],
-    "arithmetic on a constant after a launch": [KERNEL, aten("arange.default", 8, out=TABLE), aten("mul.Tensor", T(TABLE), 2.0, out=TABLE)],
+    "arithmetic on constants": [
+        aten("arange.default", 8, out=TABLE),
+        aten("mul.Tensor", T(TABLE), 2.0, out=TABLE),
+        KERNEL,
+    ],
+    "arithmetic on a zeroed block": [
+        Aten("zero_.default", [T(OUT)], {}, [None]),
+        Aten("add_.Scalar", [T(OUT), 1], {}, [None]),
+        KERNEL,
+    ],
+    "arithmetic on a constant after a launch": [
+        KERNEL,
+        aten("arange.default", 8, out=TABLE),
+        aten("mul.Tensor", T(TABLE), 2.0, out=TABLE),
+    ],
     "a counter of calls": [KERNEL, COUNTED, COUNTED],
     "a number stored": [Aten("fill_.Scalar", [T(OUT), 1.5], {}, [None]), KERNEL],
 }
@@ -57,25 +80,52 @@ REFUSED = {
     "in place": [KERNEL, Aten("relu_.default", [T(OUT)], {}, [None], 7)],
     "on a weight alone": [aten("mul.Tensor", T(W), 2.0, out=TABLE), KERNEL],
     "a counter that a kernel reaches": [COUNTED, Launch(0, (1, 1, 1), [("*i64", COUNT)])],
-    "a counter that one configuration reaches": [COUNTED, Choice(0, [[KERNEL], [Launch(0, (1, 1, 1), [("*i64", COUNT)])]])],
+    "a counter that one configuration reaches": [
+        COUNTED,
+        Choice(0, [[KERNEL], [Launch(0, (1, 1, 1), [("*i64", COUNT)])]]),
+    ],
     "a counter that is used": [COUNTED, aten("clone.default", T(COUNT), out=INTS), KERNEL],
     "a tensor added to a counter": [Aten("add_.Tensor", [T(COUNT), T(INTS)], {}, [None], 7), KERNEL],
     "one added to a weight": [Aten("add_.Tensor", [T(W), 1], {}, [None], 7), KERNEL],
     "a gather": [aten("index.Tensor", T(X), [T(INTS)]), KERNEL],
     "a triangle": [aten("tril.default", T(X)), KERNEL],
     "on what a kernel made": [KERNEL, aten("sum.default", T(OUT), out=HALF)],
-    "on a constant that a kernel overwrote": [Launch(0, (1, 1, 1), [("*fp32", TABLE)]), aten("mul.Tensor", T(TABLE), 2.0)],
-    "on what a kernel may have reached": [aten("arange.default", 8, out=TABLE), KERNEL, aten("mul.Tensor", T(TABLE), 2.0, out=HALF)],
+    "on a constant that a kernel overwrote": [
+        Launch(0, (1, 1, 1), [("*fp32", TABLE)]),
+        aten("mul.Tensor", T(TABLE), 2.0),
+    ],
+    "on what a kernel may have reached": [
+        aten("arange.default", 8, out=TABLE),
+        KERNEL,
+        aten("mul.Tensor", T(TABLE), 2.0, out=HALF),
+    ],
     "on memory that nothing wrote": [aten("mul.Tensor", T(HALF), 2.0), KERNEL],
-    "on memory that was zeroed in part": [Aten("zero_.default", [T(PART)], {}, [None]), aten("mul.Tensor", T(OUT), 2.0), KERNEL],
-    "on a constant that data was copied to": [Aten("copy_.default", [T(TABLE), T(X)], {}, [None]), aten("exp.default", T(TABLE)), KERNEL],
+    "on memory that was zeroed in part": [
+        Aten("zero_.default", [T(PART)], {}, [None]),
+        aten("mul.Tensor", T(OUT), 2.0),
+        KERNEL,
+    ],
+    "on a constant that data was copied to": [
+        Aten("copy_.default", [T(TABLE), T(X)], {}, [None]),
+        aten("exp.default", T(TABLE)),
+        KERNEL,
+    ],
     "with out=": [Aten("add.out", [T(X), T(X)], {"out": T(OUT)}, [None], 7), KERNEL],
     "a cast that truncates": [aten("_to_copy.default", T(X), out=INTS), KERNEL],
     "a copy that truncates": [Aten("copy_.default", [T(INTS), T(X)], {}, [None], 7), KERNEL],
-    "on memory that was zeroed twice in part": [Aten("zero_.default", [T(TWICE)], {}, [None]), aten("mul.Tensor", T(OUT), 2.0), KERNEL],
-    "on memory that a result fills in part": [aten("zeros.default", [2, 8], out=PART), aten("mul.Tensor", T(OUT), 2.0, out=HALF), KERNEL],
+    "on memory that was zeroed twice in part": [
+        Aten("zero_.default", [T(TWICE)], {}, [None]),
+        aten("mul.Tensor", T(OUT), 2.0),
+        KERNEL,
+    ],
+    "on memory that a result fills in part": [
+        aten("zeros.default", [2, 8], out=PART),
+        aten("mul.Tensor", T(OUT), 2.0, out=HALF),
+        KERNEL,
+    ],
     "on memory that one configuration alone zeroed": [
-        Choice(0, [[KERNEL], [Aten("zero_.default", [T(OUT)], {}, [None])]]), aten("mul.Tensor", T(OUT), 2.0, out=HALF),
+        Choice(0, [[KERNEL], [Aten("zero_.default", [T(OUT)], {}, [None])]]),
+        aten("mul.Tensor", T(OUT), 2.0, out=HALF),
     ],
     "between numbers that tensors hold": [aten("linspace.Tensor_Scalar", T(X), 0.0, 1), KERNEL],
     "a fill that truncates": [Aten("fill_.Tensor", [T(INTS), T(X)], {}, [None], 7), KERNEL],
@@ -86,7 +136,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_strict_refuses(name):
     violation = check_plan(plan(*REFUSED[name]), "strict")
-    assert violation is not None and "computes in torch" in violation.message and "\n" not in violation.message
+    assert (
+        violation is not None and "computes in torch" in violation.message and "\n" not in violation.message
+    )
     assert check_plan(plan(*REFUSED[name]), "kernelbench") is None
 
 
@@ -104,22 +156,41 @@ def test_in_a_layout_task_torch_may_not_move_the_data():
     reference = facts(plan(aten("clone.default", T(X)), aten("flip.default", T(X), [0])))
     assert reference.computing == {} and reference.moved_bytes == 2 * (128 + 256)
     candidate = plan(aten("clone.default", T(X)), KERNEL)
-    assert "moves data in a task that is about moving it" in check_plan(candidate, "strict", reference).message
+    assert (
+        "moves data in a task that is about moving it" in check_plan(candidate, "strict", reference).message
+    )
     assert check_plan(candidate, "strict", facts(plan(aten("exp.default", T(X))))) is None
     assert check_plan(plan(KERNEL), "strict", reference) is None
     assert check_plan(candidate, "kernelbench", reference) is None
 
 
 def test_a_task_that_moves_data_under_another_name():
-    reference, index = Facts(computing={"upsample_nearest2d": 1}), aten("_to_copy.default", T(INTS), out=COUNT)
+    reference, index = (
+        Facts(computing={"upsample_nearest2d": 1}),
+        aten("_to_copy.default", T(INTS), out=COUNT),
+    )
     assert "moves data" in check_plan(plan(aten("clone.default", T(X)), KERNEL), "strict", reference).message
     assert check_plan(plan(index, KERNEL), "strict", reference) is None  # it says what to move
     assert check_plan(plan(index, KERNEL, outputs=T(COUNT)), "strict", reference) is not None
-    assert check_plan(plan(aten("clone.default", T(X)), KERNEL), "strict", Facts(computing={"upsample_nearest2d": 1, "mul": 1})) is None
+    assert (
+        check_plan(
+            plan(aten("clone.default", T(X)), KERNEL),
+            "strict",
+            Facts(computing={"upsample_nearest2d": 1, "mul": 1}),
+        )
+        is None
+    )
 
 
 def test_facts():
-    found = facts(plan(aten("arange.default", 8, out=TABLE), aten("clone.default", T(X), out=HALF), aten("mm.default", T(X), T(W)), KERNEL))
+    found = facts(
+        plan(
+            aten("arange.default", 8, out=TABLE),
+            aten("clone.default", T(X), out=HALF),
+            aten("mm.default", T(X), T(W)),
+            KERNEL,
+        )
+    )
     assert found.launches == 1 and found.torch_ops == {"clone": 1, "mm": 1} and found.computing == {"mm": 1}
     assert found.moved_bytes == 128 + 64 and found.flops == 2 * 8 * 8 * 4 and found.answer == "own"
     assert facts(plan(KERNEL, outputs=[T(OUT), T(X)])).answer == "input"
@@ -140,7 +211,27 @@ def test_at_least_one_launch_must_matter():
 
 
 def test_casts_that_keep_values():
-    keeps = [("bool", "int8"), ("int32", "int64"), ("int64", "int32"), ("int32", "float16"), ("float64", "bfloat16"), ("float16", "float32")]
-    loses = [("float32", "int32"), ("float32", "bool"), ("int32", "bool"), ("int32", "int8"), ("int64", "uint8"), ("uint8", "int8"), ("complex64", "float32")]
+    keeps = [
+        ("bool", "int8"),
+        ("int32", "int64"),
+        ("int64", "int32"),
+        ("int32", "float16"),
+        ("float64", "bfloat16"),
+        ("float16", "float32"),
+    ]
+    loses = [
+        ("float32", "int32"),
+        ("float32", "bool"),
+        ("int32", "bool"),
+        ("int32", "int8"),
+        ("int64", "uint8"),
+        ("uint8", "int8"),
+        ("complex64", "float32"),
+    ]
     assert all(keeps_value(getattr(torch, a), getattr(torch, b)) for a, b in keeps)
     assert not any(keeps_value(getattr(torch, a), getattr(torch, b)) for a, b in loses)
+
+
+@pytest.mark.parametrize("table", [CREATE, MOVE, REARRANGE, COPY, FILL])
+def test_a_table_of_operators_names_operators_alone(table):
+    assert [name for name in table if not hasattr(torch.ops.aten, name)] == []

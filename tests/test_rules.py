@@ -15,7 +15,6 @@ import train_grpo
 from nanotriton import distributed, grpo
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
-from nanotriton.executor.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
@@ -24,6 +23,7 @@ from nanotriton.rollout import Episode, seed_of
 from nanotriton.run import Clock
 from nanotriton.sampler import Request, Sampler
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.weights import load_config, load_model, save_model
 from nanotriton.world import World
 from reward.reward import reward
@@ -34,7 +34,14 @@ ones = torch.ones
 
 
 def make_model(seed=0, **changes):
-    shape = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+    shape = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    )
     model = Transformer(ModelConfig("llama", **shape | changes)).init_weights(seed)
     with torch.no_grad():  # away from the uniform distribution that N(0, 0.02) gives
         for p in model.parameters():
@@ -46,7 +53,10 @@ def sampled(model, prompts, n=3, temperature=0.7, stop=frozenset({3, 5})):
     """[len(prompts)][n] samples of seeds that are functions of their place."""
     sampler = Sampler(model, kv_gib=0.02, valid_vocab=VALID, max_batch=64)
     seeds = [[seed_of(0, 1, 0, i, j) for j in range(n)] for i in range(len(prompts))]
-    requests = [Request(p, n=n, max_tokens=12, temperature=temperature, stop_ids=stop, seeds=s) for p, s in zip(prompts, seeds)]
+    requests = [
+        Request(p, n=n, max_tokens=12, temperature=temperature, stop_ids=stop, seeds=s)
+        for p, s in zip(prompts, seeds)
+    ]
     return sampler.generate(requests)
 
 
@@ -55,13 +65,16 @@ PROMPTS = [[1, 2, 3], [7], [4, 4, 9, 11, 2], [19, 0]]
 
 def test_every_rule_has_a_test_that_names_it():
     rules = [int(n) for n in re.findall(r"^(\d+)\. ", RULES.read_text(), flags=re.MULTILINE)]
-    tested = {int(n) for n in re.findall(r"^def test_rule_(\d+)_", Path(__file__).read_text(), flags=re.MULTILINE)}
+    tested = {
+        int(n) for n in re.findall(r"^def test_rule_(\d+)_", Path(__file__).read_text(), flags=re.MULTILINE)
+    }
     assert rules == list(range(1, 22)) and tested == set(rules)
     for file in re.findall(r"tests/[\w/]+\.py", RULES.read_text()):
         assert (RULES.parent.parent / file).exists(), file
 
 
-# ---- tokens, masks, logprobs -----------------------------------------------------------------------------------------
+# ---- tokens, masks, logprobs
+# -----------------------------------------------------------------------------------------
 def test_rule_01_ids_are_trained_on_as_sampled_and_masks_come_from_lengths():
     """Id 0, a pad id elsewhere, and an end id inside count like any other; nothing is decoded on the way."""
     batch = pack([([0, 3], [0, 5, 0, 0]), ([9], [3])])
@@ -74,7 +87,9 @@ def test_rule_02_the_end_token_is_in_the_loss_and_is_a_set():
     ended = [s for g in groups for s in g if s.finish_reason == "stop"]
     assert {s.ids[-1] for s in ended} == {3, 5} and all(len(s.logprobs) == len(s.ids) for s in ended)
     batch = pack([(PROMPTS[s.request], s.ids) for s in ended])
-    assert batch.targets[batch.rows.diff(append=torch.tensor([-1])) != 0].tolist() == [s.ids[-1] for s in ended]
+    assert batch.targets[batch.rows.diff(append=torch.tensor([-1])) != 0].tolist() == [
+        s.ids[-1] for s in ended
+    ]
     raw = ModelConfig("llama").to_hf(torch.float32) | {"eos_token_id": 3}
     assert ModelConfig.from_hf(raw, {"eos_token_id": [5, 3]}).eos_token_ids == (3, 5)
 
@@ -83,7 +98,8 @@ def test_rule_02_the_end_token_is_in_the_loss_and_is_a_set():
 def test_rule_03_sampler_and_trainer_score_the_same_distribution(temperature):
     model = make_model()
     flat = [s for g in sampled(model, PROMPTS, temperature=temperature) for s in g]
-    assert max(t for s in flat for t in s.ids) < VALID  # padded ids are never drawn, and take no mass in the trainer:
+    # padded ids are never drawn, and take no mass in the trainer:
+    assert max(t for s in flat for t in s.ids) < VALID
     batch = pack([(PROMPTS[s.request], s.ids) for s in flat])
     ours = score(model, batch, temperature, VALID)[0]
     theirs = torch.tensor([x for s in flat for x in s.logprobs])
@@ -91,7 +107,11 @@ def test_rule_03_sampler_and_trainer_score_the_same_distribution(temperature):
     assert (score(model, batch, temperature)[0] - theirs).abs().max() > 1e-3  # ... with it they would differ
     assert (score(model, batch, 1.3, VALID)[0] - theirs).abs().max() > 1e-2
     fields = train_grpo.Config.__dataclass_fields__
-    assert "top_p" not in fields and "top_k" not in fields and (Request([1]).top_p, Request([1]).top_k) == (1.0, 0)
+    assert (
+        "top_p" not in fields
+        and "top_k" not in fields
+        and (Request([1]).top_p, Request([1]).top_k) == (1.0, 0)
+    )
 
 
 def test_rule_04_logits_are_fp32_before_the_softmax():
@@ -103,17 +123,21 @@ def test_rule_04_logits_are_fp32_before_the_softmax():
     logp, entropy = token_logprobs(hidden, weight, targets)
     assert logp.dtype == entropy.dtype == torch.float32 and (logp - picked).abs().max() < 1e-4
     rounded = (hidden @ weight.T).float().log_softmax(1).gather(1, targets[:, None])[:, 0]
-    assert (rounded - picked).abs().max() > 0.05  # what bf16 logits would have done to the ratio of an identical policy
+    # what bf16 logits would have done to the ratio of an identical policy
+    assert (rounded - picked).abs().max() > 0.05
 
 
 def test_rule_05_first_tokens_are_independent_and_seeds_are_per_sample():
     model, n = make_model(), 600
     seeds = [[seed_of(0, 1, step, i, j) for j in range(2)] for step in range(20) for i in range(30)]
-    out = Sampler(model, kv_gib=0.02, valid_vocab=VALID).generate([Request([1], n=2, max_tokens=1, seeds=s) for s in seeds])
+    out = Sampler(model, kv_gib=0.02, valid_vocab=VALID).generate(
+        [Request([1], n=2, max_tokens=1, seeds=s) for s in seeds]
+    )
     pairs = np.zeros((VALID, VALID))
     for a, b in out:
         pairs[a.ids[0], b.ids[0]] += 1
-    common = np.argsort(pairs.sum(0) + pairs.sum(1))[-6:]  # the rest together, so that no expected count is tiny
+    # the rest together, so that no expected count is tiny
+    common = np.argsort(pairs.sum(0) + pairs.sum(1))[-6:]
     cells = [*common, None]
     inside = lambda k: np.isin(np.arange(VALID), common, invert=True) if k is None else np.arange(VALID) == k
     table = np.array([[pairs[np.ix_(inside(a), inside(b))].sum() for b in cells] for a in cells])
@@ -125,7 +149,14 @@ def test_rule_05_first_tokens_are_independent_and_seeds_are_per_sample():
     whole = [[s.ids for s in g] for g in sampled(model, PROMPTS)]
     for rank in range(2):
         requests = [
-            Request(PROMPTS[i], n=3, max_tokens=12, temperature=0.7, stop_ids=frozenset({3, 5}), seeds=[seed_of(0, 1, 0, i, j) for j in range(3)])
+            Request(
+                PROMPTS[i],
+                n=3,
+                max_tokens=12,
+                temperature=0.7,
+                stop_ids=frozenset({3, 5}),
+                seeds=[seed_of(0, 1, 0, i, j) for j in range(3)],
+            )
             for i in World(rank, 2).share(range(4))
         ]
         got = Sampler(model, kv_gib=0.02, valid_vocab=VALID).generate(requests)
@@ -139,7 +170,11 @@ def test_rule_06_the_mismatch_of_sampler_and_trainer_is_measured():
     logp = score(model, pack([(PROMPTS[s.request], s.ids) for s in flat]), 0.7, VALID)[0]
     stats = grpo.summarize([grpo.ratio_stats(logp, rollout, ones(len(logp)), "mismatch_")])
     assert stats["tokens"] == len(rollout)
-    assert abs(stats["mismatch_ratio"] - 1) < 1e-5 and abs(stats["mismatch_ratio_max"] - 1) < 1e-5 and stats["mismatch_kl"] < 1e-9
+    assert (
+        abs(stats["mismatch_ratio"] - 1) < 1e-5
+        and abs(stats["mismatch_ratio_max"] - 1) < 1e-5
+        and stats["mismatch_kl"] < 1e-9
+    )
     stats = grpo.summarize([grpo.ratio_stats(logp + 0.1, rollout, ones(len(logp)), "mismatch_")])
     assert stats["mismatch_ratio"] == pytest.approx(math.exp(0.1), rel=1e-4)
 
@@ -152,7 +187,11 @@ def test_rule_07_packed_equals_one_sequence_at_a_time():
         model.zero_grad()
         outputs = [score(model, pack(part), 0.9, VALID) for part in parts]
         sum((logp.sum() + 0.3 * entropy.sum()) for logp, entropy in outputs).backward()
-        return torch.cat([x for x, _ in outputs]), torch.cat([x for _, x in outputs]), {n: p.grad.clone() for n, p in model.named_parameters()}
+        return (
+            torch.cat([x for x, _ in outputs]),
+            torch.cat([x for _, x in outputs]),
+            {n: p.grad.clone() for n, p in model.named_parameters()},
+        )
 
     packed, alone = run([pairs]), run([[p] for p in pairs])
     for a, b in zip(packed[:2], alone[:2]):
@@ -171,11 +210,17 @@ def test_rule_08_a_weight_update_drops_what_was_cached():
     assert ids(sampler) == ids(Sampler(new, kv_gib=0.02)) != before == ids(Sampler(old, kv_gib=0.02))
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------------
-A = oracle.adv_group(np.array([1.0, 0.0, 0.5, 0.0]), "std1", 1e-4)  # the oracle's golden values were printed with 1e-4
+# ---- the loss
+# --------------------------------------------------------------------------------------------------------
+# the oracle's golden values were printed with 1e-4
+A = oracle.adv_group(np.array([1.0, 0.0, 0.5, 0.0]), "std1", 1e-4)
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], float)
-OLD = np.array([[-0.5, -1, -2, -0.1, -3], [-0.7, -1.2, -0.3, -9, -9], [-2.5, -9, -9, -9, -9], [-1, -1, -1, -1, -1]])
-DELTA = np.array([[0.0, 0.5, -0.5, 0.05, -0.1], [1.5, -0.4, 0.1, 7, 7], [0.3, 7, 7, 7, 7], [0.2, 0.2, 0.2, 0.2, 0.2]])
+OLD = np.array(
+    [[-0.5, -1, -2, -0.1, -3], [-0.7, -1.2, -0.3, -9, -9], [-2.5, -9, -9, -9, -9], [-1, -1, -1, -1, -1]]
+)
+DELTA = np.array(
+    [[0.0, 0.5, -0.5, 0.05, -0.1], [1.5, -0.4, 0.1, 7, 7], [0.3, 7, 7, 7, 7], [0.2, 0.2, 0.2, 0.2, 0.2]]
+)
 SEQ = torch.arange(4).repeat_interleave(5)
 flat = lambda a: torch.tensor(np.broadcast_to(a, MASK.shape).copy()).flatten()
 
@@ -185,13 +230,17 @@ def loss_of(kind, rows=slice(None), normalizer=None, mask=MASK, **options):
     m, seq = take(mask), SEQ[: 5 * len(range(4)[rows])]
     total = grpo.count(m, seq, kind, max_length=8) if normalizer is None else normalizer
     options = {"clip_low": 0.2, "clip_high": 0.2} | options
-    return grpo.policy_loss(take(OLD + DELTA), take(OLD), take(A[:, None]), m, seq, total, kind, **options)[0].item()
+    return grpo.policy_loss(take(OLD + DELTA), take(OLD), take(A[:, None]), m, seq, total, kind, **options)[
+        0
+    ].item()
 
 
 def test_rule_09_the_mismatch_has_a_correction_on_the_policy_term_only():
     rollout = flat(OLD) - torch.where(flat(MASK) > 0, 0.5, 3.0)
     assert torch.equal(grpo.mismatch(None, rollout, flat(MASK), SEQ)[0], rollout)  # bypass: the clip does it
-    _, weight = grpo.mismatch(flat(OLD).requires_grad_(), rollout, flat(MASK), SEQ, "token_truncate", high=1.5)
+    _, weight = grpo.mismatch(
+        flat(OLD).requires_grad_(), rollout, flat(MASK), SEQ, "token_truncate", high=1.5
+    )
     assert not weight.requires_grad and (weight[flat(MASK) > 0] == 1.5).all()
     assert loss_of("dapo", weight=weight) == pytest.approx(1.5 * loss_of("dapo"), rel=1e-12)
 
@@ -215,7 +264,8 @@ def test_rule_11_clip_and_the_three_aggregations():
     expected = oracle.agg(oracle.ppo_clip((OLD + DELTA)[rows], OLD[rows], A[rows]), MASK[rows], "drgrpo", 8)
     assert loss_of("dr_grpo") == pytest.approx(expected, abs=1e-12)
     for kind in grpo.CLIP:
-        assert loss_of(kind, slice(0, 3)) == pytest.approx(loss_of(kind), abs=1e-12)  # the masked row is as if absent
+        # the masked row is as if absent
+        assert loss_of(kind, slice(0, 3)) == pytest.approx(loss_of(kind), abs=1e-12)
         assert loss_of(kind, mask=MASK * 0) == 0.0
 
 
@@ -225,11 +275,17 @@ def test_rule_12_advantages_are_by_prompt_index_and_constant_groups_are_dropped(
     adv, spread = grpo.advantages([0.1, 0.1, 0.1, 1.0, 0.0], [0, 0, 0, 1, 1], "mean")
     assert adv.tolist() == [0, 0, 0, 0.5, -0.5] and spread.tolist() == [False] * 3 + [True] * 2
     noise = [1.0, 1.001, 0.999]
-    assert grpo.advantages(noise, [0] * 3)[0].abs().max() > 0.9 and grpo.advantages(noise, [0] * 3, std_floor=0.05)[0].abs().max() < 0.03
+    assert (
+        grpo.advantages(noise, [0] * 3)[0].abs().max() > 0.9
+        and grpo.advantages(noise, [0] * 3, std_floor=0.05)[0].abs().max() < 0.03
+    )
 
 
 def test_rule_13_kl_terms_have_the_gradients_that_are_said():
-    z, ref = torch.randn(5, dtype=torch.float64, requires_grad=True), torch.randn(5, dtype=torch.float64).log_softmax(0)
+    z, ref = (
+        torch.randn(5, dtype=torch.float64, requires_grad=True),
+        torch.randn(5, dtype=torch.float64).log_softmax(0),
+    )
     p = z.log_softmax(0).exp()
     gradient = lambda f: torch.autograd.grad(f, z, retain_graph=True)[0]
     expectation = lambda k: gradient((p.detach() * k).sum())
@@ -246,12 +302,24 @@ def test_rule_13_kl_terms_have_the_gradients_that_are_said():
 
 
 def test_rule_14_truncated_and_failed_samples_leave_numerator_and_denominator():
-    rewards = [reward(Verdict(s)) for s in ("correct", "infra_error", "wrong_value", "unsupported", "weak_task", "correct")]
+    rewards = [
+        reward(Verdict(s))
+        for s in ("correct", "infra_error", "wrong_value", "unsupported", "weak_task", "correct")
+    ]
     assert rewards == [1.0, None, 0.0, None, None, 1.0]
     cut = [False, False, False, False, False, True]
     adv, spread = grpo.advantages(grpo.truncation(rewards, [5] * 6, cut, "mask", 5), [0] * 6, "mean")
-    assert adv.tolist() == [0.5, 0, -0.5, 0, 0, 0] and spread.tolist() == [True, False, True, False, False, False]
-    assert all(reward(Verdict(s)) is None for s in UNSCORED) and all(reward(Verdict(s)) is not None for s in STATUSES - UNSCORED)
+    assert adv.tolist() == [0.5, 0, -0.5, 0, 0, 0] and spread.tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert all(reward(Verdict(s)) is None for s in UNSCORED) and all(
+        reward(Verdict(s)) is not None for s in STATUSES - UNSCORED
+    )
 
 
 class Recorder:
@@ -274,16 +342,34 @@ def test_rule_15_on_policy_the_loss_is_zero_its_gradient_is_not_and_all_is_logge
     assert loss.item() == 0 and torch.allclose(logp.grad, -adv.double() / 6)
     stats |= {"entropy": torch.tensor(6 * 0.7), "loss": loss.detach()}
     task = Task("t", "source")
-    episodes = [Episode(task, [1], [2, 3], [-1.0, -1.0], "stop", reward=1.0), Episode(task, [1], [2], [-1.0], "length", reward=0.0)]
+    episodes = [
+        Episode(task, [1], [2, 3], [-1.0, -1.0], "stop", reward=1.0),
+        Episode(task, [1], [2], [-1.0], "length", reward=0.0),
+    ]
     run = Recorder()
-    train_grpo.report(run, 1, train_grpo.Config(), episodes, torch.tensor([True, True]), [stats], [0.5], Clock())
+    train_grpo.report(
+        run, 1, train_grpo.Config(), episodes, torch.tensor([True, True]), [stats], [0.5], Clock()
+    )
     told = run.numbers
-    assert told["reward"] == 0.5 and told["spread"] == 1.0 and told["norm"] == 0.5 and told["length"] == 1.5 and told["truncated"] == 0.5
-    assert told["loss"] == 0 and told["clip_fraction"] == 0 and told["kl"] == 0 and told["ratio_max"] == 1.0 and told["entropy"] == pytest.approx(0.7)
+    assert (
+        told["reward"] == 0.5
+        and told["spread"] == 1.0
+        and told["norm"] == 0.5
+        and told["length"] == 1.5
+        and told["truncated"] == 0.5
+    )
+    assert (
+        told["loss"] == 0
+        and told["clip_fraction"] == 0
+        and told["kl"] == 0
+        and told["ratio_max"] == 1.0
+        and told["entropy"] == pytest.approx(0.7)
+    )
     assert told["statuses"] == {"no_code": 2}
 
 
-# ---- weights, optimizer, resume --------------------------------------------------------------------------------------
+# ---- weights, optimizer, resume
+# --------------------------------------------------------------------------------------
 def test_rule_16_masters_are_fp32_and_move_at_a_small_rate():
     model = make_model().float()
     distributed.shard(model, World())
@@ -295,22 +381,30 @@ def test_rule_16_masters_are_fp32_and_move_at_a_small_rate():
     for name, p in model.named_parameters():
         moved = (p.detach() - before[name])[(p.grad.abs() > 1e-6) & (before[name].abs() > 1e-3)]
         assert p.dtype == torch.float32 and len(moved) and (moved != 0).all(), name
-        assert (p.detach().bfloat16() == before[name].bfloat16()).float().mean() > 0.95  # bf16 parameters would have stood still
+        # bf16 parameters would have stood still
+        assert (p.detach().bfloat16() == before[name].bfloat16()).float().mean() > 0.95
 
 
 def test_rule_17_the_head_sums_in_fp32_and_holds_few_logits(monkeypatch):
     held, make = [], logprob._logits
     monkeypatch.setattr(logprob, "CPU_BYTES", 16 * 4 * 64)
-    monkeypatch.setattr(logprob, "_logits", lambda h, w, *rest: held.append((len(h), len(w))) or make(h, w, *rest))
+    monkeypatch.setattr(
+        logprob, "_logits", lambda h, w, *rest: held.append((len(h), len(w))) or make(h, w, *rest)
+    )
     hidden = ones(1024, 8, dtype=torch.bfloat16)
     weight = torch.zeros(64, 8, requires_grad=True)  # an fp32 master
     logp, entropy = token_logprobs(hidden, weight, torch.full((1024,), 7))
     (grad,) = torch.autograd.grad(logp.sum(), weight, retain_graph=True)
-    assert held == [(16, 64)] * 64 + [(1024, 1)] * 64  # forward a few rows, backward a few columns of 1,024 x 64
-    assert grad.dtype == torch.float32 and torch.allclose(grad[7], torch.tensor(1024 * (1 - 1 / 64)), rtol=5e-3)
+    # forward a few rows, backward a few columns of 1,024 x 64
+    assert held == [(16, 64)] * 64 + [(1024, 1)] * 64
+    assert grad.dtype == torch.float32 and torch.allclose(
+        grad[7], torch.tensor(1024 * (1 - 1 / 64)), rtol=5e-3
+    )
     assert torch.allclose(grad[8], torch.tensor(-1024 / 64), rtol=1e-3)
     hidden, weight = torch.zeros(512, 8, dtype=torch.bfloat16, requires_grad=True), torch.ones(1024, 8)
-    (grad,) = torch.autograd.grad(token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long))[0].sum(), hidden)
+    (grad,) = torch.autograd.grad(
+        token_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long))[0].sum(), hidden
+    )
     assert grad.abs().max() < 1e-3  # 1, then 512 chunks of -1/512 each: a bf16 sum would have stayed at 1
     assert entropy.requires_grad
     model = make_model().to(torch.bfloat16)
@@ -335,8 +429,9 @@ def test_rule_18_the_loader_takes_all_and_refuses_what_it_does_not_know(tmp_path
     raw = json.loads((tmp_path / "config.json").read_text())
     for change, named in (
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope.*supported: default, linear"),
-        ({"sliding_window": 128}, "sliding-window"), ({"model_type": "mamba"}, "mamba.*supported: llama, qwen2, qwen3"),
-    ):  # fmt: skip
+        ({"sliding_window": 128}, "sliding-window"),
+        ({"model_type": "mamba"}, "mamba.*supported: llama, qwen2, qwen3"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps(raw | change))
         with pytest.raises(ModelError, match=named):
             load_config(tmp_path)
@@ -388,17 +483,32 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     for name in ("make_sampler", "make_executor", "Tokenizer", "check_model"):
         monkeypatch.setattr(train_grpo, name, lambda *_: Fake())
     episode = lambda: Episode(Task("t", "source"), [1], [2, 3], [-1.0, -1.0], "stop")
-    monkeypatch.setattr(train_grpo, "rollout", lambda tasks, n, *_, **__: [[episode() for _ in range(n)] for _ in tasks])
+    monkeypatch.setattr(
+        train_grpo, "rollout", lambda tasks, n, *_, **__: [[episode() for _ in range(n)] for _ in tasks]
+    )
     monkeypatch.setattr(train_grpo, "update_policy", lambda *_: ([], 0.0))
     monkeypatch.setattr(train_grpo, "report", lambda *_: said.append("report"))
     monkeypatch.setattr(train_grpo, "summary", lambda *_: {})
     monkeypatch.setattr(train_grpo, "heldout", lambda *_, split, **__: said.append(f"measure {split}") or {})
-    train_grpo.main(train_grpo.Config(model="x", steps=2, prompts=2, group=2, eval_every=1, save_every=1), World())
+    train_grpo.main(
+        train_grpo.Config(model="x", steps=2, prompts=2, group=2, eval_every=1, save_every=1), World()
+    )
     order = [w for w in said if w in ("report", "save", "export") or w.startswith("measure")]
-    assert order == ["measure test", "report", "save", "measure dev", "report", "save", "export", "measure test"]
+    assert order == [
+        "measure test",
+        "report",
+        "save",
+        "measure dev",
+        "report",
+        "save",
+        "export",
+        "measure test",
+    ]
 
     row = json.loads(json.dumps(episode().row(3, "train")))
-    assert row["task_source"] == "source" and Verdict(**row["verdict"]) == episode().verdict == Verdict("no_code")
+    assert row["task_source"] == "source" and Verdict(**row["verdict"]) == episode().verdict == Verdict(
+        "no_code"
+    )
     assert {"step", "completion", "reward", "advantage", "finish_reason"} <= row.keys()
 
 

@@ -20,14 +20,24 @@ from nanotriton.weights import save_model
 FAMILIES = {
     "llama": dict(model_type="llama", num_key_value_heads=2),
     "qwen2": dict(model_type="qwen2", num_key_value_heads=1, attention_bias=True),
-    "qwen3": dict(model_type="qwen3", num_key_value_heads=2, head_dim=32, qk_norm=True, tie_word_embeddings=True),
+    "qwen3": dict(
+        model_type="qwen3", num_key_value_heads=2, head_dim=32, qk_norm=True, tie_word_embeddings=True
+    ),
 }
 
 
 def make_model(family: str = "llama", seed: int = 0, **changes) -> Transformer:
-    shape = dict(vocab_size=67, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=256)
+    shape = dict(
+        vocab_size=67,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+    )
     model = Transformer(ModelConfig(**{**shape, **FAMILIES[family], **changes})).init_weights(seed)
-    for name, parameter in model.named_parameters():  # away from uniform, and no bias or norm at its neutral value
+    # away from uniform, and no bias or norm at its neutral value
+    for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(hash_name(name)))
         parameter.data += 0.3 * noise if name.endswith("bias") else 0.1 * noise
     return model.requires_grad_(False)
@@ -43,7 +53,9 @@ def forward_logits(model: Transformer, ids: list[int]) -> torch.Tensor:
     return model(torch.tensor(ids), torch.arange(len(ids)), attend).float() @ model.head_weight.float().T
 
 
-def greedy(model: Transformer, prompt: list[int], max_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
+def greedy(
+    model: Transformer, prompt: list[int], max_tokens: int, stop: frozenset[int] = frozenset()
+) -> list[int]:
     ids: list[int] = []
     while len(ids) < max_tokens and not (ids and ids[-1] in stop):
         ids.append(int(forward_logits(model, prompt + ids)[-1].argmax()))
@@ -65,7 +77,12 @@ def test_greedy_equals_the_forward_without_a_cache(family, page_size):
     sampler = Sampler(model, kv_gib=0.05, page_size=page_size)
     groups = prompts(RAGGED)
     lengths = [1 + (5 * i) % 23 for i in range(len(groups))]
-    out = sampler.generate([Request(p, n=1 + i % 3, max_tokens=m, temperature=0) for i, (p, m) in enumerate(zip(groups, lengths))])
+    out = sampler.generate(
+        [
+            Request(p, n=1 + i % 3, max_tokens=m, temperature=0)
+            for i, (p, m) in enumerate(zip(groups, lengths))
+        ]
+    )
     for i, (prompt, length) in enumerate(zip(groups, lengths)):
         expected = greedy(model, prompt, length)
         assert [s.ids for s in out[i]] == [expected] * (1 + i % 3)
@@ -78,16 +95,23 @@ def test_from_one_to_64_requests():
     ids = prompts([1 + (7 * i) % 40 for i in range(64)])
     alone = [greedy(model, p, 6) for p in ids]
     for count in (1, 2, 63, 64):
-        out = Sampler(model, kv_gib=0.05, max_batch=24).generate([Request(p, max_tokens=6, temperature=0) for p in ids[:count]])
+        out = Sampler(model, kv_gib=0.05, max_batch=24).generate(
+            [Request(p, max_tokens=6, temperature=0) for p in ids[:count]]
+        )
         assert [s[0].ids for s in out] == alone[:count]
 
 
 def test_preemption_changes_nothing():
     model = make_model()
     ids = prompts([5, 8, 17, 3, 30, 12])
-    requests = [Request(p, n=4, max_tokens=40, temperature=t, seeds=[i * 10 + j for j in range(4)]) for i, p in enumerate(ids) for t in (0, 1)]
+    requests = [
+        Request(p, n=4, max_tokens=40, temperature=t, seeds=[i * 10 + j for j in range(4)])
+        for i, p in enumerate(ids)
+        for t in (0, 1)
+    ]
     roomy = Sampler(model, kv_gib=0.05, page_size=8)
-    tight = Sampler(model, kv_gib=20 * roomy.kv.page_bytes / 2**30, page_size=8)  # 19 pages; 12 groups of 4 need over 200
+    # 19 pages; 12 groups of 4 need over 200
+    tight = Sampler(model, kv_gib=20 * roomy.kv.page_bytes / 2**30, page_size=8)
     expected, got = roomy.generate(requests), tight.generate(requests)
     assert roomy.stats["preemptions"] == 0 and tight.stats["preemptions"] > 20
     for a, b in zip(expected, got):
@@ -100,15 +124,20 @@ def test_stop_ids_end_a_sample_and_are_kept():
     model = make_model()
     ids = prompts([4, 9, 20])
     stop = frozenset(range(0, 67, 5))
-    out = Sampler(model, kv_gib=0.05).generate([Request(p, n=2, max_tokens=30, temperature=0, stop_ids=stop) for p in ids])
+    out = Sampler(model, kv_gib=0.05).generate(
+        [Request(p, n=2, max_tokens=30, temperature=0, stop_ids=stop) for p in ids]
+    )
     for prompt, group in zip(ids, out):
         expected = greedy(model, prompt, 30, stop)
         for sample in group:
             assert sample.ids == expected
             assert sample.finish_reason == ("stop" if expected[-1] in stop else "length")
     assert any(s.finish_reason == "stop" for group in out for s in group)
-    last = Sampler(model, kv_gib=0.05).generate([Request(ids[0], max_tokens=1, temperature=0, stop_ids=frozenset(range(67)))])
-    assert (len(last[0][0].ids), last[0][0].finish_reason) == (1, "stop")  # at the limit, an end token is still a stop
+    last = Sampler(model, kv_gib=0.05).generate(
+        [Request(ids[0], max_tokens=1, temperature=0, stop_ids=frozenset(range(67)))]
+    )
+    # at the limit, an end token is still a stop
+    assert (len(last[0][0].ids), last[0][0].finish_reason) == (1, "stop")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -116,14 +145,18 @@ def test_stop_ids_end_a_sample_and_are_kept():
 def test_logprobs_equal_the_trainers(family, temperature):
     model = make_model(family)
     requests = [Request(p, n=3, max_tokens=30, temperature=temperature) for p in prompts(RAGGED)]
-    for request, group in zip(requests, Sampler(model, kv_gib=0.05, valid_vocab=60, page_size=8).generate(requests)):
+    for request, group in zip(
+        requests, Sampler(model, kv_gib=0.05, valid_vocab=60, page_size=8).generate(requests)
+    ):
         for sample in group:
             assert max(sample.ids) < 60
             ids = request.prompt_ids + sample.ids
             attend = packed(torch.tensor([0, len(ids)], dtype=torch.int32), len(ids))
             hidden = model(torch.tensor(ids), torch.arange(len(ids)), attend)
             hidden = hidden[len(request.prompt_ids) - 1 : -1]  # the state that predicts each sampled token
-            logp, _ = token_logprobs(hidden, model.head_weight, torch.tensor(sample.ids), temperature=temperature, valid_vocab=60)
+            logp, _ = token_logprobs(
+                hidden, model.head_weight, torch.tensor(sample.ids), temperature=temperature, valid_vocab=60
+            )
             assert sample.logprobs == pytest.approx(logp.tolist(), abs=1e-5)
 
 
@@ -131,9 +164,16 @@ class Eager(Graphs):
     """Graphs whose replay is the step itself: padding, tables and late reading without a GPU."""
 
     def __init__(self, sampler: Sampler):
-        self.step, self.max_batch, self.page_size, self.device = sampler.step, sampler.max_batch, sampler.page_size, sampler.device
+        self.step, self.max_batch, self.page_size, self.device = (
+            sampler.step,
+            sampler.max_batch,
+            sampler.page_size,
+            sampler.device,
+        )
         self.per_tile, self.captured = sampler.per_tile, {}
-        self.tail_table, self.prefix_table = torch.full((2, self.max_batch + 1, sampler.width), -1, dtype=torch.int32)
+        self.tail_table, self.prefix_table = torch.full(
+            (2, self.max_batch + 1, sampler.width), -1, dtype=torch.int32
+        )
 
     def _capture(self, layout):
         buffer = torch.empty(layout.size, dtype=torch.uint8)
@@ -142,7 +182,9 @@ class Eager(Graphs):
 
         def replay():
             self.tail_table[x.slot, (x.tail_len.long() - 1) // self.page_size] = x.page
-            for kept, new in zip((tokens, logprobs), self.step(x, self.tail_table.clamp(min=0), self.prefix_table.clamp(min=0))):
+            for kept, new in zip(
+                (tokens, logprobs), self.step(x, self.tail_table.clamp(min=0), self.prefix_table.clamp(min=0))
+            ):
                 kept.copy_(new)
 
         return layout, buffer, SimpleNamespace(replay=replay), tokens, logprobs
@@ -151,14 +193,22 @@ class Eager(Graphs):
 @pytest.mark.parametrize("pages", [20, 60, 1000])
 def test_graph_steps_are_the_same_steps(pages, monkeypatch):
     """What a GPU does around the kernels: buckets, padding rows, device tables, and a host that reads two steps late."""
-    monkeypatch.setattr(graphs, "reader", lambda tokens, logprobs: lambda a=tokens.tolist(), b=logprobs.tolist(): (a, b))
+    monkeypatch.setattr(
+        graphs, "reader", lambda tokens, logprobs: lambda a=tokens.tolist(), b=logprobs.tolist(): (a, b)
+    )
     model = make_model()
     rng = random.Random(pages)
     requests = [
-        Request(p, n=rng.randint(1, 5), max_tokens=rng.randint(1, 40), temperature=rng.choice([0, 1]), stop_ids=frozenset([rng.randrange(67)]),
-                top_k=rng.choice([0, 0, 9]))
+        Request(
+            p,
+            n=rng.randint(1, 5),
+            max_tokens=rng.randint(1, 40),
+            temperature=rng.choice([0, 1]),
+            stop_ids=frozenset([rng.randrange(67)]),
+            top_k=rng.choice([0, 0, 9]),
+        )
         for p in prompts([rng.randint(1, 30) for _ in range(12)])
-    ]  # fmt: skip
+    ]
     for request in requests:
         request.seeds = [rng.randrange(2**63) for _ in range(request.n)]
     expected = Sampler(model, kv_gib=0.05).generate(requests)
@@ -176,14 +226,18 @@ def test_graph_steps_are_the_same_steps(pages, monkeypatch):
 def chi_square_z(counts: torch.Tensor, expected: torch.Tensor) -> float:
     """How many standard deviations a chi-square statistic is above its mean (Wilson-Hilferty); cells under 5 are pooled."""
     small = expected < 5
-    counts, expected = (torch.cat([x[~small], x[small].sum()[None]]) for x in (counts.double(), expected.double()))
+    counts, expected = (
+        torch.cat([x[~small], x[small].sum()[None]]) for x in (counts.double(), expected.double())
+    )
     counts, expected = counts[expected > 0], expected[expected > 0]
     freedom = len(expected) - 1
     statistic = float(((counts - expected) ** 2 / expected).sum())
     return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
 
 
-@pytest.mark.parametrize("temperature, top_k, top_p", [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.6)])
+@pytest.mark.parametrize(
+    "temperature, top_k, top_p", [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.6)]
+)
 def test_samples_follow_the_exact_distribution(temperature, top_k, top_p):
     model, prompt, n = make_model(), prompts([9])[0], 4000
     request = Request(prompt, n=n, max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -207,7 +261,9 @@ def test_samples_follow_the_exact_distribution(temperature, top_k, top_p):
 
 def test_a_groups_samples_are_independent_from_the_first_token_on():
     model, n = make_model(vocab_size=11), 3000
-    out = Sampler(model, kv_gib=0.05, seed=3).generate([Request([1, 2, 3], n=2, max_tokens=3) for _ in range(n)])
+    out = Sampler(model, kv_gib=0.05, seed=3).generate(
+        [Request([1, 2, 3], n=2, max_tokens=3) for _ in range(n)]
+    )
     for position in range(3):
         pairs = torch.zeros(11, 11)
         for first, second in out:
@@ -229,7 +285,8 @@ def test_seeds_decide_however_requests_are_batched_or_spread():
         mine = list(range(rank, len(ids), 2))[::-1]
         out = Sampler(model, kv_gib=0.05).generate([requests[i] for i in mine])
         assert [[s.ids for s in group] for group in out] == [together[i] for i in mine]
-    one = Request(ids[1], n=1, max_tokens=20, temperature=0.9, seeds=[seeds[1][2]])  # a sample of a group, drawn alone
+    # a sample of a group, drawn alone
+    one = Request(ids[1], n=1, max_tokens=20, temperature=0.9, seeds=[seeds[1][2]])
     assert small.generate([one])[0][0].ids == together[1][2]
 
 
@@ -261,8 +318,12 @@ def test_an_error_in_the_callback_leaves_a_usable_sampler():
     with pytest.raises(KeyboardInterrupt):
         sampler.generate([Request([1, 2, 3], n=3, max_tokens=4)], on_finish=fail)
     with pytest.raises(RuntimeError, match="while generate is running"):
-        sampler.generate([Request([1], max_tokens=1)], on_finish=lambda s: sampler.update_weights(sampler.model))
-    assert sampler.generate([Request([1, 2, 3], max_tokens=4, temperature=0)])[0][0].ids == greedy(sampler.model, [1, 2, 3], 4)
+        sampler.generate(
+            [Request([1], max_tokens=1)], on_finish=lambda s: sampler.update_weights(sampler.model)
+        )
+    assert sampler.generate([Request([1, 2, 3], max_tokens=4, temperature=0)])[0][0].ids == greedy(
+        sampler.model, [1, 2, 3], 4
+    )
 
 
 def test_update_weights_is_the_new_model_at_the_old_addresses():
@@ -338,7 +399,10 @@ def test_nothing_grows_over_rounds_of_generate_and_update():
 def test_a_thousand_requests_that_need_ten_times_the_cache():
     model = make_model(num_hidden_layers=1, hidden_size=32)
     rng = random.Random(0)
-    requests = [Request([rng.randrange(67) for _ in range(rng.randint(1, 30))], max_tokens=rng.randint(1, 20)) for _ in range(1000)]
+    requests = [
+        Request([rng.randrange(67) for _ in range(rng.randint(1, 30))], max_tokens=rng.randint(1, 20))
+        for _ in range(1000)
+    ]
     tokens = sum(len(r.prompt_ids) + r.max_tokens for r in requests)
     page = Sampler(model, kv_gib=0.05, page_size=8).kv.page_bytes
     sampler = Sampler(model, kv_gib=(tokens // 80 + 1) * page / 2**30, page_size=8)
@@ -364,7 +428,9 @@ def test_the_command_continues_text_and_ids(folder, capsys):
     main([str(folder), "--prompt", "hello", "--max-tokens", "12", "--json"])
     out = json.loads(capsys.readouterr().out)
     ids = [7, 4, 11, 11, 14]
-    expected = Sampler(make_model(), valid_vocab=60).generate([Request(ids, max_tokens=12, temperature=0, stop_ids=frozenset([59]))])[0][0]
+    expected = Sampler(make_model(), valid_vocab=60).generate(
+        [Request(ids, max_tokens=12, temperature=0, stop_ids=frozenset([59]))]
+    )[0][0]
     assert out["ids"] == expected.ids and out["finish_reason"] == expected.finish_reason
     assert out["logprobs"] == pytest.approx(expected.logprobs, abs=1e-5)
     assert len(out["text"]) == len([i for i in expected.ids if i != 59])
@@ -372,7 +438,22 @@ def test_the_command_continues_text_and_ids(folder, capsys):
     assert capsys.readouterr().out == out["text"] + "\n"
     seeds = []
     for seed in ("1", "1", "2"):
-        main([str(folder), "--prompt", "hello", "--max-tokens", "12", "--temperature", "1", "--seed", seed, "--dtype", "bf16", "--json"])
+        main(
+            [
+                str(folder),
+                "--prompt",
+                "hello",
+                "--max-tokens",
+                "12",
+                "--temperature",
+                "1",
+                "--seed",
+                seed,
+                "--dtype",
+                "bf16",
+                "--json",
+            ]
+        )
         seeds.append(json.loads(capsys.readouterr().out)["ids"])
     assert seeds[0] == seeds[1] != seeds[2]
 
@@ -404,4 +485,8 @@ def test_bad_usage_is_one_line_and_exit_2(arguments, message, folder, capsys):
 def test_a_missing_folder_is_one_line_and_exit_2(capsys):
     with pytest.raises(SystemExit) as error:
         main(["no-such-folder", "--prompt", "a"])
-    assert error.value.code == 2 and capsys.readouterr().err == "error: no-such-folder: no such folder; a Hugging Face folder or a hub id, owner/name, is expected\n"
+    assert (
+        error.value.code == 2
+        and capsys.readouterr().err
+        == "error: no-such-folder: no such folder; a Hugging Face folder or a hub id, owner/name, is expected\n"
+    )

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import sandbox
-from nanotriton.executor.candidate import Job
-from nanotriton.executor.compiler import compile_kernel
-from nanotriton.executor.plan import Kernel
-from nanotriton.executor.process import confinement
-from nanotriton.executor.signature import signature
+from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.gpu.compiler import compile_kernel
+from nanotriton.executor.judge.job import Job
+from nanotriton.executor.judge.process import confinement
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.plan.plan import Kernel
+from nanotriton.plan.signature import signature
 from nanotriton.tasks.task import Task
 from tests.test_compile_servers import GOOD
 
@@ -60,14 +61,22 @@ def test_own_folder_is_readable_and_not_writable(tmp_path):
     assert confined(tmp_path, Path("new").touch, write=True) is None
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/self/maps", "/tmp", "/root", "/dev/shm", "/sys", "/home", __file__])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "/proc/self/maps", "/tmp", "/root", "/dev/shm", "/sys", "/home", __file__]
+)
 def test_other_files_are_not_there(tmp_path, path):
-    assert confined(tmp_path, lambda: os.listdir(path) if os.path.isdir(path) else Path(path).read_text()) in ("PermissionError", "FileNotFoundError")
+    assert confined(
+        tmp_path, lambda: os.listdir(path) if os.path.isdir(path) else Path(path).read_text()
+    ) in ("PermissionError", "FileNotFoundError")
 
 
 def test_files_of_others_cannot_be_written(tmp_path):
     (tmp_path / "precious").write_text("kept")
-    for attempt in (lambda: (tmp_path / "precious").write_text(""), (tmp_path / "precious").unlink, lambda: os.mkdir("/tmp/nanotriton-x")):
+    for attempt in (
+        lambda: (tmp_path / "precious").write_text(""),
+        (tmp_path / "precious").unlink,
+        lambda: os.mkdir("/tmp/nanotriton-x"),
+    ):
         assert confined(tmp_path, attempt, write=True) == "PermissionError"
     assert (tmp_path / "precious").read_text() == "kept"
 
@@ -104,7 +113,9 @@ def raise_limit():
     resource.setrlimit(resource.RLIMIT_AS, (1 << 50, 1 << 50))
 
 
-@pytest.mark.parametrize("attempt", [network, unix_socket, os.fork, subprocess_run, spawn, lambda: os.execv("/bin/true", ["true"])])
+@pytest.mark.parametrize(
+    "attempt", [network, unix_socket, os.fork, subprocess_run, spawn, lambda: os.execv("/bin/true", ["true"])]
+)
 def test_no_network_no_fork_no_exec(tmp_path, attempt):
     assert confined(tmp_path, attempt) == "PermissionError"
 
@@ -118,12 +129,22 @@ def test_no_signal_to_anyone_else(tmp_path):
 @pytest.mark.parametrize(
     "number, args",
     {
-        "vfork": (58, ()), "ptrace": (101, (16, os.getppid(), 0, 0)), "process_vm_readv": (310, (os.getppid(), 0, 0, 0, 0, 0)),
-        "pidfd_open": (434, (os.getppid(), 0)), "unshare": (272, (0x10000000,)), "bpf": (321, (0, 0, 0)), "io_uring_setup": (425, (1, 0)),
-        "memfd_create": (319, (b"x", 0)), "shmget": (29, (1, 4096, 0o1777)), "setsid": (112, ()), "keyctl": (250, (0, 0, 0)),
-        "prctl(PR_SET_PDEATHSIG, 0)": (157, (1, 0, 0, 0, 0)), "userfaultfd": (323, (0,)), "perf_event_open": (298, (0, 0, 0, 0, 0)),
+        "vfork": (58, ()),
+        "ptrace": (101, (16, os.getppid(), 0, 0)),
+        "process_vm_readv": (310, (os.getppid(), 0, 0, 0, 0, 0)),
+        "pidfd_open": (434, (os.getppid(), 0)),
+        "unshare": (272, (0x10000000,)),
+        "bpf": (321, (0, 0, 0)),
+        "io_uring_setup": (425, (1, 0)),
+        "memfd_create": (319, (b"x", 0)),
+        "shmget": (29, (1, 4096, 0o1777)),
+        "setsid": (112, ()),
+        "keyctl": (250, (0, 0, 0)),
+        "prctl(PR_SET_PDEATHSIG, 0)": (157, (1, 0, 0, 0, 0)),
+        "userfaultfd": (323, (0,)),
+        "perf_event_open": (298, (0, 0, 0, 0, 0)),
     }.values(),
-)  # fmt: skip
+)
 def test_system_calls_are_refused(tmp_path, number, args):
     def attempt():
         import ctypes
@@ -229,18 +250,21 @@ def test_cuda_gets_a_unix_socket_to_listen_on_and_no_other(tmp_path):
 @pytest.mark.skipif(not shutil.which("gcc"), reason="no C compiler")
 def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
     """What process mode on CUDA does before the first launch: a C extension by the C compiler, and a cubin by ptxas."""
-    source = "#include <Python.h>\nstatic struct PyModuleDef d = {PyModuleDef_HEAD_INIT, \"stub\", 0, -1, 0};\nPyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&d); }"
+    source = '#include <Python.h>\nstatic struct PyModuleDef d = {PyModuleDef_HEAD_INIT, "stub", 0, -1, 0};\nPyMODINIT_FUNC PyInit_stub(void) { return PyModule_Create(&d); }'
 
     def build():
         from triton.runtime.build import _build
 
         Path("stub.c").write_text(source)
         path = _build("stub", "stub.c", ".", [], [], [], [])
-        cubin = compile_kernel(Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"]))).cubin
+        cubin = compile_kernel(
+            Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"])),
+            DEFAULT,
+        ).cubin
         return os.path.basename(path).split(".")[0], len(cubin) > 0
 
     task = Task("task", "")
-    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), "cuda", 1 << 20)
+    limits, options = confinement(Job(0, task, "", "none", 60.0, 4 * GIB), 1 << 20)
     assert confined(tmp_path, build, limits, **options) == ["stub", True]
 
 
@@ -248,7 +272,7 @@ def test_references_to_what_a_fork_finds_are_not_counted():
     """Where Python has immortal objects (3.12); a new object's are counted as ever."""
     code = """
 import sys
-from nanotriton.executor import sandbox
+from nanotriton.executor.sandbox import sandbox
 old = [object()]
 sandbox.stop_counting_references()
 new = [object()]

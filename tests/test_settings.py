@@ -1,4 +1,4 @@
-"""What a task sets globally is active for its own code, and for nobody else's: the judge's, the next task's."""
+"""What a task sets globally is active for its own code and for nobody else's."""
 
 import json
 import sys
@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanotriton.executor import probe, settings
-from nanotriton.executor.patches import shared
-from nanotriton.executor.reference import Reference
+from nanotriton.executor.common import probe
+from nanotriton.executor.judge import settings
+from nanotriton.executor.judge.patches import shared
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.tasks.task import Task
 
 HEAD = """
@@ -19,14 +20,18 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.backends.cuda import matmul
+from torch.nn.modules import module as hooks
+from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import deterministic
 """
 # What a task may do -> what shows it.
 KEPT = {
     "torch.set_default_dtype(torch.bfloat16)": "torch.get_default_dtype()",
     "torch.set_num_threads(torch.get_num_threads() + 1)": "torch.get_num_threads()",
     "torch.set_float32_matmul_precision('medium')": "torch.get_float32_matmul_precision()",
-    "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False": "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False": "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "matmul.allow_fp16_reduced_precision_reduction = False": "matmul.allow_fp16_reduced_precision_reduction",
+    "matmul.allow_bf16_reduced_precision_reduction = False": "matmul.allow_bf16_reduced_precision_reduction",
     "torch.backends.cudnn.benchmark = True": "torch.backends.cudnn.benchmark",
     "torch.backends.cudnn.deterministic = True": "torch.backends.cudnn.deterministic",
     "torch.backends.cudnn.allow_tf32 = False": "torch.backends.cudnn.allow_tf32",
@@ -35,7 +40,7 @@ KEPT = {
     "torch.backends.cuda.enable_math_sdp(False)": "torch.backends.cuda.math_sdp_enabled()",
     "torch.backends.mha.set_fastpath_enabled(False)": "torch.backends.mha.get_fastpath_enabled()",
     "torch.use_deterministic_algorithms(True, warn_only=True)": "torch.get_deterministic_debug_mode()",
-    "torch.utils.deterministic.fill_uninitialized_memory = False": "torch.utils.deterministic.fill_uninitialized_memory",
+    "deterministic.fill_uninitialized_memory = False": "deterministic.fill_uninitialized_memory",
     "torch.set_autocast_enabled('cpu', True)": "torch.is_autocast_enabled('cpu')",
     "torch.set_flush_denormal(True)": "float('1e-320') * 1.0",
     "os.environ['A_TASKS_OWN'] = '1'": "os.environ.get('A_TASKS_OWN')",
@@ -58,8 +63,8 @@ UNDONE = {
     "torch.set_default_device('meta')": "torch.get_default_device()",
     "torch.set_grad_enabled(False)": "torch.is_grad_enabled()",
     "torch.autograd.set_detect_anomaly(True)": "torch.is_anomaly_enabled()",
-    "MODE = torch.overrides.BaseTorchFunctionMode(); MODE.__enter__()": "torch.overrides._get_current_function_mode_stack()",
-    "nn.modules.module.register_module_forward_hook(lambda *_: None)": "dict(nn.modules.module._global_forward_hooks)",
+    "MODE = BaseTorchFunctionMode(); MODE.__enter__()": "_get_current_function_mode_stack()",
+    "hooks.register_module_forward_hook(lambda *_: None)": "dict(hooks._global_forward_hooks)",
     "torch.set_printoptions(precision=1)": "torch._tensor_str.PRINT_OPTS.precision",
     "torch.set_warn_always(True)": "torch.is_warn_always_enabled()",
     "np.set_printoptions(precision=1)": "np.get_printoptions()",
@@ -76,8 +81,10 @@ GENERATORS = "[torch.get_rng_state().tolist(), str(np.random.get_state()), rando
 
 
 def task(at: str = "", forward: str = "return torch.tanh(x)", name: str = "task", **places: str) -> Task:
-    """A task of KernelBench's form, with statements at its top, in its constructor, in get_inputs or before the rest of forward."""
-    lines = {place: textwrap.indent(places.get(place, "pass"), "        ") for place in ("constructor", "before")}
+    """A task with statements at its top, in its constructor, in get_inputs or before forward's last."""
+    lines = {
+        place: textwrap.indent(places.get(place, "pass"), "        ") for place in ("constructor", "before")
+    }
     return Task(name, f"""{HEAD}
 {at}
 class Model(nn.Module):
@@ -104,32 +111,42 @@ def shown(probes: dict[str, str]) -> dict[str, str]:
     return {change: repr(eval(probe, names)) for change, probe in probes.items()}
 
 
+def recorded(changes: dict[str, str]) -> str:
+    """Statements that make each change and note what it shows then."""
+    made = [f"{change}\nSEEN[{change!r}] = repr({probe})" for change, probe in changes.items()]
+    return "\n".join(made)
+
+
 @pytest.mark.parametrize("place", ["at", "constructor", "inputs", "before"])
 def test_all_that_a_task_sets_is_undone(place):
     changes = KEPT | (UNDONE if place == "at" else {})
     before = shown(changes)
-    body = "\n".join([f"SEEN = {{}}\n{HEAD}" if place == "at" else "", *(f"{change}\nSEEN[{change!r}] = repr({probe})" for change, probe in changes.items())])
     if place == "at":
-        reference = Reference(task(body))
+        reference = Reference(task(f"SEEN = {{}}\n{recorded(changes)}"))
     else:
-        reference = Reference(task("SEEN = {}", **{place: body}))
+        reference = Reference(task("SEEN = {}", **{place: recorded(changes)}))
     after, seen = shown(changes), reference.names["SEEN"]
-    assert [change for change in changes if seen[change] == before[change]] == []  # or this would test nothing
+    assert [change for change in changes if seen[change] == before[change]] == []  # or this tests nothing
     assert {change: after[change] for change in changes if after[change] != before[change]} == {}
 
 
 def test_a_task_finds_what_it_has_set_whenever_its_code_runs():
     setting = "\n".join(KEPT)
-    look = "\n".join(f"LATER[{change!r}] = repr({probe})" for change, probe in KEPT.items())
-    reference = Reference(task(f"{setting}\nSEEN = {{}}\nLATER = SEEN\n{look}\nLATER = {{}}", before=look, inputs=look))
-    seen = reference.names["SEEN"]
-    for run in (lambda: reference.inputs("plain", 1), lambda: reference.run([torch.ones(3)], 1), lambda: reference.exactly("plain", 1, 1)):
-        before = shown(KEPT)
-        reference.names["LATER"].clear()
+    look = "\n".join(f"SEEN[{change!r}] = repr({probe})" for change, probe in KEPT.items())
+    reference = Reference(task(f"{setting}\nSEEN = {{}}\n{look}", before=look, inputs=look))
+    seen = dict(reference.names["SEEN"])
+    before = shown(KEPT)
+    for run in (
+        lambda: reference.inputs("plain", 1),
+        lambda: reference.run([torch.ones(3)], 1),
+        lambda: reference.answer("plain", 1, 1),
+    ):
+        reference.names["SEEN"].clear()
         run()
-        later = reference.names["LATER"]
-        differs = {c: (later[c], seen[c]) for c in KEPT if later[c] != seen[c] and "set_default_dtype" not in c}  # float64, in the last
-        assert differs == {}
+        later = dict(reference.names["SEEN"])
+        for change in KEPT:
+            if "set_default_dtype" not in change:  # in the float64 answer it is that
+                assert later[change] == seen[change], change
         assert shown(KEPT) == before
 
 
@@ -141,26 +158,31 @@ def test_what_a_task_patches_counts_for_itself_alone():
 
 
 def test_each_task_imports_its_own_helper(tmp_path):
-    for factor in ("2", "5"):
-        (tmp_path / factor).mkdir()
-        (tmp_path / factor / "helper_of_a_task.py").write_text(f"FACTOR = {factor}")
-    tasks = [task(f"sys.path.insert(0, {str(tmp_path / f)!r})\nimport helper_of_a_task", f"return {c}helper_of_a_task.FACTOR * x.tanh()") for f, c in zip("25", ("", "1 * "))]
-    two, five = map(Reference, tasks)
-    assert [r.run([torch.ones(())], 1) / torch.ones(()).tanh() for r in (two, five, two)] == [2, 5, 2]
+    loaded = []
+    for factor in "25":
+        folder = tmp_path / factor
+        folder.mkdir()
+        (folder / "helper_of_a_task.py").write_text(f"FACTOR = {factor}")
+        imports = f"sys.path.insert(0, {str(folder)!r})\nimport helper_of_a_task"
+        loaded.append(Reference(task(imports, "return helper_of_a_task.FACTOR * x.tanh()")))
+    two, five = loaded
+    one = torch.ones(())
+    assert [r.run([one], 1) / one.tanh() for r in (two, five, two)] == [2, 5, 2]
     assert "helper_of_a_task" not in sys.modules
 
 
 def test_a_library_that_a_task_imports_first_stays():
     sys.modules.pop("this", None)
-    with open("/dev/null", "w") as null:
-        Reference(task(f"with contextlib.redirect_stdout(open({null.name!r}, 'w')):\n    import this"))
+    Reference(task("with contextlib.redirect_stdout(open(os.devnull, 'w')):\n    import this"))
     assert "this" in sys.modules
 
 
 def test_newer_flags_of_precision_that_contradict_older_ones_are_undone():
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         pytest.skip("this torch has no such flags")
-    Reference(task("torch.backends.cuda.matmul.fp32_precision = 'tf32'\ntorch.backends.fp32_precision = 'tf32'"))
+    Reference(
+        task("torch.backends.cuda.matmul.fp32_precision = 'tf32'\ntorch.backends.fp32_precision = 'tf32'")
+    )
     assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cuda.matmul.allow_tf32
     assert torch.backends.fp32_precision == "none"
 
@@ -180,12 +202,17 @@ def test_what_an_alarm_interrupted_is_undone_before_the_next_step():
 def test_a_worker_is_the_same_before_every_task(executors, tmp_path):
     """The state that a task finds, whole, before and after one that changes all of it."""
     executor = executors()
-    probes = sorted({*KEPT.values(), *UNDONE.values(), GENERATORS, "os.getpid()", "sorted(os.environ.items())"})
+    probes = sorted(
+        {*KEPT.values(), *UNDONE.values(), GENERATORS, "os.getpid()", "sorted(os.environ.items())"}
+    )
     text = f"STATE = {{name: repr(eval(name)) for name in {probes!r}}}\njson.dump(STATE, open(FILE, 'w'))"
     files = [tmp_path / name for name in ("before", "hostile", "after")]
     changes = "\n".join([*KEPT, *UNDONE, "random.random()\nnp.random.rand()\ntorch.randn(3)"])
     for file, hostile in zip(files, (False, True, False), strict=True):
-        executor.submit(task((changes if hostile else "") + f"\nFILE = {str(file)!r}\n{text}", name=file.name), probe.CANDIDATE).result()
+        executor.submit(
+            task((changes if hostile else "") + f"\nFILE = {str(file)!r}\n{text}", name=file.name),
+            probe.CANDIDATE,
+        ).result()
     before, changed, after = (json.loads(file.read_text()) for file in files)
     assert before["os.getpid()"] == after["os.getpid()"]
     assert {name for name in before if changed[name] == before[name]} == {"os.getpid()"}

@@ -118,7 +118,9 @@ def test_unfair_questions_are_not_asked(text):
     assert not is_fair(chain(text))
 
 
-@pytest.mark.parametrize("text", ["relu", "mul 3, softmax", "matmul, bias, gelu", "scale, square, mean", "norm, add 1, sin"])
+@pytest.mark.parametrize(
+    "text", ["relu", "mul 3, softmax", "matmul, bias, gelu", "scale, square, mean", "norm, add 1, sin"]
+)
 def test_fair_questions_are_asked(text):
     assert is_fair(chain(text))
 
@@ -140,7 +142,8 @@ def test_sizes_need_masks_and_stay_in_their_limits(size, most, most_tiled):
         tiled = task.meta["ops"][0] == "matmul"
         assert list(sizes) == (["rows", "inner", "cols"] if tiled else ["rows", "cols"])
         assert max(sizes.values()) <= (most_tiled if tiled else most)
-        assert sizes["cols"] % 2 and all(n % 2 for n in sizes.values() if tiled)  # so no multiple of any block
+        # so no multiple of any block
+        assert sizes["cols"] % 2 and all(n % 2 for n in sizes.values() if tiled)
 
 
 def test_solutions_are_complete_and_name_every_tensor(tasks):
@@ -196,7 +199,9 @@ def near_misses(task, rng):
         before, after = right[:i], right[i + 1 :]
         wrong += [("constant", [*before, (op, other), *after]) for other in op.constants if other != c]
         if op.kind in ("map", "row"):
-            other = rng.choice([o for o in OPS if o.kind == "map" and not o.operand and not o.constants and o is not op])
+            other = rng.choice(
+                [o for o in OPS if o.kind == "map" and not o.operand and not o.constants and o is not op]
+            )
             wrong += [("dropped", before + after), ("other", [*before, (other, ""), *after])]
         if after and {op.kind, after[0][0].kind} <= {"map", "row"}:
             wrong.append(("swapped", [*before, after[0], (op, c), *after[1:]]))

@@ -10,7 +10,14 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from nanotriton.model import ModelError
 from nanotriton.tokenizer import Tokenizer
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|eot_id|>", "<not a byte: ☃>"]
+SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_text|>",
+    "<|eot_id|>",
+    "<not a byte: ☃>",
+]
 TEXT = ["def f(x):\n    return x + 1\n", "the café, naïve 😀 text", "日本語のテキスト", "a b  c\t\n\n"] * 3
 
 
@@ -19,7 +26,10 @@ def write_byte_level(folder, **config):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=300,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(TEXT, trainer)
     return write(folder, backend, **config)
@@ -28,7 +38,9 @@ def write_byte_level(folder, **config):
 def write_byte_fallback(folder):
     """SentencePiece's style, as in Llama 2: spaces are a visible character, unknown characters are byte tokens."""
     pieces = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁the", "a", "b", "c", "é"]
-    backend = Backend(models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True))
+    backend = Backend(
+        models.BPE({p: i for i, p in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -145,7 +157,10 @@ NO_TOOLS = """{%- if tools %}{{ raise_exception('this model uses no tools') }}{%
 TEMPLATES = {"chatml": CHATML, "smollm2": SMOLLM2, "llama3": LLAMA3, "qwen3": QWEN3, "no_tools": NO_TOOLS}
 CHATS = [
     [{"role": "user", "content": "Write a Triton kernel.\n\n```python\nx = 1 < 2 & 'a' > \"b\"\n```\n"}],
-    [{"role": "system", "content": "  Be brief. <é>\n"}, {"role": "user", "content": "{{ 7 * 7 }} {% raw %}"}],
+    [
+        {"role": "system", "content": "  Be brief. <é>\n"},
+        {"role": "user", "content": "{{ 7 * 7 }} {% raw %}"},
+    ],
     [
         {"role": "system", "content": "S"},
         {"role": "user", "content": "one"},
@@ -159,7 +174,10 @@ CHATS = [
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_render_as_transformers_does(tmp_path, name):
     transformers = pytest.importorskip("transformers")
-    tokens = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|im_end|>", "__type": "AddedToken"}}
+    tokens = {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": {"content": "<|im_end|>", "__type": "AddedToken"},
+    }
     folder = write_byte_level(tmp_path, chat_template=TEMPLATES[name], **tokens)
     ours, theirs = Tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     variables = [{}, {"enable_thinking": False}, {"enable_thinking": True}] if name == "qwen3" else [{}]
@@ -220,7 +238,8 @@ def test_streaming_is_byte_exact(tmp_path):
     for folder in (write_byte_level(tmp_path / "bytes"), write_byte_fallback(tmp_path / "fallback")):
         tokenizer = Tokenizer(folder)
         samples = [tokenizer.encode(text) for text in texts]
-        samples += [[rng.randrange(tokenizer.vocab_size) for _ in range(40)] for _ in range(50)]  # mostly no UTF-8 at all
+        # mostly no UTF-8 at all
+        samples += [[rng.randrange(tokenizer.vocab_size) for _ in range(40)] for _ in range(50)]
         for ids in samples:
             stream = tokenizer.stream()
             pieces = [stream.push(i) for i in ids]
@@ -270,8 +289,14 @@ def test_save_copies_the_files(tmp_path):
         (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer"),
         (lambda f: (f / "tokenizer.json").write_text("{"), "cannot read"),
         (lambda f: (f / "tokenizer_config.json").write_text("[1]"), "not a JSON object"),
-        (lambda f: (f / "tokenizer_config.json").write_text('{"eos_token": "<nope>"}'), "'<nope>' is not in the vocab"),
-        (lambda f: (f / "config.json").write_text('{"vocab_size": 299}'), "300 ids, the model's embedding only 299 rows"),
+        (
+            lambda f: (f / "tokenizer_config.json").write_text('{"eos_token": "<nope>"}'),
+            "'<nope>' is not in the vocab",
+        ),
+        (
+            lambda f: (f / "config.json").write_text('{"vocab_size": 299}'),
+            "300 ids, the model's embedding only 299 rows",
+        ),
     ],
 )
 def test_broken_folders_are_one_clear_line(tmp_path, break_it, message):

@@ -16,14 +16,31 @@ from nanotriton import config
 from nanotriton.run import launch
 
 ROOT = Path(__file__).parent.parent
-TINY = ["--sft-steps", "6", "--sft-examples", "300", "--steps", "2", "--prompts", "2", "--group", "2", "--resample", "1"]
+TINY = [
+    "--sft-steps",
+    "6",
+    "--sft-examples",
+    "300",
+    "--steps",
+    "2",
+    "--prompts",
+    "2",
+    "--group",
+    "2",
+    "--resample",
+    "1",
+]
 TINY += ["--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "16"]
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least():
     rates = [train_sft.learning_rate(step, 100, 4e-3, 0.1, 0.15) for step in range(100)]
     assert rates[:10] == pytest.approx([4e-4 * (i + 1) for i in range(10)]) and rates[10] == 4e-3
-    assert rates == rates[:10] + sorted(rates[10:], reverse=True) and rates[55] == pytest.approx(2e-3) and rates[-10:] == [6e-4] * 10
+    assert (
+        rates == rates[:10] + sorted(rates[10:], reverse=True)
+        and rates[55] == pytest.approx(2e-3)
+        and rates[-10:] == [6e-4] * 10
+    )
     assert train_sft.learning_rate(99, 100, 4e-3, 0.1) < 2e-6
 
 
@@ -38,7 +55,11 @@ def run(argv: list[str]) -> subprocess.CompletedProcess:
 
 def metrics(folder: Path) -> list[dict]:
     """Every row of both stages without its wall-clock times."""
-    rows = [json.loads(line) for name in ("sft/metrics.jsonl", "metrics.jsonl") for line in (folder / name).read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for name in ("sft/metrics.jsonl", "metrics.jsonl")
+        for line in (folder / name).read_text().splitlines()
+    ]
     for row in rows:
         row.pop("seconds")
     return rows
@@ -68,15 +89,37 @@ def straight(tmp_path_factory) -> Path:
 
 def test_one_command_trains_measures_and_leaves_a_trace(straight):
     summary = json.loads((straight / "summary.json").read_text())
-    assert {"heldout_before", "heldout_after", "greedy_before", "greedy_after", "seconds_sft", "seconds_grpo", "seed"} <= set(summary)
+    assert {
+        "heldout_before",
+        "heldout_after",
+        "greedy_before",
+        "greedy_after",
+        "seconds_sft",
+        "seconds_grpo",
+        "seed",
+    } <= set(summary)
     assert summary["heldout_samples"] == 8 and summary["seconds_sft"] > 0 and summary["seconds_grpo"] > 0
     assert (straight / "curves.png").read_bytes().startswith(b"\x89PNG")
     samples = [json.loads(line) for line in (straight / "samples.jsonl").read_text().splitlines()]
-    assert {s["split"] for s in samples} == {"train", "dev/success", "dev/greedy", "test/success", "test/greedy"}
-    assert sum(s["count"] for s in samples if s["split"] == "train") == 2 * 2 * 2 * 2  # no group has spread, so each has been replaced
+    assert {s["split"] for s in samples} == {
+        "train",
+        "dev/success",
+        "dev/greedy",
+        "test/success",
+        "test/greedy",
+    }
+    # no group has spread, so each has been replaced
+    assert sum(s["count"] for s in samples if s["split"] == "train") == 2 * 2 * 2 * 2
     steps = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
-    assert all(set(s["seconds"]) == {"sample", "reward", "wait", "logprobs", "backward", "optimizer", "sync"} for s in steps if s["stage"] == "grpo")
-    assert all(s["verdict"]["status"] and (s["verdict"]["message"] or s["verdict"]["status"] == "correct") for s in samples)
+    assert all(
+        set(s["seconds"]) == {"sample", "reward", "wait", "logprobs", "backward", "optimizer", "sync"}
+        for s in steps
+        if s["stage"] == "grpo"
+    )
+    assert all(
+        s["verdict"]["status"] and (s["verdict"]["message"] or s["verdict"]["status"] == "correct")
+        for s in samples
+    )
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert (straight / "model" / name).exists()
 
@@ -99,11 +142,21 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight
     assert f"holds a run with --lr {train_grpo.Config.lr}" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", *(pytest.param(how, marks=pytest.mark.slow) for how in ("kill worker", "kill agent"))])
+@pytest.mark.parametrize(
+    "how", ["ctrl-c", *(pytest.param(how, marks=pytest.mark.slow) for how in ("kill worker", "kill agent"))]
+)
 def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_process(straight, tmp_path, how):
     env = os.environ | {"NANOTRITON_TEST": str(tmp_path)}
     argv = command(tmp_path, torchrun=how != "ctrl-c")
-    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        argv,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     want = {"ctrl-c": "sft    3/6", "kill worker": "grpo    1/2", "kill agent": "grpo/test    0/2"}[how]
     for line in process.stdout:
         if want in line:
@@ -125,7 +178,9 @@ def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_proces
     done = run(command(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert metrics(tmp_path / "laptop") == metrics(straight)
-    assert (tmp_path / "laptop/model/model.safetensors").read_bytes() == (straight / "model/model.safetensors").read_bytes()
+    assert (tmp_path / "laptop/model/model.safetensors").read_bytes() == (
+        straight / "model/model.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(

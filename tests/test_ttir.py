@@ -36,7 +36,11 @@ def matmul(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
         a = tl.load(A + rm[:, None] * K + rk[None, :], mask=(rm[:, None] < M) & (rk[None, :] < K), other=0.0)
         b = tl.load(B + rk[:, None] * N + rn[None, :], mask=(rk[:, None] < K) & (rn[None, :] < N), other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
-    tl.store(C + rm[:, None] * N + rn[None, :], acc.to(C.dtype.element_ty), mask=(rm[:, None] < M) & (rn[None, :] < N))
+    tl.store(
+        C + rm[:, None] * N + rn[None, :],
+        acc.to(C.dtype.element_ty),
+        mask=(rm[:, None] < M) & (rn[None, :] < N),
+    )
 
 
 @pytest.mark.parametrize("m,n,k", [(50, 40, 70), (16, 16, 16), (33, 65, 17)])
@@ -51,12 +55,18 @@ def causal_attention(Q, K, V, O, T, D: tl.constexpr, BM: tl.constexpr, BN: tl.co
     start = tl.program_id(0) * BM
     rows, d = start + tl.arange(0, BM), tl.arange(0, D)
     q = tl.load(Q + rows[:, None] * D + d[None, :], mask=rows[:, None] < T, other=0.0)
-    best, norm, acc = tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32), tl.zeros((BM, D), tl.float32)
+    best, norm, acc = (
+        tl.full((BM,), -float("inf"), tl.float32),
+        tl.zeros((BM,), tl.float32),
+        tl.zeros((BM, D), tl.float32),
+    )
     for s in range(0, tl.minimum(start + BM, T), BN):  # another number of iterations in every program
         columns = s + tl.arange(0, BN)
         k = tl.load(K + columns[None, :] * D + d[:, None], mask=columns[None, :] < T, other=0.0)
         v = tl.load(V + columns[:, None] * D + d[None, :], mask=columns[:, None] < T, other=0.0)
-        score = tl.where(rows[:, None] >= columns[None, :], tl.dot(q, k, input_precision="ieee") / D**0.5, -float("inf"))
+        score = tl.where(
+            rows[:, None] >= columns[None, :], tl.dot(q, k, input_precision="ieee") / D**0.5, -float("inf")
+        )
         new = tl.maximum(best, tl.max(score, 1))
         p, scale = tl.exp(score - new[:, None]), tl.exp(best - new)
         norm, acc, best = norm * scale + tl.sum(p, 1), acc * scale[:, None], new
@@ -84,7 +94,9 @@ def ids(Y):
 def test_program_ids():
     y = torch.zeros(2, 3, 4, dtype=torch.int32)
     evaluate(ids, (4, 3, 2), y)
-    assert y.tolist() == [[[x + 10 * j + 100 * k + 2000 for x in range(4)] for j in range(3)] for k in range(2)]
+    assert y.tolist() == [
+        [[x + 10 * j + 100 * k + 2000 for x in range(4)] for j in range(3)] for k in range(2)
+    ]
 
 
 def test_many_programs_go_in_chunks():
@@ -182,7 +194,9 @@ def nested(Y, n):
 def test_nested_loops():
     y = torch.empty(5, dtype=torch.int32)
     evaluate(nested, (5,), y, 9)
-    assert y.tolist() == [3 + 22 + sum(i * j for i in range(p, 9, 2) for j in range(i) if (i + j) % 3 == 0) for p in range(5)]
+    assert y.tolist() == [
+        3 + 22 + sum(i * j for i in range(p, 9, 2) for j in range(i) if (i + j) % 3 == 0) for p in range(5)
+    ]
 
 
 @triton.jit(noinline=True)

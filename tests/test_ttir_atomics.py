@@ -17,13 +17,20 @@ def sums(X, I, Y, n, N: tl.constexpr):
     tl.atomic_add(Y + tl.load(I + o, mask=o < n), tl.load(X + o, mask=o < n), mask=o < n)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64]
+)
 def test_atomic_add(dtype):
     x = (data(100) * 4).to(dtype)
-    i, y = torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0), dtype=torch.int32), torch.zeros(8, dtype=dtype)
+    i, y = (
+        torch.randint(0, 8, (100,), generator=torch.Generator().manual_seed(0), dtype=torch.int32),
+        torch.zeros(8, dtype=dtype),
+    )
     evaluate(sums, (7,), x, i, y, 100, N=16)
     want = torch.zeros(8, dtype=torch.float64).index_add(0, i, x.double())
-    torch.testing.assert_close(y.double(), want, rtol=0, atol=40 * torch.finfo(dtype).eps * 8 if dtype.is_floating_point else 0)
+    torch.testing.assert_close(
+        y.double(), want, rtol=0, atol=40 * torch.finfo(dtype).eps * 8 if dtype.is_floating_point else 0
+    )
 
 
 @triton.jit
@@ -50,7 +57,13 @@ def test_other_atomics(op):
     y = torch.full((16,), 7, dtype=torch.int32)
     evaluate(atomics, (5,), x, y, N=16, OP=op)
     want = torch.full((16,), 7, dtype=torch.int32)
-    f = {"max": torch.maximum, "min": torch.minimum, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor}.get(op, lambda a, b: b)
+    f = {
+        "max": torch.maximum,
+        "min": torch.minimum,
+        "and": torch.bitwise_and,
+        "or": torch.bitwise_or,
+        "xor": torch.bitwise_xor,
+    }.get(op, lambda a, b: b)
     for row in x:
         want = f(want, row)
     assert torch.equal(y, want)
@@ -103,7 +116,14 @@ def test_programs_that_do_not_wait_for_each_other_are_not_run_together_backwards
     want = torch.arange(24, dtype=torch.int32).view(12, 2).flip(1).reshape(24) + 1
     together, apart = torch.zeros(24, dtype=torch.int32), torch.zeros(24, dtype=torch.int32)
     evaluate(partners, (24,), torch.zeros(24, dtype=torch.int32), together, torch.zeros(1, dtype=torch.int32))
-    evaluate(partners, (24,), torch.zeros(24, dtype=torch.int32), apart, torch.zeros(1, dtype=torch.int32), backwards=True)
+    evaluate(
+        partners,
+        (24,),
+        torch.zeros(24, dtype=torch.int32),
+        apart,
+        torch.zeros(1, dtype=torch.int32),
+        backwards=True,
+    )
     assert torch.equal(together, want) and (apart == 0).sum() == 12 and (apart == want).sum() == 12
 
 
@@ -167,7 +187,11 @@ def test_descriptors_from_the_host():
     x, y, memory = data(24, 16), torch.empty(24, 16), Memory()
     kernel = Kernel(lower(host_descriptor, ["tensordesc<fp32[8, 16]>", y], N=16))
     address = memory.add(x)
-    kernel.run((3,), [(address, (24, 16), (16, 1), "zero"), *(24, 16, 16, 1)[: len(kernel.signature) - 2], memory.add(y)], memory)
+    kernel.run(
+        (3,),
+        [(address, (24, 16), (16, 1), "zero"), *(24, 16, 16, 1)[: len(kernel.signature) - 2], memory.add(y)],
+        memory,
+    )
     assert torch.equal(x, y)
 
 
@@ -188,5 +212,3 @@ def test_block_pointers():
     x, y = data(20, 50), torch.empty(20)
     evaluate(block_pointers, (3,), x, y, 20, 50, BM=8, BN=16)
     torch.testing.assert_close(y, x.sum(1), rtol=1e-5, atol=1e-5)
-
-

@@ -70,21 +70,41 @@ def test_a_loop_whose_step_is_zero():
 
 
 def module(body: str, arguments: str = "%p: !tt.ptr<f32>") -> str:
-    return "module {\n  tt.func public @k(" + arguments + ") attributes {noinline = false} {" + body + "\n    tt.return\n  }\n}\n"
+    return (
+        "module {\n  tt.func public @k("
+        + arguments
+        + ") attributes {noinline = false} {"
+        + body
+        + "\n    tt.return\n  }\n}\n"
+    )
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "", "tt.func", "module {", "\0", "tt.func public @k(%p: !tt.ptr<f32>) {", module("\n    %x = arith.addi %y, %y : i32"),
-        module("\n    %x = arith.constant dense<1> : tensor<99999999999x8xi32>"), module("\n    %x = arith.constant dense<1> : tensor<0xi32>"),
-        module("\n    %x:99999999 = tt.split %p : i32"), module("\n    %x = tt.load %p : !tt.ptr<f64>"),
-        module("\n    %x = tt.make_range {end = 1000000000 : i32, start = 0 : i32} : tensor<4xi32>"), module("\n    cf.br ^bb7"),
-        module("\n" + "    scf.if %p {\n" * 100), module('\n    tt.print "' + "\\" * 1000), module("\n    %x = arith.constant 99e99999 : i32"),
-        module("\n    tt.call @k(%p) : (!tt.ptr<f32>) -> ()"), module("\n    tt.call @gone(%p) : (!tt.ptr<f32>) -> ()"),
-        module("\n    %x = arith.constant " + "9" * 5000 + " : i32"), "(" * 100_000, "{" * 100_000, module("\n    %x = tt.splat %p : !tt.ptr<f32> -> tensor<4xf32>"),
+        "",
+        "tt.func",
+        "module {",
+        "\0",
+        "tt.func public @k(%p: !tt.ptr<f32>) {",
+        module("\n    %x = arith.addi %y, %y : i32"),
+        module("\n    %x = arith.constant dense<1> : tensor<99999999999x8xi32>"),
+        module("\n    %x = arith.constant dense<1> : tensor<0xi32>"),
+        module("\n    %x:99999999 = tt.split %p : i32"),
+        module("\n    %x = tt.load %p : !tt.ptr<f64>"),
+        module("\n    %x = tt.make_range {end = 1000000000 : i32, start = 0 : i32} : tensor<4xi32>"),
+        module("\n    cf.br ^bb7"),
+        module("\n" + "    scf.if %p {\n" * 100),
+        module('\n    tt.print "' + "\\" * 1000),
+        module("\n    %x = arith.constant 99e99999 : i32"),
+        module("\n    tt.call @k(%p) : (!tt.ptr<f32>) -> ()"),
+        module("\n    tt.call @gone(%p) : (!tt.ptr<f32>) -> ()"),
+        module("\n    %x = arith.constant " + "9" * 5000 + " : i32"),
+        "(" * 100_000,
+        "{" * 100_000,
+        module("\n    %x = tt.splat %p : !tt.ptr<f32> -> tensor<4xf32>"),
     ],
-)  # fmt: skip
+)
 def test_malformed_text(code):
     with pytest.raises(TTIRError) as error:
         Kernel(code).run((1,), [0], Memory())
@@ -96,9 +116,15 @@ def test_mutations_raise_nothing_but_our_errors():
     rng = random.Random(0)
     tensors = [data(64), data(64, seed=1), torch.empty(64), torch.zeros(4, dtype=torch.int32)]
     a, b, c, i = tensors
-    kernels = [(softmax, [a, c, 50], {"BLOCK": 64}), (matmul, [a, b, c, 8, 8, 8], {"BM": 16, "BN": 16, "BK": 16}), (branches, [a, c, 5], {}),
-               (locked, [a, c, i], {}), (collatz, [i, i], {}), (early_return, [a, c, 4], {}),
-               (descriptors, [a, c, 4, 4], {"BM": 16, "BN": 16, "PADDING": "zero"})]  # fmt: skip
+    kernels = [
+        (softmax, [a, c, 50], {"BLOCK": 64}),
+        (matmul, [a, b, c, 8, 8, 8], {"BM": 16, "BN": 16, "BK": 16}),
+        (branches, [a, c, 5], {}),
+        (locked, [a, c, i], {}),
+        (collatz, [i, i], {}),
+        (early_return, [a, c, 4], {}),
+        (descriptors, [a, c, 4, 4], {"BM": 16, "BN": 16, "PADDING": "zero"}),
+    ]
     texts = [lower(kernel, args, locations=False, **constexprs) for kernel, args, constexprs in kernels]
     token = re.compile(r"%?[\w.]+|\S")
     outcomes = {}
@@ -115,13 +141,23 @@ def test_mutations_raise_nothing_but_our_errors():
             elif kind == 2:
                 lines.insert(i, lines[j])
             elif spots := list(token.finditer(lines[i])):
-                spot, other = rng.choice(spots), rng.choice(token.findall(code) + ["0", "-1", "99999999999999999999", "f64", "tensor<3xi1>"])
+                spot, other = (
+                    rng.choice(spots),
+                    rng.choice(
+                        token.findall(code) + ["0", "-1", "99999999999999999999", "f64", "tensor<3xi1>"]
+                    ),
+                )
                 lines[i] = lines[i][: spot.start()] + other + lines[i][spot.end() :]
         memory = Memory()
         try:
             kernel = Kernel("\n".join(lines))
             pointers = iter([memory.add(t) for t in tensors] * 9)
-            kernel.run((3,), [next(pointers) if t.elem == "ptr" else rng.choice([0, 5, 50]) for t in kernel.signature], memory, budget=3_000_000)
+            kernel.run(
+                (3,),
+                [next(pointers) if t.elem == "ptr" else rng.choice([0, 5, 50]) for t in kernel.signature],
+                memory,
+                budget=3_000_000,
+            )
             outcome = "ran"
         except TTIRError as error:
             outcome = type(error).__name__
@@ -162,7 +198,10 @@ def test_prints_do_nothing():
 
 
 def test_a_failed_assertion():
-    code = module('\n    %c = arith.cmpi eq, %n, %n : i32\n    %z = arith.cmpi ne, %n, %n : i32\n    tt.assert %c, "fine" : i1\n    tt.assert %z, "n differs" : i1', "%n: i32")
+    code = module(
+        '\n    %c = arith.cmpi eq, %n, %n : i32\n    %z = arith.cmpi ne, %n, %n : i32\n    tt.assert %c, "fine" : i1\n    tt.assert %z, "n differs" : i1',
+        "%n: i32",
+    )
     with pytest.raises(AssertionFailed, match="n differs"):
         Kernel(code).run((1,), [3], Memory())
 
@@ -170,7 +209,9 @@ def test_a_failed_assertion():
 @triton.jit
 def inline_asm(X, N: tl.constexpr):
     o = tl.arange(0, N)
-    x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1)
+    x = tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1
+    )
     tl.store(X + o, x)
 
 

@@ -55,7 +55,9 @@ def pointers_to_pointers(P, Y, N: tl.constexpr):
 def test_pointers_to_pointers():
     memory, xs, y = Memory(), [data(16, seed=s) for s in range(3)], torch.empty(3, 16)
     table = torch.tensor([memory.add(x) for x in xs])
-    Kernel(lower(pointers_to_pointers, ["**fp32", y], N=16)).run((3,), [memory.add(table), memory.add(y)], memory)
+    Kernel(lower(pointers_to_pointers, ["**fp32", y], N=16)).run(
+        (3,), [memory.add(table), memory.add(y)], memory
+    )
     assert torch.equal(y, torch.stack(xs))
 
 
@@ -85,10 +87,16 @@ def test_out_of_bounds():
     evaluate(shifted, (4,), x, y, 0, 60, N=16)
     with pytest.raises(OutOfBounds) as error:
         evaluate(shifted, (4,), x, y, 3, 60, N=16)
-    assert re.fullmatch(r"tt.load, line \d+: 3 of \d+ elements out of bounds: element 60 of X, which has 60 \(program \(3, 0, 0\)\)", str(error.value))
+    assert re.fullmatch(
+        r"tt.load, line \d+: 3 of \d+ elements out of bounds: element 60 of X, which has 60 \(program \(3, 0, 0\)\)",
+        str(error.value),
+    )
     with pytest.raises(OutOfBounds, match=r"element -1 of X, which has 60 \(program \(0, 0, 0\)\)"):
         evaluate(shifted, (4,), x, y, -1, 60, N=16)
-    with pytest.raises(OutOfBounds, match=r"tt.store.*: 16 of 80 elements out of bounds: element 64 of Y, which has 64 \(program \(4, 0, 0\)\)"):
+    with pytest.raises(
+        OutOfBounds,
+        match=r"tt.store.*: 16 of 80 elements out of bounds: element 64 of Y, which has 64 \(program \(4, 0, 0\)\)",
+    ):
         evaluate(shifted, (5,), x, y, 0, 60, N=16)
     with pytest.raises(OutOfBounds):  # into the next buffer is as far as the moon
         evaluate(shifted, (1,), x, y, 64, 60, N=16)
@@ -138,7 +146,9 @@ def test_races_are_seen_across_chunks(monkeypatch):
     monkeypatch.setattr("nanotriton.executor.ttir.kernel.CHUNK", 16)
     x, y = data(64), torch.empty(64)
     evaluate(overlapping, (4,), x, y, 16, N=16)
-    with pytest.raises(Race, match=r"program \(1, 0, 0\) and another program store different values to element 8 of Y"):
+    with pytest.raises(
+        Race, match=r"program \(1, 0, 0\) and another program store different values to element 8 of Y"
+    ):
         evaluate(overlapping, (4,), x, y, 8, N=16)
 
 
@@ -207,5 +217,3 @@ def test_aliased_arguments_are_one_buffer():
     x = data(64)
     with pytest.raises(Race):
         evaluate(shifted, (4,), x, x, 1, 60, N=16)
-
-

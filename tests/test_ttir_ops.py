@@ -90,8 +90,19 @@ def test_float_arithmetic(op, dtype):
     x, y = data(dtype), data(dtype, seed=1)
     x[:4] = torch.tensor([float("nan"), float("inf"), 0.0, 1.0])
     y[:4] = torch.tensor([1.0, float("-inf"), 0.0, float("nan")])
-    f = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div, "%": torch.fmod, "<": torch.lt, "<=": torch.le,
-         ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne}[op]  # fmt: skip
+    f = {
+        "+": torch.add,
+        "-": torch.sub,
+        "*": torch.mul,
+        "/": torch.div,
+        "%": torch.fmod,
+        "<": torch.lt,
+        "<=": torch.le,
+        ">": torch.gt,
+        ">=": torch.ge,
+        "==": torch.eq,
+        "!=": torch.ne,
+    }[op]
     if op in "+-*/%":
         z, want = torch.empty_like(x), f(x, y)
         if op == "/" and dtype in (torch.float16, torch.bfloat16):
@@ -127,9 +138,26 @@ def test_integer_arithmetic(op, dtype):
         if op == "//":
             return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
         if op == "%":
-            return int(math.fmod(a, b)) if abs(a) < 2**52 else a - b * (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))
-        return int({"+": a + b, "-": a - b, "*": a * b, "<<": a << (b & 63), ">>": a >> (b & 63), "&": a & b, "|": a | b,
-                    "^": a ^ b, "<": a < b, ">=": a >= b, "==": a == b}[op])  # fmt: skip
+            return (
+                int(math.fmod(a, b))
+                if abs(a) < 2**52
+                else a - b * (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1))
+            )
+        return int(
+            {
+                "+": a + b,
+                "-": a - b,
+                "*": a * b,
+                "<<": a << (b & 63),
+                ">>": a >> (b & 63),
+                "&": a & b,
+                "|": a | b,
+                "^": a ^ b,
+                "<": a < b,
+                ">=": a >= b,
+                "==": a == b,
+            }[op]
+        )
 
     out = torch.int32 if op in ("<", ">=", "==") else dtype
     z = torch.empty(N, dtype=out)
@@ -173,12 +201,18 @@ def more_functions(X, Y, OP: tl.constexpr, N: tl.constexpr):
 @pytest.mark.parametrize(
     "name,want",
     [
-        ("fma", lambda x: (x.double() * x.double() + x.double()).float()), ("clamp", lambda x: torch.where(x.isnan(), -1.0, x.clamp(-1, 2))),
-        ("clamp_nan", lambda x: x.clamp(-1, 2)), ("max_nan", lambda x: torch.maximum(x, torch.tensor(0.5))),
-        ("max", lambda x: torch.fmax(x, torch.tensor(0.5))), ("min", lambda x: torch.fmin(x, torch.tensor(0.5))),
-        ("div_rn", lambda x: 1 / x), ("sqrt_rn", torch.sqrt), ("sigmoid", torch.sigmoid), ("where", lambda x: torch.where(x > 0, x, 2 * x)),
+        ("fma", lambda x: (x.double() * x.double() + x.double()).float()),
+        ("clamp", lambda x: torch.where(x.isnan(), -1.0, x.clamp(-1, 2))),
+        ("clamp_nan", lambda x: x.clamp(-1, 2)),
+        ("max_nan", lambda x: torch.maximum(x, torch.tensor(0.5))),
+        ("max", lambda x: torch.fmax(x, torch.tensor(0.5))),
+        ("min", lambda x: torch.fmin(x, torch.tensor(0.5))),
+        ("div_rn", lambda x: 1 / x),
+        ("sqrt_rn", torch.sqrt),
+        ("sigmoid", torch.sigmoid),
+        ("where", lambda x: torch.where(x > 0, x, 2 * x)),
     ],
-)  # fmt: skip
+)
 def test_functions_of_the_language(name, want):
     x = data()
     x[0] = float("nan")
@@ -187,7 +221,9 @@ def test_functions_of_the_language(name, want):
     close(y, want(x))
 
 
-@pytest.mark.parametrize("name", ["exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "abs", "floor", "ceil"])
+@pytest.mark.parametrize(
+    "name", ["exp", "exp2", "log", "log2", "sin", "cos", "sqrt", "rsqrt", "erf", "abs", "floor", "ceil"]
+)
 def test_math(name):
     x = data(low=0.01 if name in ("log", "log2", "sqrt", "rsqrt") else -3.0)
     y = torch.empty_like(x)
@@ -196,18 +232,42 @@ def test_math(name):
 
 
 LIBDEVICE = {  # name: (reference in float64, low, high)
-    "tanh": (torch.tanh, -3, 3), "exp": (torch.exp, -3, 3), "expm1": (torch.expm1, -1, 1), "log1p": (torch.log1p, -0.9, 3),
-    "log10": (torch.log10, 0.1, 9), "erf": (torch.erf, -2, 2), "erfc": (torch.erfc, -2, 2), "erfinv": (torch.erfinv, -0.9, 0.9),
-    "lgamma": (torch.lgamma, 0.2, 9), "tgamma": (lambda x: torch.tensor([math.gamma(v) for v in x], dtype=torch.float64), -2.7, 5),
-    "asin": (torch.asin, -1, 1), "acos": (torch.acos, -1, 1), "atan": (torch.atan, -3, 3), "sinh": (torch.sinh, -3, 3),
-    "cosh": (torch.cosh, -3, 3), "asinh": (torch.asinh, -3, 3), "acosh": (torch.acosh, 1.1, 5), "atanh": (torch.atanh, -0.9, 0.9),
-    "cbrt": (lambda x: torch.tensor(np.cbrt(x.numpy())), -3, 3), "rcbrt": (lambda x: torch.tensor(1 / np.cbrt(x.numpy())), 0.5, 3),
-    "rsqrt": (torch.rsqrt, 0.1, 4), "sinpi": (lambda x: torch.sin(math.pi * x), -3, 3), "tan": (torch.tan, -1, 1),
-    "cyl_bessel_i0": (torch.special.i0, -2, 2), "j0": (torch.special.bessel_j0, -4, 4), "y1": (torch.special.bessel_y1, 0.5, 4),
-    "normcdf": (torch.special.ndtr, -2, 2), "normcdfinv": (torch.special.ndtri, 0.1, 0.9), "erfcx": (torch.special.erfcx, -1, 2),
-    "rint": (torch.round, -5, 5), "trunc": (torch.trunc, -5, 5), "round": (lambda x: torch.trunc(x + 0.5 * x.sign()), -5, 5),
-    "exp10": (lambda x: 10**x, -3, 3), "fast_expf": (torch.exp, -3, 3), "fast_sinf": (torch.sin, -3, 3),
-}  # fmt: skip
+    "tanh": (torch.tanh, -3, 3),
+    "exp": (torch.exp, -3, 3),
+    "expm1": (torch.expm1, -1, 1),
+    "log1p": (torch.log1p, -0.9, 3),
+    "log10": (torch.log10, 0.1, 9),
+    "erf": (torch.erf, -2, 2),
+    "erfc": (torch.erfc, -2, 2),
+    "erfinv": (torch.erfinv, -0.9, 0.9),
+    "lgamma": (torch.lgamma, 0.2, 9),
+    "tgamma": (lambda x: torch.tensor([math.gamma(v) for v in x], dtype=torch.float64), -2.7, 5),
+    "asin": (torch.asin, -1, 1),
+    "acos": (torch.acos, -1, 1),
+    "atan": (torch.atan, -3, 3),
+    "sinh": (torch.sinh, -3, 3),
+    "cosh": (torch.cosh, -3, 3),
+    "asinh": (torch.asinh, -3, 3),
+    "acosh": (torch.acosh, 1.1, 5),
+    "atanh": (torch.atanh, -0.9, 0.9),
+    "cbrt": (lambda x: torch.tensor(np.cbrt(x.numpy())), -3, 3),
+    "rcbrt": (lambda x: torch.tensor(1 / np.cbrt(x.numpy())), 0.5, 3),
+    "rsqrt": (torch.rsqrt, 0.1, 4),
+    "sinpi": (lambda x: torch.sin(math.pi * x), -3, 3),
+    "tan": (torch.tan, -1, 1),
+    "cyl_bessel_i0": (torch.special.i0, -2, 2),
+    "j0": (torch.special.bessel_j0, -4, 4),
+    "y1": (torch.special.bessel_y1, 0.5, 4),
+    "normcdf": (torch.special.ndtr, -2, 2),
+    "normcdfinv": (torch.special.ndtri, 0.1, 0.9),
+    "erfcx": (torch.special.erfcx, -1, 2),
+    "rint": (torch.round, -5, 5),
+    "trunc": (torch.trunc, -5, 5),
+    "round": (lambda x: torch.trunc(x + 0.5 * x.sign()), -5, 5),
+    "exp10": (lambda x: 10**x, -3, 3),
+    "fast_expf": (torch.exp, -3, 3),
+    "fast_sinf": (torch.sin, -3, 3),
+}
 
 
 @pytest.mark.parametrize("name", LIBDEVICE)
@@ -220,7 +280,16 @@ def test_libdevice(name):
     assert torch.allclose(y.double(), want, rtol=3e-6, atol=3e-6)
 
 
-@pytest.mark.parametrize("name,reference", [("pow", torch.pow), ("atan2", torch.atan2), ("hypot", torch.hypot), ("fmod", torch.fmod), ("copysign", torch.copysign)])
+@pytest.mark.parametrize(
+    "name,reference",
+    [
+        ("pow", torch.pow),
+        ("atan2", torch.atan2),
+        ("hypot", torch.hypot),
+        ("fmod", torch.fmod),
+        ("copysign", torch.copysign),
+    ],
+)
 def test_libdevice_of_two(name, reference):
     x, y = data(low=0.1), data(seed=1)
     z = torch.empty_like(x)
@@ -258,7 +327,16 @@ def cast(X, Y, N: tl.constexpr, BITCAST: tl.constexpr, ROUNDING: tl.constexpr):
     tl.store(Y + o, x.to(Y.dtype.element_ty, fp_downcast_rounding=ROUNDING, bitcast=BITCAST))
 
 
-CASTS = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64]
+CASTS = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+]
 
 
 @pytest.mark.parametrize("to", CASTS)
@@ -271,11 +349,17 @@ def test_casts(was, to):
 
 
 def test_bfloat16_rounds_to_nearest_even_and_keeps_its_specials():
-    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x00000001, -0x80000000], dtype=torch.int64)
+    bits = torch.tensor(
+        [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x00000001, -0x80000000],
+        dtype=torch.int64,
+    )
     x = bits.to(torch.int32).view(torch.float32)
     y = torch.empty(8, dtype=torch.bfloat16)
     evaluate(cast, (1,), x, y, N=8, BITCAST=False, ROUNDING=None)
-    assert torch.equal(y.view(torch.int16)[x == x], x.to(torch.bfloat16).view(torch.int16)[x == x]) and y[5].isnan()
+    assert (
+        torch.equal(y.view(torch.int16)[x == x], x.to(torch.bfloat16).view(torch.int16)[x == x])
+        and y[5].isnan()
+    )
 
 
 def test_rounding_toward_zero():

@@ -58,12 +58,21 @@ def test_reductions(op, dtype, axis):
     y = torch.empty(n if axis == 0 else m, dtype=torch.int32 if op.startswith("arg") else dtype)
     evaluate(reductions, (1,), x, y, M=m, N=n, AXIS=axis, OP=op)
     wide = x.double()
-    want = {"sum": wide.sum, "max": wide.amax, "min": wide.amin, "argmax": x.float().argmax, "argmin": x.float().argmin,
-            "logsumexp": wide.logsumexp, "variance": lambda a: wide.var(a, unbiased=False)}[op](axis)  # fmt: skip
+    want = {
+        "sum": wide.sum,
+        "max": wide.amax,
+        "min": wide.amin,
+        "argmax": x.float().argmax,
+        "argmin": x.float().argmin,
+        "logsumexp": wide.logsumexp,
+        "variance": lambda a: wide.var(a, unbiased=False),
+    }[op](axis)
     if op in ("max", "min") or op.startswith("arg"):
         assert torch.equal(y.double(), want.double())
     else:
-        assert torch.allclose(y.double(), want, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+        assert torch.allclose(
+            y.double(), want, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps
+        )
 
 
 def test_reduction_of_ties_and_nan():
@@ -86,7 +95,9 @@ def first_order(a1, b1, a2, b2):
 
 
 @triton.jit
-def scans(X, Y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr, OP: tl.constexpr):
+def scans(
+    X, Y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr, OP: tl.constexpr
+):
     o = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     x = tl.load(X + o)
     if OP == "sum":
@@ -153,12 +164,18 @@ def shapes(X, Y, OP: tl.constexpr, M: tl.constexpr, N: tl.constexpr):
 @pytest.mark.parametrize(
     "op,want",
     [
-        ("trans", lambda x: x.T), ("reshape", lambda x: x), ("permute", lambda x: x.view(8, 2, 8).permute(1, 2, 0)),
-        ("join", lambda x: torch.stack([x, -x], -1)), ("split", lambda x: x.view(8, 8, 2).flip(-1)),
-        ("cat", lambda x: torch.cat([x.view(-1), -x.view(-1)])), ("flip", lambda x: x.flip(1)), ("sort", lambda x: x.sort(1)[0]),
-        ("broadcast", lambda x: x[:1].expand(8, 16)), ("interleave", lambda x: torch.stack([x, x + 1], -1)),
+        ("trans", lambda x: x.T),
+        ("reshape", lambda x: x),
+        ("permute", lambda x: x.view(8, 2, 8).permute(1, 2, 0)),
+        ("join", lambda x: torch.stack([x, -x], -1)),
+        ("split", lambda x: x.view(8, 8, 2).flip(-1)),
+        ("cat", lambda x: torch.cat([x.view(-1), -x.view(-1)])),
+        ("flip", lambda x: x.flip(1)),
+        ("sort", lambda x: x.sort(1)[0]),
+        ("broadcast", lambda x: x[:1].expand(8, 16)),
+        ("interleave", lambda x: torch.stack([x, x + 1], -1)),
     ],
-)  # fmt: skip
+)
 def test_shapes(op, want):
     x = data(n=128).view(8, 16)
     expected = want(x).contiguous()
@@ -176,7 +193,9 @@ def gathers(X, I, Y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_gather(axis):
     x, y = data(n=128).view(8, 16), torch.empty(8, 16)
-    i = torch.randint(0, (8, 16)[axis], (8, 16), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    i = torch.randint(
+        0, (8, 16)[axis], (8, 16), generator=torch.Generator().manual_seed(0), dtype=torch.int32
+    )
     evaluate(gathers, (1,), x, i, y, M=8, N=16, AXIS=axis)
     assert torch.equal(y, x.gather(axis, i.long()))
     i[0, 0] = 99
@@ -206,7 +225,9 @@ def test_histogram():
 
 
 @triton.jit
-def dots(A, B, C, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr):
+def dots(
+    A, B, C, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr, OUT: tl.constexpr
+):
     a = tl.load(A + tl.arange(0, M)[:, None] * K + tl.arange(0, K)[None, :])
     b = tl.load(B + tl.arange(0, K)[:, None] * N + tl.arange(0, N)[None, :])
     c = tl.dot(a, b, input_precision=PRECISION, out_dtype=OUT)
@@ -227,13 +248,20 @@ def test_dot_of_float32(precision, error):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn])
 def test_dot_of_narrow_floats_accumulates_in_float32(dtype):
-    a, b, c = data(n=512).to(dtype).view(16, 32), data(n=1024, seed=1).to(dtype).view(32, 32), torch.empty(16, 32)
+    a, b, c = (
+        data(n=512).to(dtype).view(16, 32),
+        data(n=1024, seed=1).to(dtype).view(32, 32),
+        torch.empty(16, 32),
+    )
     evaluate(dots, (1,), a, b, c, M=16, N=32, K=32, PRECISION=None, OUT=tl.float32)
     assert torch.allclose(c.double(), a.double() @ b.double(), rtol=1e-6, atol=1e-5)
 
 
 def test_dot_of_int8_is_exact():
-    a, b = (torch.randint(-128, 128, s, generator=torch.Generator().manual_seed(1), dtype=torch.int8) for s in ((16, 64), (64, 16)))
+    a, b = (
+        torch.randint(-128, 128, s, generator=torch.Generator().manual_seed(1), dtype=torch.int8)
+        for s in ((16, 64), (64, 16))
+    )
     c = torch.empty(16, 16, dtype=torch.int32)
     evaluate(dots, (1,), a, b, c, M=16, N=16, K=64, PRECISION=None, OUT=tl.int32)
     assert torch.equal(c, a.int() @ b.int())
@@ -266,5 +294,3 @@ def test_random_numbers_are_philox():
     assert i.tolist() == [wrap(philox(1234, k)[0], torch.int32) for k in range(N)]
     assert y.min() >= 0 and y.max() < 1 and 0.3 < y.mean() < 0.7
     assert z.mean().abs() < 0.5 and 0.6 < z.std() < 1.4
-
-

@@ -17,10 +17,24 @@ from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import fill, iter_tensors, load_config, load_model, save_model, shard_rows
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64}  # fmt: skip
-SHAPE = dict(vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, eos_token_ids=(3, 5), bos_token_id=1, pad_token_id=0)  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SHAPE = dict(
+    vocab_size=90,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    eos_token_ids=(3, 5),
+    bos_token_id=1,
+    pad_token_id=0,
+)
 CONFIGS = {
     "llama": ModelConfig(**SHAPE, rope_scaling=LLAMA3, rope_theta=500000.0),
     "tied": ModelConfig(**SHAPE, tie_word_embeddings=True, attention_bias=True),
@@ -40,7 +54,10 @@ def random_model(name: str = "llama") -> Transformer:
 def logits(model: Transformer, ids):
     with torch.no_grad():
         n = len(ids)
-        return model(ids, torch.arange(n), packed(torch.tensor([0, n]).int(), n)).float() @ model.head_weight.float().T
+        return (
+            model(ids, torch.arange(n), packed(torch.tensor([0, n]).int(), n)).float()
+            @ model.head_weight.float().T
+        )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -71,7 +88,9 @@ def test_bf16_is_saved_and_read_as_asked(tmp_path):
     assert all(t.dtype == torch.bfloat16 for t in load_file(tmp_path / "model.safetensors").values())
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == "bfloat16"
     master, _ = load_model(tmp_path, torch.float32)
-    assert all(p.dtype == torch.float32 for p in master.parameters()) and master.compute_dtype == torch.float32
+    assert (
+        all(p.dtype == torch.float32 for p in master.parameters()) and master.compute_dtype == torch.float32
+    )
     for a, b in zip(master.parameters(), model.parameters(), strict=True):
         assert torch.equal(a, b.bfloat16().float())
     half, _ = load_model(tmp_path, torch.bfloat16)
@@ -82,7 +101,12 @@ def test_a_smaller_save_leaves_no_stale_shard(tmp_path):
     save_model(random_model(), tmp_path, shard_bytes=10_000)
     (tmp_path / "notes.txt").write_text("mine")
     save_model(random_model(), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors", "notes.txt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "notes.txt",
+    ]
 
 
 def test_shards_without_an_index(tmp_path):
@@ -112,13 +136,17 @@ def test_generation_config_is_kept(tmp_path):
 def test_rows_of_a_rank_are_fsdps(tmp_path):
     for rows in (1, 5, 7, 8, 90):
         for world in (1, 2, 3, 4, 8):
-            parts = [torch.arange(rows)[slice(*shard_rows(rows, rank, world))].tolist() for rank in range(world)]
+            parts = [
+                torch.arange(rows)[slice(*shard_rows(rows, rank, world))].tolist() for rank in range(world)
+            ]
             want = [c.tolist() for c in torch.arange(rows).chunk(world)]
             assert parts == want + [[]] * (world - len(want))
     model = random_model()
     save_model(model, tmp_path, shard_bytes=10_000)
     halves = [dict(iter_tensors(tmp_path, rank, 2)) for rank in (0, 1)]
-    assert {k: v.shape for k, v in iter_tensors(tmp_path)} == {k: p.shape for k, p in model.named_parameters()}
+    assert {k: v.shape for k, v in iter_tensors(tmp_path)} == {
+        k: p.shape for k, p in model.named_parameters()
+    }
     for key, param in model.named_parameters():
         assert torch.equal(torch.cat([half[key] for half in halves]), param)
 
@@ -127,7 +155,9 @@ def test_only_this_ranks_rows_are_read(tmp_path, monkeypatch):
     save_model(random_model(), tmp_path)
     asked = []
     read = weights.Checkpoint.read
-    monkeypatch.setattr(weights.Checkpoint, "read", lambda self, name, *rows: asked.append(rows) or read(self, name, *rows))
+    monkeypatch.setattr(
+        weights.Checkpoint, "read", lambda self, name, *rows: asked.append(rows) or read(self, name, *rows)
+    )
     total = sum(p.numel() for p in random_model().parameters())
     assert sum(t.numel() for _, t in iter_tensors(tmp_path, 1, 4)) < 0.26 * total
     assert all(len(rows) == 2 for rows in asked)
@@ -156,8 +186,16 @@ dist.destroy_process_group()
 def test_fsdp_ranks_fill_their_rows_and_save_the_whole(tmp_path):
     save_model(random_model("qwen3"), tmp_path / "a", shard_bytes=10_000)
     command = [sys.executable, "-c", FSDP, str(tmp_path / "a"), str(tmp_path / "b")]
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 20000)}
-    ranks = [subprocess.Popen(command, env={**env, "RANK": str(r)}, stderr=subprocess.PIPE, text=True) for r in (0, 1)]
+    env = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+    }
+    ranks = [
+        subprocess.Popen(command, env={**env, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
+        for r in (0, 1)
+    ]
     for rank in ranks:
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors[-2000:]
@@ -189,7 +227,9 @@ def cut(folder):
 
 
 def index_names_a_missing_file(folder):
-    (folder / weights.INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}))
+    (folder / weights.INDEX).write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}})
+    )
 
 
 def twice(folder):
@@ -200,14 +240,32 @@ BROKEN = {
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "cannot read"),
     "missing key": (edit_json("config.json", hidden_size=None), "config.json lacks hidden_size"),
-    "model type": (edit_json("config.json", model_type="mamba"), "'mamba' is not supported; supported: llama, qwen2, qwen3"),
-    "rope type": (edit_json("config.json", rope_scaling={"rope_type": "su"}), "rope type 'su' is not supported; supported:"),
+    "model type": (
+        edit_json("config.json", model_type="mamba"),
+        "'mamba' is not supported; supported: llama, qwen2, qwen3",
+    ),
+    "rope type": (
+        edit_json("config.json", rope_scaling={"rope_type": "su"}),
+        "rope type 'su' is not supported; supported:",
+    ),
     "sliding window": (edit_json("config.json", sliding_window=128), "sliding-window"),
     "moe": (edit_json("config.json", model_type="qwen3_moe"), "mixture-of-experts"),
-    "missing tensor": (edit_tensors(lambda t: t.pop("model.norm.weight")), "tensor model.norm.weight is missing"),
-    "extra tensor": (edit_tensors(lambda t: t.update(a=torch.zeros(1), b=torch.zeros(1))), "tensor a and 1 more are not part"),
-    "wrong shape": (edit_json("config.json", vocab_size=91), r"has shape \[90, 32\], config.json says \[91, 32\]"),
-    "integers": (edit_tensors(lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)})), "is I8; supp"),
+    "missing tensor": (
+        edit_tensors(lambda t: t.pop("model.norm.weight")),
+        "tensor model.norm.weight is missing",
+    ),
+    "extra tensor": (
+        edit_tensors(lambda t: t.update(a=torch.zeros(1), b=torch.zeros(1))),
+        "tensor a and 1 more are not part",
+    ),
+    "wrong shape": (
+        edit_json("config.json", vocab_size=91),
+        r"has shape \[90, 32\], config.json says \[91, 32\]",
+    ),
+    "integers": (
+        edit_tensors(lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int8)})),
+        "is I8; supp",
+    ),
     "truncated": (cut, "not a whole safetensors file"),
     "index": (index_names_a_missing_file, "names model-00002-of-00002.safetensors, which is missing"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
@@ -236,7 +294,9 @@ def test_a_tied_model_saved_with_its_head(tmp_path):
 
 def test_old_folders_with_rope_buffers(tmp_path):
     save_model(random_model(), tmp_path)
-    edit_tensors(lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))(tmp_path)
+    edit_tensors(lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))(
+        tmp_path
+    )
     load_model(tmp_path)
 
 
@@ -244,8 +304,13 @@ def test_names_that_are_no_folder(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    for name, message in (("/no/such", "no such folder"), ("nothing", "no such folder"), ("file", "not a folder"),
-                          ("runs/gone", "no such folder; a Hugging Face folder or a hub id, owner/name, is expected$"), ("./a/b", "no such folder; a Hugging")):  # fmt: skip
+    for name, message in (
+        ("/no/such", "no such folder"),
+        ("nothing", "no such folder"),
+        ("file", "not a folder"),
+        ("runs/gone", "no such folder; a Hugging Face folder or a hub id, owner/name, is expected$"),
+        ("./a/b", "no such folder; a Hugging"),
+    ):
         with pytest.raises(ModelError, match=message):
             load_model(name)
 
@@ -254,8 +319,12 @@ def test_hub_id_without_a_network(tmp_path, monkeypatch):
     from huggingface_hub import constants, snapshot_download
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", functools.partial(snapshot_download, cache_dir=tmp_path))
-    with pytest.raises(weights.ModelError, match=r"^some-owner/some-model: no such folder, and the hub didn't give it: ") as error:
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", functools.partial(snapshot_download, cache_dir=tmp_path)
+    )
+    with pytest.raises(
+        weights.ModelError, match=r"^some-owner/some-model: no such folder, and the hub didn't give it: "
+    ) as error:
         weights.find_folder("some-owner/some-model")
     assert "\n" not in str(error.value)
 
@@ -265,7 +334,9 @@ def test_hub_id_is_downloaded(tmp_path, monkeypatch):
 
     save_model(random_model(), tmp_path)
     asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **kw: asked.append((a, kw)) or str(tmp_path))
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *a, **kw: asked.append((a, kw)) or str(tmp_path)
+    )
     model, _ = load_model("some-owner/some-model")
     assert torch.equal(model.head_weight, random_model().head_weight)
     assert asked == [(("some-owner/some-model",), {"allow_patterns": weights.DOWNLOAD})]
@@ -287,7 +358,9 @@ def test_files_are_mapped_not_read(tmp_path):
     assert tensor[0] == 42.0
 
 
-@pytest.mark.skipif("NANOTRITON_SMOLLM2" not in os.environ, reason="NANOTRITON_SMOLLM2 names no SmolLM2 folder")
+@pytest.mark.skipif(
+    "NANOTRITON_SMOLLM2" not in os.environ, reason="NANOTRITON_SMOLLM2 names no SmolLM2 folder"
+)
 def test_smollm2_says_paris():
     folder = os.environ["NANOTRITON_SMOLLM2"]
     model, config = load_model(folder)

@@ -10,10 +10,19 @@ from triton.compiler.compiler import Language
 from nanotriton.executor.ttir import Kernel, Memory
 
 POINTER = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int8: "*i8",
-    torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1", torch.uint8: "*u8",
-    torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
-}  # fmt: skip
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
+}
 
 
 def lower(fn, args, capability=90, locations=True, **constexprs) -> str:

@@ -28,26 +28,33 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from nanotriton.executor import probe, sandbox
+from nanotriton.executor.common import probe
+from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
-    REPLAYERS,
     Base,
     Process,
     ask_for_worker,
     end_processes,
     make_root,
+    read_card,
     start_base,
     visible_devices,
 )
-from nanotriton.executor.verdict import Verdict
-from nanotriton.executor.zygote import memory_file, receive, send
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.protocol import memory_file, receive, send
+from nanotriton.rules.policy import check_policy
 from nanotriton.tasks.task import Task
-from reward.policy import check_policy
+from nanotriton.verdict import Verdict
 
 MODES = ("replay", "process")
-GRACE = 1.5  # seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a stage's limit
+NEEDS_GPU = "process mode needs a GPU (device cuda); on a CPU candidates are recorded and replayed"
+# seconds that a worker has for its own alarm before it is killed: with LOOK, less than 2 beyond a
+# stage's limit
+GRACE = 1.5
 LOOK = 0.25  # seconds between two looks for overdue workers
-RESTARTS = 8  # times that a candidate may be caught in others' accidents before that is an infrastructure failure
+# times that a candidate may be caught in others' accidents before that is an infrastructure failure
+RESTARTS = 8
 WINDOW = 64  # candidates that a worker chooses from
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 
@@ -81,7 +88,9 @@ def take(queue: deque[Entry], own: set[str], known: set[str]) -> Entry:
     if first.deaths or first.passed >= WINDOW:
         return queue.popleft()
     near = [e for e in itertools.islice(queue, WINDOW) if not e.deaths]
-    entry = next((e for e in near if e.key[0] in own), None) or next((e for e in near if e.key[0] not in known), first)
+    entry = next((e for e in near if e.key[0] in own), None) or next(
+        (e for e in near if e.key[0] not in known), first
+    )
     first.passed += 1
     queue.remove(entry)
     return entry
@@ -90,33 +99,56 @@ def take(queue: deque[Entry], own: set[str], known: set[str]) -> Entry:
 class Executor:
     """Judges candidates in sandboxed processes. A context manager; `close` leaves no process and no file behind.
 
-    device: where candidates run: cpu, cuda or cuda:N. mode: None (replay, and process for what can't be recorded where the policy lets it), "replay" or
-    "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
+    device: where candidates run: cpu, cuda or cuda:N. mode: None (replay; on a GPU process mode for what can't be recorded, where the policy lets it),
+    "replay" or "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
     timeout: seconds for each stage of a candidate, counted from the stage's start. memory_gib: for each process.
-    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments.
+    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
     """
 
     def __init__(
-        self, device: str = "cpu", mode: str | None = None, workers: int | None = None, policy: str = "strict", timeout: float = 10.0,
-        time: bool = False, *, memory_gib: float = 4.0, depth: int = 3, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        device: str = "cpu",
+        mode: str | None = None,
+        workers: int | None = None,
+        policy: str = "strict",
+        timeout: float = 10.0,
+        time: bool = False,
+        *,
+        memory_gib: float = 4.0,
+        depth: int = 3,
+        seed: int | None = None,
+    ):
         device, _, index = device.partition(":")
         if device not in ("cpu", "cuda") or not (index.isdecimal() or not index):
-            raise ValueError(f"unknown device {':'.join(filter(None, (device, index)))!r}; one of cpu, cuda, cuda:N")
+            raise ValueError(
+                f"unknown device {':'.join(filter(None, (device, index)))!r}; one of cpu, cuda, cuda:N"
+            )
         if mode is not None and mode not in MODES:
             raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
+        if mode == "process" and device == "cpu":
+            raise ValueError(NEEDS_GPU)
         if timeout <= 0 or memory_gib <= 0 or (workers is not None and workers < 1) or depth < 1:
             raise ValueError("timeout and memory_gib must be positive, workers and depth at least 1")
-        self.device, self.mode, self.policy, self.timeout, self.time = device, mode, check_policy(policy), timeout, time
+        self.device, self.mode, self.policy, self.timeout, self.time = (
+            device,
+            mode,
+            check_policy(policy),
+            timeout,
+            time,
+        )
         self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
         self.depth, self.memory = depth, int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
-        self.secret = secrets.token_hex(16) if seed is None else hashlib.sha256(f"seed {seed}".encode()).hexdigest()
+        self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
+        self.secret = (
+            secrets.token_hex(16) if seed is None else hashlib.sha256(f"seed {seed}".encode()).hexdigest()
+        )
         if missing := sandbox.support():
             log.warning(missing)
         self.root, self._lock_fd = make_root()
         self._lock = threading.Lock()
-        self._submitted: deque[Entry] = deque()  # the only thing, with _known and _closing, that other threads touch
+        # the only thing, with _known and _closing, that other threads touch
+        self._submitted: deque[Entry] = deque()
         self._known: OrderedDict[tuple, Future] = OrderedDict()
         self._closing = False
         self._wake_read, self._wake_write = os.pipe()
@@ -138,7 +170,12 @@ class Executor:
 
     def submit(self, task: Task, source: str) -> "Future[Verdict]":
         """Judge `source` for `task`. Identical candidates share one future, also while they are in flight."""
-        return self._submit(task, source, self._first_phase(), hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest())
+        return self._submit(
+            task,
+            source,
+            self._first_phase(),
+            hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest(),
+        )
 
     def expect(self, tasks: Iterable[Task]) -> None:
         """Candidates for these are on their way: have the tasks examined meanwhile, which the first one would wait for."""
@@ -153,8 +190,14 @@ class Executor:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-            job = {"task": {"name": task.name, "source": task.source}, "source": source, "policy": self.policy}
-            entry = Entry(key, job | {"timeout": self.timeout, "memory": self.memory, "time": self.time, "phase": phase})
+            job = {
+                "task": {"name": task.name, "source": task.source},
+                "source": source,
+                "policy": self.policy,
+            }
+            entry = Entry(
+                key, job | {"timeout": self.timeout, "memory": self.memory, "time": self.time, "phase": phase}
+            )
             entry.future.set_running_or_notify_cancel()  # from here on it can't be cancelled
             self._known[key] = entry.future
             self._submitted.append(entry)
@@ -181,21 +224,25 @@ class Executor:
         phase, status = entry.job["phase"], result["verdict"]["status"]
         if phase in ("process", "task") or entry.is_probe:
             return None
-        if phase == "record":  # strict insists on a plan; otherwise a candidate that the recorder can't follow may still run
+        # strict insists on a plan; otherwise a candidate that the recorder can't follow may still
+        # run
+        if phase == "record":
             goes_on = status == "correct" or (self.policy != "strict" and status != "rule_violation")
             return "process" if goes_on else None
-        return "process" if status == "unsupported" and self.mode is None and self.policy != "strict" and result["fallback"] else None
+        may_fall_back = self.device != "cpu" and self.mode is None and self.policy != "strict"
+        return "process" if may_fall_back and status == "unsupported" and result["fallback"] else None
 
     def _flavour(self, phase: str) -> str:
         phase = self._first_phase() if phase == "task" else phase
         if self.device == "cpu":
-            return "interpret" if phase == "process" else "record"
+            return "record"
         return "cuda" if phase == "process" else "gpu"
 
     def _wanted(self, flavour: str) -> tuple[int, int]:
         """(workers, candidates that each has in flight). Few share a GPU; their children use the cores."""
         if flavour != "gpu":
-            return self.workers, 1 if flavour == "cuda" else self.depth  # the driver makes one context after another
+            # the driver makes one context after another
+            return self.workers, 1 if flavour == "cuda" else self.depth
         count = min(REPLAYERS, -(-self.workers // 2))
         return count, max(self.depth, -(-self.workers // count) + 2)
 
@@ -221,7 +268,9 @@ class Executor:
 
     def _wait(self) -> None:
         """Sleep until something happens, then handle it."""
-        owners: dict[int, Base | Process] = {x.sock.fileno(): x for x in (*self._bases.values(), *self._processes)}
+        owners: dict[int, Base | Process] = {
+            x.sock.fileno(): x for x in (*self._bases.values(), *self._processes)
+        }
         poll = select.poll()
         for fd in (self._wake_read, *owners):
             poll.register(fd, select.POLLIN)
@@ -268,7 +317,7 @@ class Executor:
     # ---- processes ----
 
     def _start(self, flavour: str) -> None:
-        base = self._bases[flavour] = start_base(flavour, self.root, self.visible)
+        base = self._bases[flavour] = start_base(flavour, self.root, self.visible, self.card)
         self._groups.append(base.popen.pid)
 
     def _base_died(self, base: Base) -> None:
@@ -295,9 +344,19 @@ class Executor:
                     os.kill(process.pid, signal.SIGKILL)
                 self._worker_died(process)
                 if stage in ("task", "judge"):
-                    self._finish(entry, status="unsupported", message="the reference itself takes too long here", stage=stage)
+                    self._finish(
+                        entry,
+                        status="unsupported",
+                        message="the reference itself takes too long here",
+                        stage=stage,
+                    )
                 else:
-                    self._finish(entry, status="timeout", message=f"{stage}: not done after {self.timeout:g} s", stage=stage)
+                    self._finish(
+                        entry,
+                        status="timeout",
+                        message=f"{stage}: not done after {self.timeout:g} s",
+                        stage=stage,
+                    )
 
     def _worker_died(self, process: Process) -> None:
         """Everything it had in flight is run again; the one that it was computing is the suspect."""
@@ -309,13 +368,18 @@ class Executor:
         process.beacon.close()
         shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
-            entry.restarts += not process.finished  # where something was finished, running the rest again comes to an end
+            # where something was finished, running the rest again comes to an end
+            entry.restarts += not process.finished
             if number == job and due:
                 entry.deaths, entry.died_in = entry.deaths + 1, stage
             if entry.is_probe and entry.deaths:
                 self._probed(entry, healthy=False)
             elif entry.restarts > RESTARTS:
-                self._finish(entry, status="infra_error", message="workers kept dying while this candidate was in flight")
+                self._finish(
+                    entry,
+                    status="infra_error",
+                    message="workers kept dying while this candidate was in flight",
+                )
             elif entry.deaths >= 2:
                 self._probe(entry)
             else:
@@ -324,17 +388,31 @@ class Executor:
     def _probe(self, suspect: Entry) -> None:
         """Two workers died of this candidate, or so it seems: judge one that is known to be right, and say who is to blame."""
         job = suspect.job | {"task": probe.TASK, "source": probe.CANDIDATE, "policy": "none"}
-        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, died_in=suspect.died_in, is_probe=True)
+        entry = dataclasses.replace(
+            suspect, job=job, deaths=0, restarts=0, given=0.0, is_probe=True, passed=0
+        )
         self._queue(entry).appendleft(entry)
 
     def _probed(self, entry: Entry, healthy: bool) -> None:
         if healthy and entry.died_in == "task":  # where no candidate runs
-            message = "the reference itself crashes the process that runs it"
-            self._finish(dataclasses.replace(entry, is_probe=False), status="unsupported", message=message, stage="task")
+            self._finish(
+                dataclasses.replace(entry, is_probe=False),
+                status="unsupported",
+                message="the reference itself crashes the process that runs it",
+                stage="task",
+            )
         elif healthy:
-            self._finish(dataclasses.replace(entry, is_probe=False), status="crashed", message="it crashed the process that ran it, twice")
+            self._finish(
+                dataclasses.replace(entry, is_probe=False),
+                status="crashed",
+                message="it crashed the process that ran it, twice",
+            )
         else:
-            self._finish(dataclasses.replace(entry, is_probe=False), status="infra_error", message="the executor's own health check fails")
+            self._finish(
+                dataclasses.replace(entry, is_probe=False),
+                status="infra_error",
+                message="the executor's own health check fails",
+            )
 
     # ---- work ----
 
@@ -350,7 +428,9 @@ class Executor:
             for _ in range(workers - len(own) if base.ready else 0):
                 self._next_id += 1
                 try:
-                    own.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
+                    own.append(
+                        ask_for_worker(base, self.root, self._next_id, self.memory, self.visible, self.card)
+                    )
                     self._processes.append(own[-1])
                 except OSError:  # the base just died: its socket will say so
                     break
@@ -360,7 +440,9 @@ class Executor:
                 if not free:
                     break
                 process = min(free, key=lambda p: len(p.entries))
-                if not self._give(process, take(queue, set(process.tasks), set().union(*(p.tasks for p in own)))):
+                if not self._give(
+                    process, take(queue, set(process.tasks), set().union(*(p.tasks for p in own)))
+                ):
                     break
 
     def _give(self, process: Process, entry: Entry) -> bool:
@@ -394,7 +476,9 @@ class Executor:
                 self._known.popitem(last=False)
 
     def _finish_all(self, message: str) -> None:
-        waiting = [e for q in self._queues.values() for e in q] + [e for p in self._processes for e in p.entries.values()]
+        waiting = [e for q in self._queues.values() for e in q] + [
+            e for p in self._processes for e in p.entries.values()
+        ]
         waiting += self._submitted
         for queue in (*self._queues.values(), self._submitted):
             queue.clear()

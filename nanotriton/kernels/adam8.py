@@ -37,15 +37,31 @@ class AdamW8bit(torch.optim.Optimizer):
     One random number a value and step, a function of `seed`, the step and the value's place: the same on every run.
     """
 
-    def __init__(self, params, lr: float, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, weight_decay: float = 0.0, seed: int = 0):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed})
+    def __init__(
+        self,
+        params,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ):
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
+        )
 
     def empty_state(self, p: Tensor) -> dict[str, Tensor]:
         """The state of a parameter before its first step."""
         blocks = triton.cdiv(p.numel(), BLOCK)
         scale = lambda: torch.zeros(blocks, device=p.device)
         code = lambda dtype: torch.zeros(p.numel(), dtype=dtype, device=p.device)
-        return {"step": torch.zeros(()), "m": code(torch.int8), "m_scale": scale(), "v": code(torch.uint8), "v_scale": scale()}
+        return {
+            "step": torch.zeros(()),
+            "m": code(torch.int8),
+            "m_scale": scale(),
+            "v": code(torch.uint8),
+            "v_scale": scale(),
+        }
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -64,7 +80,9 @@ class AdamW8bit(torch.optim.Optimizer):
                 (_step_cuda if p.is_cuda else _step_torch)(p, p.grad, state, numbers, seed % 2**31)
 
 
-def _step_torch(p: Tensor, g: Tensor, state: dict[str, Tensor], numbers: tuple[float, ...], seed: int) -> None:
+def _step_torch(
+    p: Tensor, g: Tensor, state: dict[str, Tensor], numbers: tuple[float, ...], seed: int
+) -> None:
     lr, b1, b2, eps, decay, fix1, fix2 = numbers
     n, blocks = p.numel(), len(state["m_scale"])
     random = torch.rand(3, blocks, BLOCK, generator=torch.Generator().manual_seed(seed))
@@ -98,14 +116,39 @@ def _round(x: Tensor, random: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _step_cuda(p: Tensor, g: Tensor, state: dict[str, Tensor], numbers: tuple[float, ...], seed: int) -> None:
     _step_kernel[(len(state["m_scale"]),)](
-        p, g.contiguous(), state["m"], state["m_scale"], state["v"], state["v_scale"], p.numel(), *numbers, seed, BLOCK=BLOCK, num_warps=2
+        p,
+        g.contiguous(),
+        state["m"],
+        state["m_scale"],
+        state["v"],
+        state["v_scale"],
+        p.numel(),
+        *numbers,
+        seed,
+        BLOCK=BLOCK,
+        num_warps=2,
     )
 
 
 @triton.jit
 def _step_kernel(
-    p_ptr, g_ptr, m_ptr, m_scale, v_ptr, v_scale, n, lr, b1, b2, eps, decay, fix1, fix2, seed, BLOCK: tl.constexpr,
-):  # fmt: skip
+    p_ptr,
+    g_ptr,
+    m_ptr,
+    m_scale,
+    v_ptr,
+    v_scale,
+    n,
+    lr,
+    b1,
+    b2,
+    eps,
+    decay,
+    fix1,
+    fix2,
+    seed,
+    BLOCK: tl.constexpr,
+):
     block = tl.program_id(0).to(tl.int64)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < n
@@ -125,10 +168,14 @@ def _step_kernel(
 
     scale = tl.max(tl.abs(m), 0)
     tl.store(m_scale + block, scale)
-    code = tl.floor(127 * tl.sqrt(tl.abs(m) / tl.maximum(scale, 1e-38)) + (r1 & 0xFFFFFF).to(tl.float32) / 16777216)
+    code = tl.floor(
+        127 * tl.sqrt(tl.abs(m) / tl.maximum(scale, 1e-38)) + (r1 & 0xFFFFFF).to(tl.float32) / 16777216
+    )
     tl.store(m_ptr + at, (tl.where(m < 0, -1.0, 1.0) * tl.minimum(code, 127)).to(tl.int8), mask=inside)
     scale = tl.max(v, 0)
     tl.store(v_scale + block, scale)
-    code = tl.floor(255 * tl.sqrt(tl.sqrt(v / tl.maximum(scale, 1e-38))) + (r2 & 0xFFFFFF).to(tl.float32) / 16777216)
+    code = tl.floor(
+        255 * tl.sqrt(tl.sqrt(v / tl.maximum(scale, 1e-38))) + (r2 & 0xFFFFFF).to(tl.float32) / 16777216
+    )
     code = tl.where(v > 0, tl.minimum(tl.maximum(code, 1), 255), 0)
     tl.store(v_ptr + at, code.to(tl.uint8), mask=inside)

@@ -7,7 +7,8 @@ Softmax over the two is merged through log-sum-exp, exactly (Hydragen, arXiv 240
     prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows, against each prefix page
     tail:    one sample's queries against its own pages; it starts from the prefix's (max, sum, output), so it ends merged
 
-One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is contiguous.
+One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is contiguous. Any head
+size is taken: the kernels' tiles are as wide as the next power of two, and what is past the head is masked.
 On CUDA two Triton kernels run (three when long tails are split), all reading lengths and page tables on the device: a
 CUDA graph replays them for any lengths. The torch twin makes *pages* the batch dimension of its matrix products, so that
 a dense cache is read in place and no key is gathered.
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 import torch
 import triton
 import triton.language as tl
+
+from nanotriton.kernels.layers import device_limits
 
 MASKED = -1e30  # finite, so that a page that belongs to nobody gives garbage for nobody and no NaN
 
@@ -34,12 +37,16 @@ class DecodeBatch:
     tail_table: torch.Tensor  # [slots, W] page ids
     tile_group: torch.Tensor  # [T] the tile's line in prefix_table
     tile_len: torch.Tensor  # [T] tokens in the prefix; 0 is an empty tile
-    tile_rows: torch.Tensor  # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile
+    # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile
+    tile_rows: torch.Tensor
     prefix_table: torch.Tensor  # [groups, W] page ids
-    cache: dict = field(default_factory=dict)  # the twin's page lists and the kernels' scratch: made once, used by every layer
+    # the twin's page lists and the kernels' scratch: made once, used by every layer
+    cache: dict = field(default_factory=dict)
 
 
-def decode_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+def decode_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
+) -> torch.Tensor:
     """Causal attention of one new token a row over its prefix and tail, scale 1/sqrt(head_dim).
 
     q [B, heads, head_dim] -> [B, heads, head_dim] in q's dtype; softmax and sums in fp32; heads % kv_heads == 0.
@@ -49,7 +56,14 @@ def decode_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tens
     return decode_attention_torch(q, k_cache, v_cache, batch)
 
 
-def write_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: torch.Tensor, page: torch.Tensor, offset: torch.Tensor) -> None:
+def write_kv(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    page: torch.Tensor,
+    offset: torch.Tensor,
+) -> None:
     """Put k, v [T, kv_heads, head_dim] at (page [T], offset [T]) of one layer's cache."""
     if not k.is_cuda:
         k_cache[page, :, offset] = k
@@ -58,9 +72,22 @@ def write_kv(k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor, v: t
     tokens, heads, dim = k.shape
     block = triton.next_power_of_2(heads * dim)
     _write_kernel[(tokens,)](
-        k, v, k_cache, v_cache, page, offset, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        heads, dim, k_cache.shape[2], BLOCK=block, num_warps=4 if block <= 2048 else 8,
-    )  # fmt: skip
+        k,
+        v,
+        k_cache,
+        v_cache,
+        page,
+        offset,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        heads,
+        dim,
+        k_cache.shape[2],
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
+    )
 
 
 # ----------------------------------------------------------------------------------------------- torch twin
@@ -80,15 +107,23 @@ class _Pages:
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
     units, device = len(line), table.device
     most = max(-(-int(length.max()) // page_size), 1)
-    left = length[:, None] - torch.arange(0, most * page_size, page_size, device=device)  # [U, J] tokens from each page on
+    # [U, J] tokens from each page on
+    left = length[:, None] - torch.arange(0, most * page_size, page_size, device=device)
     used = left > 0
     pages = table.index_select(0, line)[:, :most].long()
     ids, owner, filled = pages[used], used.nonzero()[:, 0], left[used]
     if len(ids) == 0:
-        return _Pages(ids, owner, torch.zeros(0, 1, 1, page_size, device=device), torch.zeros(units, dtype=torch.long, device=device), 1)
+        return _Pages(
+            ids,
+            owner,
+            torch.zeros(0, 1, 1, page_size, device=device),
+            torch.zeros(units, dtype=torch.long, device=device),
+            1,
+        )
     low, high = (int(x) for x in ids.aminmax())
     size = high + 1 - low
-    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that again.
+    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that
+    # again.
     if 2 * len(ids) > size:
         spread = torch.full((2, size), units, device=device)
         spread[1] = 0
@@ -102,51 +137,69 @@ def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, p
 
 
 def _mask(filled: torch.Tensor, page_size: int) -> torch.Tensor:
-    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[:, None, None]
+    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[
+        :, None, None
+    ]
 
 
 def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
     return torch.cat([x, x.new_full((1, *x.shape[1:]), fill)])
 
 
-def _attend_pages(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_pages(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, J, kv_heads, rows, D], lse [U, J, kv_heads, rows]) by page."""
     if isinstance(pages.ids, slice):
         k, v = k_cache[pages.ids].float(), v_cache[pages.ids].float()  # in fp32 a view
     else:
         k, v = k_cache.index_select(0, pages.ids).float(), v_cache.index_select(0, pages.ids).float()
-    score = (_padded(q, 0.0).index_select(0, pages.owner) @ k.transpose(-1, -2)).add_(pages.mask)  # [N, kv_heads, rows, page_size]
+    # [N, kv_heads, rows, page_size]
+    score = (_padded(q, 0.0).index_select(0, pages.owner) @ k.transpose(-1, -2)).add_(pages.mask)
     weight = score.softmax(-1)
-    # The largest weight of a softmax is 1 / sum(exp(score - max)). (torch's exp is ten times slower where it underflows.)
+    # The largest weight of a softmax is 1 / sum(exp(score - max)). (torch's exp is ten times slower where it
+    # underflows.)
     lse = score.amax(-1) - weight.amax(-1).log_()
     shape = (len(q), pages.most)
     out = _padded(weight @ v, 0.0).index_select(0, pages.where).unflatten(0, shape)
     return out, _padded(lse, MASKED).index_select(0, pages.where).unflatten(0, shape)
 
 
-def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+def decode_attention_torch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
+) -> torch.Tensor:
     """The twin of decode_attention: same arguments, any device whose tensors can be read (it synchronises)."""
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     share = heads // kv_heads
     if "twin" not in batch.cache:
         tile_rows = batch.tile_rows.long()
-        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)  # where in the flattened tiles a row is
-        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)  # -1 lands in the spare last entry
+        # where in the flattened tiles a row is
+        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)
+        # -1 lands in the spare last entry
+        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)
         batch.cache["twin"] = (
             _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
             _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
-            tile_rows.clamp(min=0).flatten(), place[:rows], (batch.tail_len == 0).nonzero()[:, 0],
-        )  # fmt: skip
+            tile_rows.clamp(min=0).flatten(),
+            place[:rows],
+            (batch.tail_len == 0).nonzero()[:, 0],
+        )
     prefix, tail, tile_rows, place, padding = batch.cache["twin"]
     scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
-    tiles = scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
+    tiles = (
+        scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
+    )
 
-    def by_row(x: torch.Tensor) -> torch.Tensor:  # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
+    # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
+    def by_row(x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(3, (-1, share)).movedim(3, 1)
         return x.reshape(-1, *x.shape[2:]).index_select(0, place)
 
-    parts = [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)], _attend_pages(scaled, k_cache, v_cache, tail)
+    parts = (
+        [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)],
+        _attend_pages(scaled, k_cache, v_cache, tail),
+    )
     out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
     out = (out * lse.softmax(1)[..., None]).sum(1)
     if len(padding):
@@ -154,12 +207,19 @@ def decode_attention_torch(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torc
     return out.view(rows, heads, dim).to(q.dtype)
 
 
-# -------------------------------------------------------------------------------------------------- Triton kernels
+# -------------------------------------------------------------------------------------------------- Triton
+# kernels
 
 PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
 MAX_SPLITS = 32
-PREFIX_OPTIONS = dict(num_warps=4, num_stages=3)
-TAIL_OPTIONS = dict(num_warps=4, num_stages=3)
+TILE_ROWS = 64  # of queries in a prefix tile, at most
+
+
+def _options(q: torch.Tensor, lanes: int, page_size: int) -> dict[str, int]:
+    """Warps and stages for tiles of heads that are `lanes` wide. Three stages hold two pages of keys and values and the queries in
+    shared memory; where that is too much, pages are not loaded ahead. Four warps' registers hold a tile of 128 lanes."""
+    need = (2 * 2 * page_size + TILE_ROWS) * lanes * q.element_size()
+    return dict(num_warps=8 if lanes > 128 else 4, num_stages=3 if need <= device_limits(q)[1] else 1)
 
 
 def _splits(units: int, kv_heads: int) -> int:
@@ -170,9 +230,21 @@ def _splits(units: int, kv_heads: int) -> int:
 
 @triton.jit
 def _write_kernel(
-    k, v, k_cache, v_cache, page, offset, k_row, k_head, v_row, v_head,
-    HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    k_cache,
+    v_cache,
+    page,
+    offset,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     head, d, inside = i // DIM, i % DIM, i < HEADS * DIM
@@ -182,23 +254,47 @@ def _write_kernel(
 
 
 @triton.jit
+def _heads_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
+    """For a tile of one head a row, LANES wide: the rows that are live, and of those DIM elements."""
+    mask = live[:, None]
+    if LANES > DIM:
+        mask = mask & (d < DIM)[None, :]
+    return mask
+
+
+@triton.jit
 def _attend_pages_kernel(
-    q, top, total, acc, k_head, v_head, table, first, last, length, page_stride, scale,
-    PAGE: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    top,
+    total,
+    acc,
+    k_head,
+    v_head,
+    table,
+    first,
+    last,
+    length,
+    page_stride,
+    scale,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes out."""
-    n, d = tl.arange(0, PAGE), tl.arange(0, DIM)
+    n, d = tl.arange(0, PAGE), tl.arange(0, LANES)
     inside = n[:, None] * DIM + d[None, :]
     for j in range(first, last):
         start = tl.load(table + j).to(tl.int64) * page_stride
         live = j * PAGE + n < length  # half a page of a tail, on average, is not read
-        k = tl.load(k_head + start + inside, mask=live[:, None], other=0.0)
+        mask = _heads_mask(live, d, DIM, LANES)
+        k = tl.load(k_head + start + inside, mask=mask, other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         score = tl.where(live[None, :], score, -1e30)
         best = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - best[:, None])
         shrink = tl.exp2(top - best)
-        v = tl.load(v_head + start + inside, mask=live[:, None], other=0.0)
+        v = tl.load(v_head + start + inside, mask=mask, other=0.0)
         acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         total = total * shrink + tl.sum(weight, 1)
         top = best
@@ -207,10 +303,30 @@ def _attend_pages_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    q, k_cache, v_cache, table, tile_group, tile_len, tile_rows, out, lse, q_row, table_stride, page_stride, rows, scale,
-    HEADS: tl.constexpr, SHARE: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    table,
+    tile_group,
+    tile_len,
+    tile_rows,
+    out,
+    lse,
+    q_row,
+    table_stride,
+    page_stride,
+    rows,
+    scale,
+    HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """(tile, KV head, split): R rows x SHARE heads against a part of the prompt -> out [SPLITS, B, heads, D], lse (base 2)."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
@@ -219,29 +335,65 @@ def _prefix_kernel(
     pages = tl.cdiv(length, PAGE)
     part = tl.cdiv(pages, SPLITS)
     first, last = split * part, tl.minimum(split * part + part, pages)
-    i, d = tl.arange(0, BLOCK), tl.arange(0, DIM)
+    i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     row = tl.load(tile_rows + tile * R + i // SHARE, mask=i < R * SHARE, other=-1)
     live = row >= 0
     head = kv_head * SHARE + i % SHARE
-    tile_q = tl.load(q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0)
+    mask = _heads_mask(live, d, DIM, LANES)
+    tile_q = tl.load(q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    acc = tl.zeros([BLOCK, DIM], tl.float32)
+    acc = tl.zeros([BLOCK, LANES], tl.float32)
     top, total, acc = _attend_pages_kernel(
-        tile_q, top, total, acc, k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM,
-        table + tl.load(tile_group + tile) * table_stride, first, last, length, page_stride, scale, PAGE, DIM, PRECISION,
-    )  # fmt: skip
+        tile_q,
+        top,
+        total,
+        acc,
+        k_cache + kv_head * PAGE * DIM,
+        v_cache + kv_head * PAGE * DIM,
+        table + tl.load(tile_group + tile) * table_stride,
+        first,
+        last,
+        length,
+        page_stride,
+        scale,
+        PAGE,
+        DIM,
+        LANES,
+        PRECISION,
+    )
     at = (split * rows + row) * HEADS + head
     empty = first >= last
     tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
-    tl.store(out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=live[:, None])
+    tl.store(out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=mask)
 
 
 @triton.jit
 def _tail_kernel(
-    q, k_cache, v_cache, table, slot, tail_len, prefix_out, prefix_lse, out, lse, q_row, table_stride, page_stride, rows, scale,
-    HEADS: tl.constexpr, SHARE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
-    PREFIX_SPLITS: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    table,
+    slot,
+    tail_len,
+    prefix_out,
+    prefix_lse,
+    out,
+    lse,
+    q_row,
+    table_stride,
+    page_stride,
+    rows,
+    scale,
+    HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    PREFIX_SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """(row, KV head, split): SHARE heads against a part of the tail. The first split starts from the prefix's result.
 
     With one split `out` is the answer [B, heads, D] and lse isn't used; else both are partial, as the prefix's are.
@@ -251,51 +403,66 @@ def _tail_kernel(
     pages = tl.cdiv(length, PAGE)
     part = tl.cdiv(pages, SPLITS)
     first, last = split * part, tl.minimum(split * part + part, pages)
-    i, d = tl.arange(0, BLOCK), tl.arange(0, DIM)
+    i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     live = i < SHARE
     head = kv_head * SHARE + i
-    tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0)
+    mask = _heads_mask(live, d, DIM, LANES)
+    tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    acc = tl.zeros([BLOCK, DIM], tl.float32)
+    acc = tl.zeros([BLOCK, LANES], tl.float32)
     reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
     for s in tl.static_range(PREFIX_SPLITS):
         at = (s * rows + row) * HEADS + head
         part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
-        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=reads[:, None], other=0.0)
+        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=mask & reads[:, None], other=0.0)
         best = tl.maximum(top, part_lse)
         shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
         acc = acc * shrink[:, None] + part_out * weight[:, None]
         total = total * shrink + tl.where(reads, weight, 0.0)
         top = best
     top, total, acc = _attend_pages_kernel(
-        tile_q, top, total, acc, k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM,
-        table + tl.load(slot + row) * table_stride, first, last, length, page_stride, scale, PAGE, DIM, PRECISION,
-    )  # fmt: skip
+        tile_q,
+        top,
+        total,
+        acc,
+        k_cache + kv_head * PAGE * DIM,
+        v_cache + kv_head * PAGE * DIM,
+        table + tl.load(slot + row) * table_stride,
+        first,
+        last,
+        length,
+        page_stride,
+        scale,
+        PAGE,
+        DIM,
+        LANES,
+        PRECISION,
+    )
     at = (split * rows + row) * HEADS + head
     empty = total == 0.0  # a split without pages, or padding
     answer = tl.where(empty[:, None], 0.0, acc / total[:, None])
-    tl.store(out + at[:, None] * DIM + d[None, :], answer.to(out.dtype.element_ty), mask=live[:, None])
+    tl.store(out + at[:, None] * DIM + d[None, :], answer.to(out.dtype.element_ty), mask=mask)
     if SPLITS > 1:
         tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
 
 
 @triton.jit
-def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr):
+def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
     """parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D], one (row, head) a program."""
     at = tl.program_id(0)
-    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, LANES)
     part_lse = tl.load(lse + s * count + at)
     weight = tl.exp2(part_lse - tl.max(part_lse, 0))
-    part = tl.load(parts + (s * count + at)[:, None] * DIM + d[None, :])
+    part = tl.load(parts + (s * count + at)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
     answer = tl.sum(part * (weight / tl.sum(weight, 0))[:, None], 0)
-    tl.store(out + at * DIM + d, answer.to(out.dtype.element_ty))
+    tl.store(out + at * DIM + d, answer.to(out.dtype.element_ty), mask=d < DIM)
 
 
-def _decode_cuda(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch) -> torch.Tensor:
+def _decode_cuda(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
+) -> torch.Tensor:
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
-    if dim not in (64, 128):
-        raise ValueError(f"decode attention on CUDA has head sizes 64 and 128, not {dim}")
     if q.stride(1) != dim or q.stride(2) != 1:
         q = q.contiguous()
     share, (tiles, per_tile) = heads // kv_heads, batch.tile_rows.shape
@@ -303,23 +470,69 @@ def _decode_cuda(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     if not batch.cache:
         new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=q.device)
         batch.cache["prefix"] = new(prefix_splits, rows, heads, dim), new(prefix_splits, rows, heads)
-        batch.cache["tail"] = (new(splits, rows, heads, dim), new(splits, rows, heads)) if splits > 1 else (None, None)
+        batch.cache["tail"] = (
+            (new(splits, rows, heads, dim), new(splits, rows, heads)) if splits > 1 else (None, None)
+        )
     prefix_out, prefix_lse = batch.cache["prefix"]
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     tail_out, tail_lse = batch.cache["tail"] if splits > 1 else (out, prefix_lse)
-    shape = dict(HEADS=heads, SHARE=share, PAGE=page_size, DIM=dim, PRECISION="ieee" if q.dtype == torch.float32 else "tf32")
+    lanes = max(16, triton.next_power_of_2(dim))  # tl.dot wants 16 at least
+    options = _options(q, lanes, page_size)
+    shape = dict(
+        HEADS=heads,
+        SHARE=share,
+        PAGE=page_size,
+        DIM=dim,
+        LANES=lanes,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+    )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
     block = max(16, triton.next_power_of_2(per_tile * share))
     _prefix_kernel[(tiles, kv_heads, prefix_splits)](
-        q, k_cache, v_cache, batch.prefix_table, batch.tile_group, batch.tile_len, batch.tile_rows, prefix_out, prefix_lse,
-        q.stride(0), batch.prefix_table.stride(0), k_cache.stride(0), rows, scale, R=per_tile, BLOCK=block, SPLITS=prefix_splits,
-        **shape, **PREFIX_OPTIONS,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        batch.prefix_table,
+        batch.tile_group,
+        batch.tile_len,
+        batch.tile_rows,
+        prefix_out,
+        prefix_lse,
+        q.stride(0),
+        batch.prefix_table.stride(0),
+        k_cache.stride(0),
+        rows,
+        scale,
+        R=per_tile,
+        BLOCK=block,
+        SPLITS=prefix_splits,
+        **shape,
+        **options,
+    )
     _tail_kernel[(rows, kv_heads, splits)](
-        q, k_cache, v_cache, batch.tail_table, batch.slot, batch.tail_len, prefix_out, prefix_lse, tail_out, tail_lse,
-        q.stride(0), batch.tail_table.stride(0), k_cache.stride(0), rows, scale, BLOCK=max(16, triton.next_power_of_2(share)),
-        PREFIX_SPLITS=prefix_splits, SPLITS=splits, **shape, **TAIL_OPTIONS,
-    )  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        batch.tail_table,
+        batch.slot,
+        batch.tail_len,
+        prefix_out,
+        prefix_lse,
+        tail_out,
+        tail_lse,
+        q.stride(0),
+        batch.tail_table.stride(0),
+        k_cache.stride(0),
+        rows,
+        scale,
+        BLOCK=max(16, triton.next_power_of_2(share)),
+        PREFIX_SPLITS=prefix_splits,
+        SPLITS=splits,
+        **shape,
+        **options,
+    )
     if splits > 1:
-        _merge_kernel[(rows * heads,)](tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, num_warps=1)
+        _merge_kernel[(rows * heads,)](
+            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1
+        )
     return out

@@ -19,18 +19,34 @@ BACKWARD_TILE = 8192  # and of its backward, for rows that are short
 FLAT = 2048  # elements of an elementwise program
 
 
-# ------------------------------------------------------------------------------------------------------------ RMSNorm
+# ------------------------------------------------------------------------------------------------------------
+# RMSNorm
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_forward_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, eps, token_stride,
-    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    y_ptr,
+    total_ptr,
+    rows,
+    eps,
+    token_stride,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    HEADS: tl.constexpr,
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * N + col[None, :]
     mask = (row < rows)[:, None] & (col < N)[None, :]
     if HEADS:  # so many rows a token, which are not the next one's neighbours
-        x = tl.load(x_ptr + ((row // HEADS).to(tl.int64) * token_stride + row % HEADS * N)[:, None] + col[None, :], mask, 0.0).to(tl.float32)
+        x = tl.load(
+            x_ptr + ((row // HEADS).to(tl.int64) * token_stride + row % HEADS * N)[:, None] + col[None, :],
+            mask,
+            0.0,
+        ).to(tl.float32)
     else:
         x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
     if RESIDUAL:
@@ -44,9 +60,20 @@ def _rms_norm_forward_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_backward_kernel(
-    x_ptr, weight_ptr, dy_ptr, dtotal_ptr, dx_ptr, dw_ptr, rows, eps,
-    N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, RESIDUAL: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    weight_ptr,
+    dy_ptr,
+    dtotal_ptr,
+    dx_ptr,
+    dw_ptr,
+    rows,
+    eps,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     col = tl.arange(0, BLOCK)
     w = tl.load(weight_ptr + col, col < N, 0.0).to(tl.float32)[None, :]
     dw = tl.zeros((ROWS, BLOCK), tl.float32)  # this program's share of the weight gradient stays in registers
@@ -86,9 +113,21 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | N
     per_program = max(1, TILE // block)
     if rows:
         _rms_norm_forward_kernel[(triton.cdiv(rows, per_program),)](
-            x, residual, weight, y, total, rows, eps, x.stride(0), N=n, BLOCK=block, ROWS=per_program,
-            RESIDUAL=total is not x, HEADS=x.shape[1] if apart else 0, num_warps=min(16, max(4, block // 512)),
-        )  # fmt: skip
+            x,
+            residual,
+            weight,
+            y,
+            total,
+            rows,
+            eps,
+            x.stride(0),
+            N=n,
+            BLOCK=block,
+            ROWS=per_program,
+            RESIDUAL=total is not x,
+            HEADS=x.shape[1] if apart else 0,
+            num_warps=min(16, max(4, block // 512)),
+        )
     return y, total
 
 
@@ -97,7 +136,9 @@ def _tokens_are_whole(x: Tensor) -> bool:
     return not x.numel() or x[0].is_contiguous()
 
 
-def rms_norm_forward_torch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def rms_norm_forward_torch(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
     total = x if residual is None else x + residual
     t = total.float()
     rstd = t.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -116,15 +157,28 @@ def rms_norm_backward(
     if not rows:
         return dx, dw.zero_()
     tile = block * per_program
-    processors, shared = _device(x)
+    processors, shared = device_limits(x)
     programs = min(triton.cdiv(rows, per_program), processors)
     parts = torch.empty(programs, n, dtype=torch.float32, device=x.device)
     _rms_norm_backward_kernel[(programs,)](
-        x, weight, dy, dy if dtotal is None else dtotal, dx, parts, rows, eps,
-        N=n, BLOCK=block, ROWS=per_program, RESIDUAL=dtotal is not None, num_warps=min(16, max(4, tile // 512)),
+        x,
+        weight,
+        dy,
+        dy if dtotal is None else dtotal,
+        dx,
+        parts,
+        rows,
+        eps,
+        N=n,
+        BLOCK=block,
+        ROWS=per_program,
+        RESIDUAL=dtotal is not None,
+        num_warps=min(16, max(4, tile // 512)),
         STAGES=min(3, max(1, shared // (3 * tile * x.element_size()))),  # three inputs wait in shared memory
-    )  # fmt: skip
-    _sum_rows_kernel[(triton.cdiv(n, 64),)](parts, dw, programs, N=n, ROWS=triton.next_power_of_2(programs), COLS=64)
+    )
+    _sum_rows_kernel[(triton.cdiv(n, 64),)](
+        parts, dw, programs, N=n, ROWS=triton.next_power_of_2(programs), COLS=64
+    )
     return dx, dw
 
 
@@ -142,7 +196,7 @@ def rms_norm_backward_torch(
     return dx.to(x.dtype), per_row.sum(0).to(weight.dtype)
 
 
-def _device(x: Tensor) -> tuple[int, int]:
+def device_limits(x: Tensor) -> tuple[int, int]:
     """Multiprocessors of the device that x is on, and the shared memory in bytes that a program may fill."""
     if not x.is_cuda:  # the interpreter
         return 4, 2**16
@@ -168,9 +222,21 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dw, None, dx if dtotal is not None else None
 
 
-# --------------------------------------------------------------------------------------------------------------- RoPE
+# ---------------------------------------------------------------------------------------------------------------
+# RoPE
 @triton.jit
-def _rotate(x_ptr, x_stride, out_ptr, token, cos, sin, H: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr):
+def _rotate(
+    x_ptr,
+    x_stride,
+    out_ptr,
+    token,
+    cos,
+    sin,
+    H: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    LANES: tl.constexpr,
+):
     head, lane = tl.arange(0, HEADS), tl.arange(0, LANES)
     inside = head[:, None] * (HALF * 2) + lane[None, :]
     mask = (head < H)[:, None] & (lane < HALF)[None, :]
@@ -183,10 +249,22 @@ def _rotate(x_ptr, x_stride, out_ptr, token, cos, sin, H: tl.constexpr, HEADS: t
 
 @triton.jit
 def _rope_kernel(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, q_stride, k_stride,
-    H: tl.constexpr, HKV: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr, LANES: tl.constexpr, INVERSE: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    k_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_out_ptr,
+    k_out_ptr,
+    q_stride,
+    k_stride,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    LANES: tl.constexpr,
+    INVERSE: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     cos = tl.load(cos_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
@@ -205,10 +283,23 @@ def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -
     (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
     if tokens:
         _rope_kernel[(tokens,)](
-            q, k, cos, sin, q_out, k_out, q.stride(0), k.stride(0),
-            H=heads, HKV=kv_heads, HEADS=triton.next_power_of_2(heads), KV_HEADS=triton.next_power_of_2(kv_heads),
-            HALF=dim // 2, LANES=triton.next_power_of_2(dim // 2), INVERSE=inverse, num_warps=4,
-        )  # fmt: skip
+            q,
+            k,
+            cos,
+            sin,
+            q_out,
+            k_out,
+            q.stride(0),
+            k.stride(0),
+            H=heads,
+            HKV=kv_heads,
+            HEADS=triton.next_power_of_2(heads),
+            KV_HEADS=triton.next_power_of_2(kv_heads),
+            HALF=dim // 2,
+            LANES=triton.next_power_of_2(dim // 2),
+            INVERSE=inverse,
+            num_warps=4,
+        )
     return q_out, k_out
 
 
@@ -233,12 +324,19 @@ class _RoPE(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dq: Tensor, dk: Tensor):
-        return *(rope_rotate if dq.is_cuda else rope_rotate_torch)(dq, dk, *ctx.saved_tensors, True), None, None
+        return (
+            *(rope_rotate if dq.is_cuda else rope_rotate_torch)(dq, dk, *ctx.saved_tensors, True),
+            None,
+            None,
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------- SwiGLU
+# -------------------------------------------------------------------------------------------------------------
+# SwiGLU
 @triton.jit
-def _swiglu_forward_kernel(gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, N: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu_forward_kernel(
+    gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, N: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     if N:  # rows of so many, apart from each other
@@ -269,7 +367,15 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     out, size = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
     if size:
         _swiglu_forward_kernel[(triton.cdiv(size, FLAT),)](
-            gate, up, out, size, gate.stride(0), up.stride(0), N=gate.shape[1] if apart else 0, BLOCK=FLAT, num_warps=8
+            gate,
+            up,
+            out,
+            size,
+            gate.stride(0),
+            up.stride(0),
+            N=gate.shape[1] if apart else 0,
+            BLOCK=FLAT,
+            num_warps=8,
         )
     return out
 
@@ -282,7 +388,9 @@ def swiglu_backward(gate: Tensor, up: Tensor, dout: Tensor) -> tuple[Tensor, Ten
     gate, up, dout = gate.contiguous(), up.contiguous(), dout.contiguous()
     dgate, dup, size = torch.empty_like(gate), torch.empty_like(up), gate.numel()
     if size:
-        _swiglu_backward_kernel[(triton.cdiv(size, FLAT),)](gate, up, dout, dgate, dup, size, BLOCK=FLAT, num_warps=8)
+        _swiglu_backward_kernel[(triton.cdiv(size, FLAT),)](
+            gate, up, dout, dgate, dup, size, BLOCK=FLAT, num_warps=8
+        )
     return dgate, dup
 
 
@@ -304,7 +412,8 @@ class _SwiGLU(torch.autograd.Function):
         return (swiglu_backward if dout.is_cuda else swiglu_backward_torch)(*ctx.saved_tensors, dout)
 
 
-# ------------------------------------------------------------------------------------------------------------- public
+# -------------------------------------------------------------------------------------------------------------
+# public
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467), x and the result [..., N].
 

@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CUDA_BYTES = 1_250_000_000  # in memory at once, of fp32 logits and hidden's gradient. Larger products are faster
+# in memory at once, of fp32 logits and hidden's gradient. Larger products are faster
+CUDA_BYTES = 1_250_000_000
 CPU_BYTES = 64_000_000  # a small model's logits fit in one chunk, which is then kept instead of made again
 TILE = 256
 FORWARD, BACKWARD = (4096, 8), (4096, 8)  # (columns that a row's program has in registers at a time, warps)
@@ -42,7 +43,12 @@ def token_logprobs(
     valid_vocab: the tokenizer's size where the embedding is padded beyond it. A target outside [0, valid_vocab) has
     logp -inf. Cross-entropy is -logp.
     """
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+    if (
+        hidden.ndim != 2
+        or weight.ndim != 2
+        or hidden.shape[1] != weight.shape[1]
+        or targets.shape != hidden.shape[:1]
+    ):
         shapes = ", ".join(str(list(x.shape)) for x in (hidden, weight, targets))
         raise ValueError(f"token_logprobs needs hidden [T, D], weight [V, D], targets [T], not {shapes}")
     if not temperature > 0:
@@ -103,7 +109,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 valid = min(max(ctx.valid - chunk.start, 0), len(part))
                 d = rows_backward(logits, shifted, rows, grads, ctx.temperature, valid, hidden.dtype)
             else:
-                d = rows_backward_torch(logits, shifted, rows, grads, ctx.temperature, grad_entropy is not None)
+                d = rows_backward_torch(
+                    logits, shifted, rows, grads, ctx.temperature, grad_entropy is not None
+                )
                 d = d.to(hidden.dtype)
             if to_hidden:
                 _product(d, part, grad_hidden, add=True)
@@ -151,13 +159,16 @@ def _product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
     if a.dtype == out.dtype and (a.is_cuda or a.dtype == _wide(a)):
         torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
     elif a.is_cuda and out.dtype == torch.float32:
-        torch.addmm(out, a, b, out_dtype=out.dtype, out=out) if add else torch.mm(a, b, out_dtype=out.dtype, out=out)
+        torch.addmm(out, a, b, out_dtype=out.dtype, out=out) if add else torch.mm(
+            a, b, out_dtype=out.dtype, out=out
+        )
     else:
         product = torch.mm(a.to(_wide(a)), b.to(_wide(b)))
         out.add_(product) if add else out.copy_(product)
 
 
-# ---- the rows: torch, then Triton ------------------------------------------------------------------------------------
+# ---- the rows: torch, then Triton
+# ------------------------------------------------------------------------------------
 def rows_forward_torch(z: Tensor, targets: Tensor, out: Tensor, entropy: bool) -> None:
     """z [n, V], the temperature inside -> out [3, n]: logp, entropy (if asked for) and logsumexp."""
     top = z.amax(1, keepdim=True)
@@ -190,26 +201,53 @@ def rows_forward(logits: Tensor, targets: Tensor, out: Tensor, temperature: floa
     """The Triton kernel on logits [n, V] fp32 as the matrix product made them; out [3, n] (rows may be strided)."""
     n, vocab = logits.shape
     _forward_kernel[(n,)](
-        logits, targets, out, logits.stride(0), out.stride(0), 1.0 / temperature, valid,
-        BLOCK=min(FORWARD[0], triton.next_power_of_2(vocab)), num_warps=FORWARD[1],
-    )  # fmt: skip
+        logits,
+        targets,
+        out,
+        logits.stride(0),
+        out.stride(0),
+        1.0 / temperature,
+        valid,
+        BLOCK=min(FORWARD[0], triton.next_power_of_2(vocab)),
+        num_warps=FORWARD[1],
+    )
 
 
 def rows_backward(
-    logits: Tensor, targets: Tensor, rows: Tensor, grads: Tensor, temperature: float, valid: int, dtype: torch.dtype
+    logits: Tensor,
+    targets: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+    temperature: float,
+    valid: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """dz / temperature [n, V] in dtype, written over the logits: its rows are a bf16 view of theirs, twice as far apart."""
     n, vocab = logits.shape
     d = logits.view(dtype)[:, :vocab]
     _backward_kernel[(n,)](
-        logits, targets, rows, grads, d, logits.stride(0), d.stride(0), rows.stride(0), grads.stride(0),
-        1.0 / temperature, vocab, valid, BLOCK=min(BACKWARD[0], triton.next_power_of_2(vocab)), num_warps=BACKWARD[1],
-    )  # fmt: skip
+        logits,
+        targets,
+        rows,
+        grads,
+        d,
+        logits.stride(0),
+        d.stride(0),
+        rows.stride(0),
+        grads.stride(0),
+        1.0 / temperature,
+        vocab,
+        valid,
+        BLOCK=min(BACKWARD[0], triton.next_power_of_2(vocab)),
+        num_warps=BACKWARD[1],
+    )
     return d
 
 
 @triton.jit
-def _forward_kernel(logits, targets, out, logits_stride, out_stride, inv_temperature, valid, BLOCK: tl.constexpr):
+def _forward_kernel(
+    logits, targets, out, logits_stride, out_stride, inv_temperature, valid, BLOCK: tl.constexpr
+):
     """One row in a single pass. Each of BLOCK lanes has its own running maximum m, s = sum(e^(z-m)) and
     t = sum((z-m) e^(z-m)), so that lanes wait for each other once, at the end; one exp an element."""
     row = tl.program_id(0).to(tl.int64)
@@ -243,9 +281,20 @@ def _forward_kernel(logits, targets, out, logits_stride, out_stride, inv_tempera
 
 @triton.jit
 def _backward_kernel(
-    logits, targets, rows, grads, d, logits_stride, d_stride, rows_stride, grads_stride,
-    inv_temperature, vocab, valid, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    targets,
+    rows,
+    grads,
+    d,
+    logits_stride,
+    d_stride,
+    rows_stride,
+    grads_stride,
+    inv_temperature,
+    vocab,
+    valid,
+    BLOCK: tl.constexpr,
+):
     """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered. The next block
     is on its way while one is worked on."""
     row = tl.program_id(0).to(tl.int64)

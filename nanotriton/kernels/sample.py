@@ -45,9 +45,13 @@ def restrict(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
 
 
 def sample_tokens(
-    logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, valid_vocab: int | None = None,
-    top_k: torch.Tensor | None = None, top_p: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    u: torch.Tensor,
+    valid_vocab: int | None = None,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [B, V] fp32, temperature [B] fp32, u [B] float64 -> tokens [B] int64, logprobs [B] fp32.
 
     Temperature 0 takes the most likely token (the first of equals) and reports its logprob at temperature 1. Ids from
@@ -67,7 +71,9 @@ def sample_tokens(
     return sample_tokens_torch(scaled, greedy, u)
 
 
-def sample_tokens_torch(scaled: torch.Tensor, greedy: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens_torch(
+    scaled: torch.Tensor, greedy: torch.Tensor, u: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The twin of the kernels, from scaled and masked logits."""
     p = scaled.softmax(-1)
     cdf = p.to(torch.float64).cumsum_(-1)
@@ -87,7 +93,9 @@ def _block_kernel(logits, temperature, top, total, best, vocab, valid, blocks, B
     row, block = tl.program_id(0), tl.program_id(1)
     t = tl.load(temperature + row)
     i = block * BLOCK + tl.arange(0, BLOCK)
-    z = tl.load(logits + row.to(tl.int64) * vocab + i, mask=i < valid, other=-float("inf")) / tl.where(t == 0, 1.0, t)
+    z = tl.load(logits + row.to(tl.int64) * vocab + i, mask=i < valid, other=-float("inf")) / tl.where(
+        t == 0, 1.0, t
+    )
     high = tl.maximum(tl.max(z, 0), -1e30)  # finite where every id is masked
     at = row * blocks + block
     tl.store(top + at, high)
@@ -97,8 +105,20 @@ def _block_kernel(logits, temperature, top, total, best, vocab, valid, blocks, B
 
 @triton.jit
 def _pick_kernel(
-    logits, temperature, u, top, total, best, tokens, logprobs, vocab, valid, blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):  # fmt: skip
+    logits,
+    temperature,
+    u,
+    top,
+    total,
+    best,
+    tokens,
+    logprobs,
+    vocab,
+    valid,
+    blocks,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
     """One row: the block in which the cumulative mass passes u, then the id in it. Cumulative sums are in fp64."""
     row = tl.program_id(0)
     t = tl.load(temperature + row)
@@ -114,7 +134,9 @@ def _pick_kernel(
     block = tl.minimum(tl.sum((cdf <= target).to(tl.int32), 0), last)
     target -= tl.sum(tl.where(b < block, mass, 0.0), 0)
     i = block * BLOCK + tl.arange(0, BLOCK)
-    z = tl.load(logits + row.to(tl.int64) * vocab + i, mask=i < valid, other=-float("inf")) / tl.where(t == 0, 1.0, t)
+    z = tl.load(logits + row.to(tl.int64) * vocab + i, mask=i < valid, other=-float("inf")) / tl.where(
+        t == 0, 1.0, t
+    )
     p = tl.exp(z - high).to(tl.float64)
     last = tl.max(tl.where(p > 0, i, 0), 0)
     drawn = tl.minimum(block * BLOCK + tl.sum((tl.cumsum(p, 0) <= target).to(tl.int32), 0), last)
@@ -125,7 +147,9 @@ def _pick_kernel(
     tl.store(logprobs + row, (chosen - high - tl.log(whole)).to(tl.float32))
 
 
-def _sample_cuda(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, valid: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _sample_cuda(
+    logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tensor, valid: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, BLOCK)
     top, total = torch.empty((2, rows, blocks), dtype=torch.float32, device=logits.device)
@@ -133,9 +157,23 @@ def _sample_cuda(logits: torch.Tensor, temperature: torch.Tensor, u: torch.Tenso
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     logits = logits.contiguous()
-    _block_kernel[(rows, blocks)](logits, temperature, top, total, best, vocab, valid, blocks, BLOCK=BLOCK, num_warps=8)
+    _block_kernel[(rows, blocks)](
+        logits, temperature, top, total, best, vocab, valid, blocks, BLOCK=BLOCK, num_warps=8
+    )
     _pick_kernel[(rows,)](
-        logits, temperature, u, top, total, best, tokens, logprobs, vocab, valid, blocks,
-        BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(blocks), num_warps=8,
-    )  # fmt: skip
+        logits,
+        temperature,
+        u,
+        top,
+        total,
+        best,
+        tokens,
+        logprobs,
+        vocab,
+        valid,
+        blocks,
+        BLOCK=BLOCK,
+        BLOCKS=triton.next_power_of_2(blocks),
+        num_warps=8,
+    )
     return tokens, logprobs

@@ -21,7 +21,8 @@ HUB = "hub"  # the value of --data that asks for it
 SERVER = "https://datasets-server.huggingface.co"
 DATASET = "ScalingIntelligence/KernelBench"
 
-# Problems that can't tell right from wrong, at the sizes and with the tolerance of the benchmark: scores are given with and without them.
+# Problems that can't tell right from wrong, at the sizes and with the tolerance of the benchmark: scores are
+# given with and without them.
 WEAK = {
     **dict.fromkeys([(2, 80), (2, 83)], "zeros are the answer"),
     (2, 23): "zeros are the answer, to rounding",
@@ -146,10 +147,14 @@ def load_problems(data: str, levels: Sequence[int], server: str = SERVER) -> lis
         raise ValueError("a level is given twice")
     found = []
     for level in sorted(levels):
-        one = sorted(_from_hub(level, server) if data == HUB else _from_folder(Path(data), level), key=lambda p: p.id)
+        one = sorted(
+            _from_hub(level, server) if data == HUB else _from_folder(Path(data), level), key=lambda p: p.id
+        )
         for a, b in pairwise(one):
             if a.id == b.id:
-                raise ValueError(f"level {level}: two problems have the id {a.id}: {a.task.name} and {b.task.name}")
+                raise ValueError(
+                    f"level {level}: two problems have the id {a.id}: {a.task.name} and {b.task.name}"
+                )
         found += one
     return found
 
@@ -174,7 +179,9 @@ def level_folder(data: Path, level: int) -> Path:
             return folder / f"level{level}"
     if data.name == f"level{level}":
         return data
-    raise ValueError(f"{data}: no folder level{level} in it; give a clone of KernelBench (it holds KernelBench/level1 and so on)")
+    raise ValueError(
+        f"{data}: no folder level{level} in it; give a clone of KernelBench (it holds KernelBench/level1 and so on)"
+    )
 
 
 def _from_folder(data: Path, level: int) -> list[Problem]:
@@ -195,11 +202,16 @@ def _from_hub(level: int, server: str) -> list[Problem]:
             rows += [row["row"] for row in page["rows"]]
             total = page["num_rows_total"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{DATASET}, level {level}, can't be read from the hub: {error}; clone its repository and give --data FOLDER") from None
+            raise ValueError(
+                f"{DATASET}, level {level}, can't be read from the hub: {error}; clone its repository and give --data FOLDER"
+            ) from None
         if len(rows) >= total or not page["rows"]:
             break
     name = lambda row: row["name"].removesuffix(".py")
-    return [Problem(level, int(r["problem_id"]), Task(name(r), check_source(r["code"], f"{DATASET} {name(r)}"))) for r in rows]
+    return [
+        Problem(level, int(r["problem_id"]), Task(name(r), check_source(r["code"], f"{DATASET} {name(r)}")))
+        for r in rows
+    ]
 
 
 def read_samples(path: str) -> dict[tuple[str, int], str]:
@@ -215,7 +227,9 @@ def read_samples(path: str) -> dict[tuple[str, int], str]:
     for file in sorted(root.rglob("*.py")):
         if match := SAMPLE.fullmatch(file.name):
             key = (f"{int(match[1])}/{int(match[2])}", int(match[3]))
-        elif (match := PROBLEM.fullmatch(file.name)) and (level := re.fullmatch(r"level(\d+)", file.parent.name)):
+        elif (match := PROBLEM.fullmatch(file.name)) and (
+            level := re.fullmatch(r"level(\d+)", file.parent.name)
+        ):
             key = (f"{int(level[1])}/{int(match[1])}", 0)
         else:
             continue

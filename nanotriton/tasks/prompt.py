@@ -4,7 +4,7 @@ A model with a chat template gets the task inside instructions, in the spirit of
 without one, such as those trained here from nothing, gets the task's source and nothing else: it has seen nothing but
 (source, completion) pairs, and the fence that opens the completion is the separator.
 
-The answer is a fenced Python block in both cases, which is what reward/extract.py looks for.
+The answer is a fenced Python block in both cases, which is what nanotriton/rules/extract.py looks for.
 """
 
 from typing import TYPE_CHECKING
@@ -36,12 +36,21 @@ allocate, view and copy tensors: no `torch` or `torch.nn.functional` function an
 Answer with one complete Python file, imports included, in a single ```python block."""
 
 
-def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
-    """Token ids of the prompt for a task's source, up to where the answer begins."""
+def prompt_text(source: str, tokenizer: "Tokenizer") -> str:
+    """The prompt for a task's source, up to where the answer begins."""
     if not tokenizer.has_chat_template:
-        return tokenizer.encode(source)
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(source=source.strip())}]
-    return tokenizer.encode(tokenizer.chat(messages))
+        return source
+    return tokenizer.chat(
+        [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": USER.format(source=source.strip())},
+        ]
+    )
+
+
+def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
+    """Its token ids."""
+    return tokenizer.encode(prompt_text(source, tokenizer))
 
 
 def build_prompt(task: Task, tokenizer: "Tokenizer") -> list[int]:

@@ -124,7 +124,7 @@ def _init(parameters: list[str]) -> str:
     return "    def __init__(self, cols):\n        super().__init__()\n" + "".join(lines) + "\n"
 
 
-def _render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tuple[str, str]:
+def render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tuple[str, str]:
     """(task source, solution) of a chain of (operation, constant), at these sizes."""
     ops = [op for op, _ in chain]
     tiled, reduced = ops[0].kind == "matmul", any(op.kind == "reduce" for op in ops)
@@ -208,7 +208,8 @@ def is_fair(chain: list[tuple[Op, str]]) -> bool:
     """
     exact = _run(chain, torch.float64)
     error = (_run(chain, torch.float32).double() - exact).flatten(1)
-    size = torch.linalg.vector_norm(exact.flatten(1), dim=1)  # [PROBES]; all are norms here, for one operation a distance
+    # [PROBES]; all are norms here, for one operation a distance
+    size = torch.linalg.vector_norm(exact.flatten(1), dim=1)
     if not (torch.linalg.vector_norm(error, dim=1) <= 2e-5 * size).all():  # not finite: not true
         return False
     names, answer, size = _probe(torch.float64), exact[0], size[0].item()
@@ -246,7 +247,10 @@ def _group(op: Op) -> str:
     return "operand" if op.operand else op.kind
 
 
-GROUPS = {group: [op for op in OPS if _group(op) == group] for group in ("map", "operand", "row", "reduce", "matmul")}
+GROUPS = {
+    group: [op for op in OPS if _group(op) == group]
+    for group in ("map", "operand", "row", "reduce", "matmul")
+}
 
 
 def _draw_chain(rng: random.Random, length: int) -> list[Op]:
@@ -271,7 +275,8 @@ def _draw_fair(rng: random.Random, split: str) -> list[tuple[Op, str]]:
     while True:
         length = rng.choices(LENGTHS, LENGTH_SHARE[split])[0]
         ops = _draw_chain(rng, length)
-        while split_of([op.name for op in ops]) != split:  # of the same length: rejection must not favour short chains
+        # of the same length: rejection must not favour short chains
+        while split_of([op.name for op in ops]) != split:
             ops = _draw_chain(rng, length)
         chain = [(op, rng.choice(op.constants) if op.constants else "") for op in ops]
         if is_fair(chain):
@@ -285,8 +290,16 @@ def _draw_sizes(rng: random.Random, tiled: bool, size: str) -> dict[str, int]:
         return rng.randrange(low | 1, high, 2)
 
     if size == "cpu":
-        return {n: odd(17, 48) for n in ("rows", "inner", "cols")} if tiled else {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
-    return {n: odd(500, 2000) for n in ("rows", "inner", "cols")} if tiled else {"rows": odd(1000, 8000), "cols": odd(200, 1000)}
+        return (
+            {n: odd(17, 48) for n in ("rows", "inner", "cols")}
+            if tiled
+            else {"rows": rng.randint(2, 8), "cols": odd(33, 100)}
+        )
+    return (
+        {n: odd(500, 2000) for n in ("rows", "inner", "cols")}
+        if tiled
+        else {"rows": odd(1000, 8000), "cols": odd(200, 1000)}
+    )
 
 
 def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
@@ -296,8 +309,11 @@ def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
     Task.meta holds the names and constants of the chain. Raises ValueError for an unknown split or size.
     """
     if split not in SPLITS or size not in ("cpu", "gpu"):
-        raise ValueError(f"unknown split {split!r} or size {size!r}: splits are {', '.join(SPLITS)}; sizes are cpu, gpu")
-    rng = random.Random(f"{split} {size} {seed}")  # a string, so that neighbouring seeds have nothing in common
+        raise ValueError(
+            f"unknown split {split!r} or size {size!r}: splits are {', '.join(SPLITS)}; sizes are cpu, gpu"
+        )
+    # a string, so that neighbouring seeds have nothing in common
+    rng = random.Random(f"{split} {size} {seed}")
     tasks: dict[str, Task] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the probes are tiny: waking other threads takes ten times as long
@@ -305,7 +321,7 @@ def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
         while len(tasks) < n:
             chain = _draw_fair(rng, split)
             tiled = chain[0][0].kind == "matmul"
-            source, solution = _render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 32)
+            source, solution = render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 32)
             meta = {"split": split, "ops": [op.name for op, _ in chain], "constants": [c for _, c in chain]}
             tasks.setdefault(source, Task(f"{split}-{seed}-{len(tasks)}", source, solution, meta))
     finally:

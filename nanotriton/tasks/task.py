@@ -33,7 +33,9 @@ def check_source(source: str, where: str) -> str:
         raise ValueError(f"{where}: not Python: {error}") from None
     defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     if missing := [name for name in REQUIRED if name not in defined]:
-        raise ValueError(f"{where}: a task defines {', '.join(REQUIRED)}; this file lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{where}: a task defines {', '.join(REQUIRED)}; this file lacks {', '.join(missing)}"
+        )
     return source
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanotriton.config import reason
-from reward.extract import after_reasoning, defines, parse, python_blocks
+from nanotriton.rules.extract import after_reasoning, defines, parse, python_blocks
 
 SEPARATOR = re.compile(r"^#{146}[ \t]*$", re.M)
 MAIN = re.compile(r"^if[ \t]+__name__[ \t]*==[ \t]*(['\"])__main__\1[ \t]*:", re.M)
@@ -42,21 +42,39 @@ def load_problems(data: str, channel: str) -> list[Problem]:
     """All problems of a channel, in the benchmark's order. data: a clone of TritonBench, or its data folder. ValueError (one line)."""
     folder = find_folder(Path(data))
     items = read_json(folder / f"TritonBench_{channel}_v1.{'json' if channel == 'G' else 'jsonl'}")
-    styles = {style: read_json(path) for style in ("simp", "comp") if (path := folder / f"TritonBench_{channel}_{style}_alpac_v1.json").exists()}
+    styles = {
+        style: read_json(path)
+        for style in ("simp", "comp")
+        if (path := folder / f"TritonBench_{channel}_{style}_alpac_v1.json").exists()
+    }
     found, seen = [], set()
     for number, item in enumerate(items):
         try:
             file, description = item["file"], item.get("description", "") if channel == "T" else ""
             output = item["output"] if channel == "G" else ""
         except (KeyError, TypeError):
-            raise ValueError(f"{folder}: item {number + 1} of channel {channel} has no file{' or output' if channel == 'G' else ''}") from None
+            raise ValueError(
+                f"{folder}: item {number + 1} of channel {channel} has no file{' or output' if channel == 'G' else ''}"
+            ) from None
         if file in seen:
             raise ValueError(f"{folder}: two items of channel {channel} are called {file}")
         seen.add(file)
         code, test = split(folder / f"TritonBench_{channel}_v1" / file)
         # The lists of instructions are in the order of the items.
-        instructions = {style: rows[number]["instruction"] for style, rows in styles.items() if number < len(rows)}
-        found.append(Problem(file.removesuffix(".py"), code, test, output, description, instructions, str(item.get("difficulty", ""))))
+        instructions = {
+            style: rows[number]["instruction"] for style, rows in styles.items() if number < len(rows)
+        }
+        found.append(
+            Problem(
+                file.removesuffix(".py"),
+                code,
+                test,
+                output,
+                description,
+                instructions,
+                str(item.get("difficulty", "")),
+            )
+        )
     if not found:
         raise ValueError(f"{folder}: channel {channel} has no items")
     return found
@@ -91,7 +109,9 @@ def split(path: Path) -> tuple[str, str]:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     parts = SEPARATOR.split(text)
     if len(parts) != 2:
-        raise ValueError(f"{path}: {len(parts) - 1} lines of 146 # in it; one is expected, between implementation and test")
+        raise ValueError(
+            f"{path}: {len(parts) - 1} lines of 146 # in it; one is expected, between implementation and test"
+        )
     return parts[0], parts[1]
 
 
@@ -130,9 +150,12 @@ def answer_name(test: str) -> str | None:
     inside = lambda node: node.body if isinstance(node, ast.If) else [node]
     names = [
         target.id
-        for top in tree.body for node in inside(top) if isinstance(node, ast.Assign)
-        for target in node.targets if isinstance(target, ast.Name) and target.id.startswith(ANSWER)
-    ]  # fmt: skip
+        for top in tree.body
+        for node in inside(top)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.startswith(ANSWER)
+    ]
     return names[-1] if names else None
 
 
@@ -160,7 +183,9 @@ def free_names(test: str) -> frozenset[str]:
     except SyntaxError:
         return frozenset()
     names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
-    bound = {n.id for n in names if not isinstance(n.ctx, ast.Load)} | {a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)}
+    bound = {n.id for n in names if not isinstance(n.ctx, ast.Load)} | {
+        a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)
+    }
     return frozenset({n.id for n in names} - bound - top_level(test) - set(dir(builtins)))
 
 
@@ -202,7 +227,9 @@ def join(rows: list[dict], problems: list[Problem], where: str) -> dict[tuple[st
         names = owners(row, problems)
         if not names:
             said = " ".join(str(row.get("instruction") or row.get("prompt") or "").split())[-60:]
-            raise ValueError(f"{where} entry {number}: a prediction for a problem that is not in the data (...{said})")
+            raise ValueError(
+                f"{where} entry {number}: a prediction for a problem that is not in the data (...{said})"
+            )
         if len(names) > 1:
             raise ValueError(f"{where} entry {number}: it fits several problems: {', '.join(names)}")
         sample = row.get("sample", row.get("sample_id", count.get(names[0], 0)))
@@ -220,7 +247,9 @@ def owners(row: dict, problems: list[Problem]) -> list[str]:
     if isinstance(row.get("problem"), str):
         return [p.name for p in problems if p.name == row["problem"].removesuffix(".py")]
     text, label = str(row.get("instruction") or row.get("prompt") or ""), str(row.get("label") or "").strip()
-    by_instruction = [p.name for p in problems if any(i.strip() and i.strip() in text for i in p.instructions.values())]
+    by_instruction = [
+        p.name for p in problems if any(i.strip() and i.strip() in text for i in p.instructions.values())
+    ]
     if len(by_instruction) == 1:
         return by_instruction
     if label and (by_label := [p.name for p in problems if label in p.output]):

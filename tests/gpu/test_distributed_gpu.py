@@ -45,7 +45,10 @@ def step(model, optimizer, microbatches=3):
         loss = -logp.sum() / (256 * microbatches)
         loss.backward()
         total += loss.item()
-    grads = {n: p.grad.full_tensor() if isinstance(p.grad, distributed.DTensor) else p.grad for n, p in model.named_parameters()}
+    grads = {
+        n: p.grad.full_tensor() if isinstance(p.grad, distributed.DTensor) else p.grad
+        for n, p in model.named_parameters()
+    }
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return total, {n: g.clone() for n, g in grads.items()}
@@ -57,7 +60,9 @@ def test_fsdp_in_bf16_is_the_plain_model_within_bf16(checkpoint_layers):
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=WORLD.device)
     try:
         model, optimizer = make(checkpoint_layers)
-        assert all(isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters())
+        assert all(
+            isinstance(p, distributed.DTensor) and p.dtype == torch.float32 for p in model.parameters()
+        )
         sharded_loss, grads = step(model, optimizer)
         assert abs(loss - sharded_loss) < 2e-3 * loss
         for name, g in plain.items():

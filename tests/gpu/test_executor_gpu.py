@@ -9,7 +9,9 @@ if not torch.cuda.is_available():
 from nanotriton.executor.executor import Executor
 from nanotriton.tasks.task import Task
 
-TASK = Task("double", """
+TASK = Task(
+    "double",
+    """
 import torch
 import torch.nn as nn
 
@@ -22,7 +24,8 @@ def get_inputs():
 
 def get_init_inputs():
     return []
-""")  # fmt: skip
+""",
+)
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n\n"
 MODEL = """
 class ModelNew(nn.Module):
@@ -51,7 +54,9 @@ BODIES = {
 
 
 def candidate(body: str, tuned: bool = False) -> str:
-    configs = ", ".join(f'triton.Config({{"BLOCK": {b}}}, num_warps={w})' for b, w in ((256, 1), (1024, 4), (4096, 8)))
+    configs = ", ".join(
+        f'triton.Config({{"BLOCK": {b}}}, num_warps={w})' for b, w in ((256, 1), (1024, 4), (4096, 8))
+    )
     head = f"\n@triton.autotune([{configs}], key=['n'])" if tuned else ""
     return HEAD + head + KERNEL.format(store=body) + MODEL.format(block="" if tuned else ", BLOCK=1024")
 
@@ -66,12 +71,19 @@ def test_everyone_gets_their_own_verdict():
         got = [(want, future.result(timeout=100)) for want, future in futures]
     assert [(want, v.status, v.message) for want, v in got if v.status != want] == []
     right = next(v for want, v in got if want == "correct")
-    assert right.device == "cuda" and right.mode == "replay" and right.effective_launches == 1 and right.speedup is None
+    assert (
+        right.device == "cuda"
+        and right.mode == "replay"
+        and right.effective_launches == 1
+        and right.speedup is None
+    )
 
 
 def test_timing_is_beside_the_reference_and_sane():
     with Executor(device="cuda", mode="replay", time=True, timeout=20.0) as executor:
-        plain, tuned = (executor.submit(TASK, candidate(RIGHT, tuned)).result(timeout=100) for tuned in (False, True))
+        plain, tuned = (
+            executor.submit(TASK, candidate(RIGHT, tuned)).result(timeout=100) for tuned in (False, True)
+        )
     for v in (plain, tuned):
         assert v.status == "correct", v.message
         assert 1 < v.time_us < 100 and 1 < v.reference_us < 200
@@ -80,9 +92,12 @@ def test_timing_is_beside_the_reference_and_sane():
 
 def test_a_task_of_many_gigabytes_beside_small_ones():
     """It has the GPU alone for a while; nobody fails for want of memory."""
-    huge = Task("huge", TASK.source.replace("torch.randn(512, 1000)", "torch.randn(1 << 30)"))  # 4 GiB, and 4 GiB of answers
+    # 4 GiB, and 4 GiB of answers
+    huge = Task("huge", TASK.source.replace("torch.randn(512, 1000)", "torch.randn(1 << 30)"))
     with Executor(device="cuda", mode="replay", time=True, timeout=30.0) as executor:
-        futures = [executor.submit(task, candidate(RIGHT) + f"\n# {i}\n") for i in range(3) for task in (TASK, huge)]
+        futures = [
+            executor.submit(task, candidate(RIGHT) + f"\n# {i}\n") for i in range(3) for task in (TASK, huge)
+        ]
         verdicts = [future.result(timeout=300) for future in futures]
     assert [(v.status, v.message) for v in verdicts if not v.correct] == []
     assert all(v.time_us > 1000 for v in verdicts[1::2])
@@ -91,14 +106,29 @@ def test_a_task_of_many_gigabytes_beside_small_ones():
 def test_large_weights_are_not_sent():
     """Half a gigabyte of parameters, under the reference's name and under another one."""
     model = "        self.w = nn.Parameter(torch.randn(1 << 27))\n"
-    task = Task("weights", TASK.source.replace("    def forward", f"    def __init__(self):\n        super().__init__()\n{model}\n    def forward")
-                .replace("x * 2 + 1", "x * self.w").replace("torch.randn(512, 1000)", "torch.randn(1 << 27)"))  # fmt: skip
-    kernel = KERNEL.format(store="tl.store(y_ptr + i, x * tl.load(w_ptr + i, mask=i < n), mask=i < n)").replace("x_ptr, y_ptr", "x_ptr, w_ptr, y_ptr")
+    task = Task(
+        "weights",
+        TASK.source.replace(
+            "    def forward",
+            f"    def __init__(self):\n        super().__init__()\n{model}\n    def forward",
+        )
+        .replace("x * 2 + 1", "x * self.w")
+        .replace("torch.randn(512, 1000)", "torch.randn(1 << 27)"),
+    )
+    kernel = KERNEL.format(
+        store="tl.store(y_ptr + i, x * tl.load(w_ptr + i, mask=i < n), mask=i < n)"
+    ).replace("x_ptr, y_ptr", "x_ptr, w_ptr, y_ptr")
     sources = [
-        HEAD + kernel + MODEL.format(block=", BLOCK=1024").replace("(x, y, n", f"(x, self.{name}, y, n").replace(
-            "    def forward", f"    def __init__(self):\n        super().__init__()\n{model.replace('self.w', f'self.{name}')}\n    def forward")
+        HEAD
+        + kernel
+        + MODEL.format(block=", BLOCK=1024")
+        .replace("(x, y, n", f"(x, self.{name}, y, n")
+        .replace(
+            "    def forward",
+            f"    def __init__(self):\n        super().__init__()\n{model.replace('self.w', f'self.{name}')}\n    def forward",
+        )
         for name in ("w", "other")
-    ]  # fmt: skip
+    ]
     with Executor(device="cuda", mode="replay", timeout=60.0) as executor:
         verdicts = [f.result(timeout=300) for f in [executor.submit(task, source) for source in sources]]
     assert [(v.status, v.message) for v in verdicts] == [("correct", "")] * 2

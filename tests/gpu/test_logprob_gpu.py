@@ -23,13 +23,23 @@ def reference(hidden, weight, targets, temperature, valid):
 
 @pytest.mark.parametrize("chunk", [10_000, 64])
 @pytest.mark.parametrize("vocab,valid", [(512, None), (5000, 4987), (50257, None)])
-@pytest.mark.parametrize("dtype,master", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16, torch.float16)])
+@pytest.mark.parametrize(
+    "dtype,master",
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16),
+    ],
+)
 def test_values_and_gradients(monkeypatch, chunk, vocab, valid, dtype, master):
     monkeypatch.setattr(logprob, "CUDA_BYTES", chunk * 4 * vocab)
     g = torch.Generator("cuda").manual_seed(0)
     tokens, width, temperature = 300, 256, 0.8
     hidden = torch.randn(tokens, width, device="cuda", generator=g).to(dtype).requires_grad_()
-    weight = (torch.randn(vocab, width, device="cuda", generator=g) * 0.2).to(dtype).to(master).requires_grad_()
+    weight = (
+        (torch.randn(vocab, width, device="cuda", generator=g) * 0.2).to(dtype).to(master).requires_grad_()
+    )
     targets = torch.randint(0, valid or vocab, (tokens,), device="cuda", generator=g)
     up = torch.randn(2, tokens, device="cuda", generator=g)
 
@@ -41,7 +51,9 @@ def test_values_and_gradients(monkeypatch, chunk, vocab, valid, dtype, master):
     true_grad = torch.autograd.grad(truth, (hidden, weight), tuple(up.double()))
     for a, b, kind in zip(ours_grad, true_grad, (dtype, master)):
         assert a.dtype == kind
-        assert (a - b).abs().max() < {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype] * b.abs().max()
+        assert (a - b).abs().max() < {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[
+            dtype
+        ] * b.abs().max()
     if valid:
         assert (ours_grad[1][valid:] == 0).all()
 
@@ -61,7 +73,9 @@ def test_the_gradient_of_the_weight_is_summed_in_fp32(monkeypatch):
 def test_targets_out_of_range_and_no_tokens():
     hidden = torch.randn(4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    logp, entropy = token_logprobs(hidden, weight, torch.tensor([-100, 0, 290, 1 << 40], device="cuda"), valid_vocab=280)
+    logp, entropy = token_logprobs(
+        hidden, weight, torch.tensor([-100, 0, 290, 1 << 40], device="cuda"), valid_vocab=280
+    )
     assert logp.isneginf().tolist() == [True, False, True, True] and entropy.isfinite().all()
     logp, entropy = token_logprobs(hidden[:0], weight, torch.empty(0, dtype=torch.long, device="cuda"))
     (grad,) = torch.autograd.grad((logp + entropy).sum(), weight)
@@ -75,10 +89,12 @@ def test_memory_is_bounded():
     targets = torch.zeros(8192, dtype=torch.long, device="cuda")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logprob, "CUDA_BYTES", 100_000_000)
-        token_logprobs(hidden, weight, targets)[0].sum().backward()  # cuBLAS's own workspace is allocated here
+        # cuBLAS's own workspace is allocated here
+        token_logprobs(hidden, weight, targets)[0].sum().backward()
         hidden.grad = weight.grad = None
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         token_logprobs(hidden, weight, targets)[0].sum().backward()
         grown = torch.cuda.max_memory_allocated() - before
-    assert grown < 120e6 + weight.numel() * 2 + hidden.numel() * 6  # the gradients; hidden's is fp32 until its end
+    # the gradients; hidden's is fp32 until its end
+    assert grown < 120e6 + weight.numel() * 2 + hidden.numel() * 6

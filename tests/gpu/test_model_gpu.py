@@ -36,11 +36,18 @@ def randn(*shape, dtype=torch.float32):
 def close(got, want, dtype):
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype
-        torch.testing.assert_close(a.float(), b.float(), rtol=UNIT[dtype], atol=UNIT[dtype] * max(1.0, b.float().abs().max().item() / 16))
+        torch.testing.assert_close(
+            a.float(),
+            b.float(),
+            rtol=UNIT[dtype],
+            atol=UNIT[dtype] * max(1.0, b.float().abs().max().item() / 16),
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "n"), [(1, 64), (333, 576), (1000, 4096), (5000, 128), (64, 5120), (3, 8192)])
+@pytest.mark.parametrize(
+    ("rows", "n"), [(1, 64), (333, 576), (1000, 4096), (5000, 128), (64, 5120), (3, 8192)]
+)
 @pytest.mark.parametrize("residual", [False, True])
 def test_rms_norm(dtype, rows, n, residual):
     x, weight, dy = randn(rows, n, dtype=dtype), randn(n), randn(rows, n, dtype=dtype)
@@ -58,7 +65,11 @@ def test_rms_norm(dtype, rows, n, residual):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (9, 3, 64), (1, 1, 48), (40, 8, 96)])
 def test_rope(dtype, heads, kv_heads, dim):
-    q, k, angles = randn(257, heads, dim, dtype=dtype), randn(257, kv_heads, dim, dtype=dtype), randn(257, dim // 2) * 9
+    q, k, angles = (
+        randn(257, heads, dim, dtype=dtype),
+        randn(257, kv_heads, dim, dtype=dtype),
+        randn(257, dim // 2) * 9,
+    )
     for inverse in (False, True):
         args = (q, k, angles.cos(), angles.sin(), inverse)
         close(layers.rope_rotate(*args), layers.rope_rotate_torch(*args), dtype)
@@ -74,11 +85,23 @@ def test_swiglu(dtype, shape):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parts_of_a_wider_product(dtype):
-    q, k, _ = (part.view(257, -1, 128) for part in randn(257, 48 * 128, dtype=dtype).split([4096, 1024, 1024], -1))
+    q, k, _ = (
+        part.view(257, -1, 128) for part in randn(257, 48 * 128, dtype=dtype).split([4096, 1024, 1024], -1)
+    )
     weight, angles = randn(128), randn(257, 64) * 9
     for x in (q, k):
-        close(layers.rms_norm_forward(x, weight, 1e-6, None)[:1], layers.rms_norm_forward_torch(x, weight, 1e-6, None)[:1], dtype)
-    close(*(rotate(q, k, angles.cos(), angles.sin(), False) for rotate in (layers.rope_rotate, layers.rope_rotate_torch)), dtype)
+        close(
+            layers.rms_norm_forward(x, weight, 1e-6, None)[:1],
+            layers.rms_norm_forward_torch(x, weight, 1e-6, None)[:1],
+            dtype,
+        )
+    close(
+        *(
+            rotate(q, k, angles.cos(), angles.sin(), False)
+            for rotate in (layers.rope_rotate, layers.rope_rotate_torch)
+        ),
+        dtype,
+    )
     gate, up = randn(77, 2 * 1536, dtype=dtype).chunk(2, -1)
     close([layers.swiglu_forward(gate, up)], [layers.swiglu_forward_torch(gate, up)], dtype)
 
@@ -105,7 +128,10 @@ def test_attention_backends(backend, lengths, heads):
             attention.LOADERS[backend]()
         except (ImportError, OSError, AttributeError) as error:
             pytest.skip(f"{backend}: {error}")
-    inputs = [randn(sum(lengths), h, 64, dtype=torch.bfloat16).requires_grad_() for h in (heads[0], heads[1], heads[1])]
+    inputs = [
+        randn(sum(lengths), h, 64, dtype=torch.bfloat16).requires_grad_()
+        for h in (heads[0], heads[1], heads[1])
+    ]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     want = plain(*(x.cpu() for x in exact), lengths).cuda()
     out = attention.packed(cumulative(lengths).cuda(), max(lengths), backend)(0, *inputs)
@@ -120,7 +146,11 @@ def test_attention_backends(backend, lengths, heads):
 def test_fp32_is_the_cpus(name):
     hf = make_hf(name)
     model, lengths = copy_of(hf), (30, 1, 57)
-    ids, positions, cu = torch.randint(0, 97, (88,)), torch.cat([torch.arange(n) for n in lengths]), cumulative(lengths)
+    ids, positions, cu = (
+        torch.randint(0, 97, (88,)),
+        torch.cat([torch.arange(n) for n in lengths]),
+        cumulative(lengths),
+    )
     want = logits(model, ids, positions, cu)
     got = logits(model.cuda(), ids.cuda(), positions.cuda(), cu.cuda())
     assert relative(got.cpu(), want) < 1e-5
@@ -130,8 +160,15 @@ def test_fp32_is_the_cpus(name):
 def test_bf16_errs_no_more_than_transformers(name):
     """Relative error of logits and of all gradients together against fp32, at most 1.1 times transformers' own."""
     head_dim = {} if name == "qwen2" else {"head_dim": 64}
-    hf = make_hf(name, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
-                 num_key_value_heads=4, **head_dim).cuda()  # fmt: skip
+    hf = make_hf(
+        name,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        **head_dim,
+    ).cuda()
     with torch.no_grad():
         for p in hf.parameters():
             if p.ndim > 1:
@@ -151,18 +188,26 @@ def test_bf16_errs_no_more_than_transformers(name):
         return m(ids[None]).logits[0]
 
     exact, exact_grad = errors(theirs, hf, torch.float32)
-    mine, my_grad = errors(lambda m: logits(m, ids, positions, cu), copy_of(hf, compute_dtype=torch.bfloat16).cuda(), None)
+    mine, my_grad = errors(
+        lambda m: logits(m, ids, positions, cu), copy_of(hf, compute_dtype=torch.bfloat16).cuda(), None
+    )
     half, half_grad = errors(theirs, hf.bfloat16(), torch.bfloat16)
     ours, reference = relative(mine, exact), relative(half, exact)
     ours_grad, reference_grad = relative(my_grad, exact_grad), relative(half_grad, exact_grad)
-    print(f"\n{name}: logits {ours:.5f} (transformers {reference:.5f}), gradients {ours_grad:.5f} ({reference_grad:.5f})")
+    print(
+        f"\n{name}: logits {ours:.5f} (transformers {reference:.5f}), gradients {ours_grad:.5f} ({reference_grad:.5f})"
+    )
     assert ours <= 1.1 * reference
     assert ours_grad <= 1.1 * reference_grad
 
 
 def test_checkpointing_changes_nothing():
     model = copy_of(make_hf("qwen3"), compute_dtype=torch.bfloat16).cuda()
-    ids, positions, cu = torch.arange(90, device="cuda"), torch.arange(90, device="cuda"), cumulative([90]).cuda()
+    ids, positions, cu = (
+        torch.arange(90, device="cuda"),
+        torch.arange(90, device="cuda"),
+        cumulative([90]).cuda(),
+    )
     grads = []
     for flag in (False, True):
         model.checkpoint_layers = flag
@@ -175,10 +220,20 @@ def test_checkpointing_changes_nothing():
 def test_a_folder_of_real_size_goes_both_ways(tmp_path):
     """Qwen3-0.6B's shape: save, load in transformers, same logits; load here and save again, same bytes."""
     config = ModelConfig(
-        "qwen3", vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, qk_norm=True, rope_theta=1e6, max_position_embeddings=40960,
-        tie_word_embeddings=True, eos_token_ids=(151645, 151643),
-    )  # fmt: skip
+        "qwen3",
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        qk_norm=True,
+        rope_theta=1e6,
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+        eos_token_ids=(151645, 151643),
+    )
     with torch.device("meta"):
         model = Transformer(config)
     model.to(torch.bfloat16).to_empty(device="cuda")

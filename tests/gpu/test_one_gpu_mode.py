@@ -34,7 +34,8 @@ def test_the_sampler_follows_the_training_without_a_copy():
         batch = pack([(request.prompt_ids, s.ids) for s in samples]).to("cuda")
         sampled = torch.tensor([x for s in samples for x in s.logprobs], device="cuda")
         with torch.no_grad():
-            assert (score(model, batch, valid_vocab=512)[0] - sampled).abs().mean() < 0.02  # bf16, two ways to batch
+            # bf16, two ways to batch
+            assert (score(model, batch, valid_vocab=512)[0] - sampled).abs().mean() < 0.02
         drawn.append([s.ids for s in samples])
         for _ in range(4):
             (-score(model, batch, valid_vocab=512)[0].mean()).backward()

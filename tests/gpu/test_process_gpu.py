@@ -6,7 +6,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from nanotriton.executor import Executor, probe
+from nanotriton.executor import Executor
+from nanotriton.executor.common import probe
 from nanotriton.tasks.task import Task
 
 TASK = Task(**probe.TASK)
@@ -29,7 +30,9 @@ def test_each_candidate_gets_its_verdict_and_leaves_nothing():
         futures = {name: executor.submit(TASK, source) for name, source in CANDIDATES.items()}
         verdicts = {name: future.result() for name, future in futures.items()}
     expected = {name: "correct" if name == "reads a value" else name for name in CANDIDATES}
-    assert {name: v.status for name, v in verdicts.items()} == expected, "\n".join(f"{name}: {v.status}: {v.message}" for name, v in verdicts.items())
+    assert {name: v.status for name, v in verdicts.items()} == expected, "\n".join(
+        f"{name}: {v.status}: {v.message}" for name, v in verdicts.items()
+    )
     assert all(v.mode == "process" and v.device == "cuda" and v.speedup is None for v in verdicts.values())
     assert torch.cuda.mem_get_info()[0] > free - (64 << 20)
 

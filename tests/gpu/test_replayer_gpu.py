@@ -8,14 +8,18 @@ if not torch.cuda.is_available():
 
 import torch.nn.functional as F
 
-from nanotriton.executor import driver
-from nanotriton.executor.compiler import compile_kernel
-from nanotriton.executor.cuda import CudaBackend
-from nanotriton.executor.replayer import Replay, ReplayError
-from nanotriton.executor.timing import Stopwatch, Work, floor_us
+from nanotriton.executor.gpu import driver
+from nanotriton.executor.gpu.arena import CudaBackend
+from nanotriton.executor.gpu.ask import describe
+from nanotriton.executor.gpu.compiler import compile_kernel
+from nanotriton.executor.gpu.timing import Stopwatch, Work, floor_us
+from nanotriton.executor.replay.replayer import Replay, ReplayError
 from tests.recording import record
 from tests.test_recorder import module
 from tests.test_replayer import MATMUL, SOFTMAX
+
+CARD = describe()
+hopper = pytest.mark.skipif(CARD.major < 9, reason="needs a GPU with descriptors")
 
 
 @pytest.fixture
@@ -24,8 +28,8 @@ def replay():
     made = []
 
     def make(source: str, inputs: list, **options) -> Replay:
-        plan = record(source, inputs, **options)
-        made.append(CudaBackend({k.key: compile_kernel(k) for k in plan.kernels}))
+        plan = record(source, inputs, card=CARD, **options)
+        made.append(CudaBackend({k.key: compile_kernel(k, CARD) for k in plan.kernels}))
         return Replay(plan, backend=made[-1])
 
     yield make
@@ -67,7 +71,9 @@ def test_dtypes_and_scalars(replay, dtype):
     top = "\n@triton.jit\ndef scale(x, o, a, b, n, B: tl.constexpr):\n    at = tl.program_id(0) * B + tl.arange(0, B)\n    v = tl.load(x + at, mask=at < n)\n    tl.store(o + at, (v * a + b).to(o.dtype.element_ty), mask=at < n)\n"
     x = (gpu(1000) * 5).to(dtype)
     a, b = (2.0, -1.5) if dtype.is_floating_point else (2, -1)
-    out = replay(module(f"y = torch.empty_like(x)\nscale[(8,)](x, y, {a}, {b}, 1000, B=128)\nreturn y", top=top), [x]).run([x])
+    out = replay(
+        module(f"y = torch.empty_like(x)\nscale[(8,)](x, y, {a}, {b}, 1000, B=128)\nreturn y", top=top), [x]
+    ).run([x])
     want = (x.double() * a + b).to(dtype)
     torch.testing.assert_close(out, want, rtol=1e-2, atol=1e-2)
 
@@ -90,12 +96,23 @@ return z, z.to(torch.bfloat16), z.amax(1), torch.zeros(3, device="cuda")"""
 
 def test_writes_outside_are_seen_and_reads_outside_are_nan(replay):
     top = "\n@triton.jit\ndef over(x, o, B: tl.constexpr, W: tl.constexpr):\n    at = tl.arange(0, B)\n    tl.store(o + tl.arange(0, W), tl.sum(tl.load(x + at)) + tl.arange(0, W))\n"
-    r = replay(module("y = torch.empty(100, device='cuda')\nover[(1,)](x, y, B=128, W=128)\nreturn y", top=top), [gpu(128)])
+    r = replay(
+        module("y = torch.empty(100, device='cuda')\nover[(1,)](x, y, B=128, W=128)\nreturn y", top=top),
+        [gpu(128)],
+    )
     with pytest.raises(ReplayError, match="behind buffer") as e:
         r.run([gpu(128)])
     assert e.value.status == "out_of_bounds" and not e.value.fatal
     x = gpu(100)
-    assert replay(module("y = torch.empty(64, device='cuda')\nover[(1,)](x, y, B=128, W=64)\nreturn y", top=top), [x]).run([x]).isnan().all()
+    assert (
+        replay(
+            module("y = torch.empty(64, device='cuda')\nover[(1,)](x, y, B=128, W=64)\nreturn y", top=top),
+            [x],
+        )
+        .run([x])
+        .isnan()
+        .all()
+    )
 
 
 def test_inputs_stay_and_changes_are_reported(replay):
@@ -119,12 +136,18 @@ def tile(src, dst, B: tl.constexpr):
 
 
 def test_cooperative_grids_clusters_and_many_warps(replay):
-    for options in ("launch_cooperative_grid=True", "num_ctas=2", "num_warps=16, num_stages=1", "maxnreg=64"):
+    for options in (
+        "launch_cooperative_grid=True",
+        *["num_ctas=2"] * (CARD.major >= 9),
+        "num_warps=16, num_stages=1",
+        "maxnreg=64",
+    ):
         x = gpu(6, 20)
         forward = f"y = torch.empty_like(x)\nadd_kernel[(2,)](x, x, y, 120, BLOCK=64, {options})\nreturn y"
         assert torch.equal(replay(module(forward), [x]).run([x]), x + x), options
 
 
+@hopper
 def test_device_made_descriptors_use_global_scratch(replay):
     top = """
 @triton.jit
@@ -151,17 +174,21 @@ def test_sizes_of_arguments_are_the_cubins_own(replay):
 def test_the_clock_repeats_and_agrees_with_bandwidth(replay):
     watch, n = Stopwatch(), 32 << 20
     x = gpu(n)
-    source = module(f"y = torch.empty_like(x)\nadd_kernel[({n // 1024},)](x, x, y, {n}, BLOCK=1024)\nreturn y")
+    source = module(
+        f"y = torch.empty_like(x)\nadd_kernel[({n // 1024},)](x, x, y, {n}, BLOCK=1024)\nreturn y"
+    )
     r = replay(source, [x])
     work = Work(r.execute, lambda i: r.load([x]))
     times = [watch.time([work])[0] for _ in range(3)]
-    floor = floor_us(x.nbytes, x.nbytes)
+    floor = floor_us(CARD, x.nbytes, x.nbytes)
     assert all(t.clock == "graph" for t in times)
     assert floor < min(t.us for t in times) < 3 * floor
     assert max(t.us for t in times) / min(t.us for t in times) < 1.05
     r.execute()
     assert torch.equal(r.outputs(), x + x)
-    empty = replay(module("y = torch.empty_like(x)\nadd_kernel[(1,)](x, x, y, 0, BLOCK=64)\nreturn y"), [x[:100]])
+    empty = replay(
+        module("y = torch.empty_like(x)\nadd_kernel[(1,)](x, x, y, 0, BLOCK=64)\nreturn y"), [x[:100]]
+    )
     assert watch.time([Work(empty.execute, lambda i: empty.load([x[:100]]))])[0].us < 20
 
 
@@ -185,7 +212,9 @@ def test_convolutions_and_batch_norms_are_torchs_own_calls(replay, layer, kernel
     top = "\n@triton.jit\ndef twice(p, n, B: tl.constexpr):\n    at = tl.program_id(0) * B + tl.arange(0, B)\n    tl.store(p + at, 2 * tl.load(p + at, mask=at < n), mask=at < n)\n"
     then = "twice[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), B=1024)\n" if kernel else ""
     x, own = gpu(*shape), eval(build, {"nn": torch.nn}).cuda()
-    own.load_state_dict({n: torch.rand_like(t) if t.is_floating_point() else t for n, t in own.state_dict().items()})
+    own.load_state_dict(
+        {n: torch.rand_like(t) if t.is_floating_point() else t for n, t in own.state_dict().items()}
+    )
     weights = {f"layer.{n}": t.clone() for n, t in own.state_dict().items()}
     want = own(x).detach() * (2 if kernel else 1)
     r = replay(module(f"y = self.layer(x)\n{then}return y", f"self.layer = {build}", top), [x])

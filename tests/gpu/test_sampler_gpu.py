@@ -29,7 +29,17 @@ def test_decode_attention(heads, kv_heads, dim, dtype, limit, splits, monkeypatc
         per_tile = max(64 * kv_heads // heads, 1) if max(sizes) > 1 else 1
         monkeypatch.setattr(decode, "_splits", lambda units, kv_heads: splits)
         made = make_case(
-            sizes, lengths, tails, heads=heads, kv_heads=kv_heads, dim=dim, page=64, per_tile=per_tile, dtype=dtype, device="cuda", spread=True
+            sizes,
+            lengths,
+            tails,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            page=64,
+            per_tile=per_tile,
+            dtype=dtype,
+            device="cuda",
+            spread=True,
         )
         out = decode_attention(*made)
         assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < limit
@@ -53,14 +63,20 @@ def test_the_sampling_kernels_equal_the_twin(vocab, valid):
     logits = 2 * torch.randn(200, vocab, generator=generator)
     temperature = torch.tensor([0.0, 1.0, 0.5, 2.0]).repeat(50)
     u = torch.rand(200, generator=generator, dtype=torch.float64)
-    tokens, logprobs = (x.cpu() for x in sample.sample_tokens(logits.cuda(), temperature.cuda(), u.cuda(), valid))
+    tokens, logprobs = (
+        x.cpu() for x in sample.sample_tokens(logits.cuda(), temperature.cuda(), u.cuda(), valid)
+    )
     expected, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid)
     same = tokens == expected
-    assert same[temperature == 0].all() and same.float().mean() > 0.99  # sums in another order: u may fall next door
+    # sums in another order: u may fall next door
+    assert same[temperature == 0].all() and same.float().mean() > 0.99
     assert torch.allclose(logprobs[same], expected_logprobs[same], atol=2e-5)
     assert int(tokens.max()) < valid
     k, p = torch.full((200,), 50), torch.full((200,), 0.9)
-    tokens, logprobs = (x.cpu() for x in sample.sample_tokens(logits.cuda(), temperature.cuda(), u.cuda(), valid, k.cuda(), p.cuda()))
+    tokens, logprobs = (
+        x.cpu()
+        for x in sample.sample_tokens(logits.cuda(), temperature.cuda(), u.cuda(), valid, k.cuda(), p.cuda())
+    )
     expected, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid, k, p)
     same = tokens == expected
     assert same.float().mean() > 0.99
@@ -73,13 +89,17 @@ def test_the_sampling_kernels_follow_the_distribution():
     counts = torch.zeros(9000)
     for part in u.split(20_000):
         n = len(part)
-        tokens, _ = sample.sample_tokens(logits.cuda().expand(n, -1).contiguous(), torch.ones(n, device="cuda"), part.cuda())
+        tokens, _ = sample.sample_tokens(
+            logits.cuda().expand(n, -1).contiguous(), torch.ones(n, device="cuda"), part.cuda()
+        )
         counts += torch.bincount(tokens.cpu(), minlength=9000)
     assert abs(chi_square_z(counts, 200_000 * logits[0].double().softmax(-1))) < 4
 
 
 def gpu_model(family: str, **changes) -> torch.nn.Module:
-    return make_model(family, hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=1024, **changes)
+    return make_model(
+        family, hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=1024, **changes
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -89,9 +109,17 @@ def test_fp32_equals_the_cpu(family):
     model = gpu_model(family)
     ids = prompts([1, 63, 64, 65, 130, 200, 7, 31])
     requests = [
-        Request(p, n=1 + 3 * (i % 3), max_tokens=rng.randint(1, 150), temperature=t, stop_ids=frozenset([5] if t else []), seeds=list(range(1 + 3 * (i % 3))))
-        for i, p in enumerate(ids) for t in (0, 1)
-    ]  # fmt: skip
+        Request(
+            p,
+            n=1 + 3 * (i % 3),
+            max_tokens=rng.randint(1, 150),
+            temperature=t,
+            stop_ids=frozenset([5] if t else []),
+            seeds=list(range(1 + 3 * (i % 3))),
+        )
+        for i, p in enumerate(ids)
+        for t in (0, 1)
+    ]
     expected = Sampler(model, kv_gib=1).generate(requests)
     model = model.cuda()
     roomy = Sampler(model, kv_gib=0.5)
@@ -109,7 +137,9 @@ def test_fp32_equals_the_cpu(family):
 
 def test_top_p_has_a_graph_of_its_own():
     model = gpu_model("llama").cuda()
-    out = Sampler(model, kv_gib=0.5).generate([Request([1, 2, 3], n=8, max_tokens=20, top_k=1), Request([1, 2, 3], max_tokens=20, temperature=0)])
+    out = Sampler(model, kv_gib=0.5).generate(
+        [Request([1, 2, 3], n=8, max_tokens=20, top_k=1), Request([1, 2, 3], max_tokens=20, temperature=0)]
+    )
     assert all(s.ids == out[1][0].ids for s in out[0])
     assert all(abs(x) < 1e-6 for s in out[0] for x in s.logprobs)
 
@@ -123,7 +153,9 @@ def test_bf16_logprobs_are_near_the_trainers():
         for s in group:
             ids = torch.tensor(request.prompt_ids + s.ids, device="cuda")
             attend = packed(torch.tensor([0, len(ids)], dtype=torch.int32, device="cuda"), len(ids))
-            hidden = model(ids, torch.arange(len(ids), device="cuda"), attend)[len(request.prompt_ids) - 1 : -1]
+            hidden = model(ids, torch.arange(len(ids), device="cuda"), attend)[
+                len(request.prompt_ids) - 1 : -1
+            ]
             logp, _ = token_logprobs(hidden, model.head_weight, ids[len(request.prompt_ids) :])
             gaps.append((logp.cpu() - torch.tensor(s.logprobs)).abs())
     gaps = torch.cat(gaps)
@@ -144,10 +176,16 @@ def test_nothing_grows_and_free_gives_memory_back():
         sampler.update_weights(model)
         if turn in (1, 49):
             torch.cuda.synchronize()
-            used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), len(sampler.graphs.captured)))
+            used.append(
+                (torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), len(sampler.graphs.captured))
+            )
     assert used[0] == used[1]
     greedy = [Request([1, 2, 3], max_tokens=9, temperature=0)]
-    first, address, held = sampler.generate(greedy)[0][0].ids, sampler.kv.data.data_ptr(), torch.cuda.mem_get_info()[0]
+    first, address, held = (
+        sampler.generate(greedy)[0][0].ids,
+        sampler.kv.data.data_ptr(),
+        torch.cuda.mem_get_info()[0],
+    )
     graphs = dict(sampler.graphs.captured)
     sampler.free()
     assert torch.cuda.mem_get_info()[0] - held > 0.19 * empty

@@ -54,7 +54,11 @@ def store(op: Op):
     check(pointer.elem == "ptr" and kind == pointer.target(), op)
     if len(op.operands) > 2:
         _mask_shape(op, 2)
-    encode, size, mask = encoder(kind.elem), SIZES[kind.elem], op.operands[2] if len(op.operands) > 2 else None
+    encode, size, mask = (
+        encoder(kind.elem),
+        SIZES[kind.elem],
+        op.operands[2] if len(op.operands) > 2 else None,
+    )
 
     def step(v, frame):
         frame.launch.memory.store(frame, op, v[p], None if mask is None else v[mask], encode(v[x]), size)
@@ -63,9 +67,17 @@ def store(op: Op):
 
 
 RMW = {  # name: (function of registers, unsigned)
-    "fadd": np.add, "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.maximum,
-    "min": np.minimum, "umax": np.maximum, "umin": np.minimum, "exch": lambda old, x: x,
-}  # fmt: skip
+    "fadd": np.add,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "max": np.maximum,
+    "min": np.minimum,
+    "umax": np.maximum,
+    "umin": np.minimum,
+    "exch": lambda old, x: x,
+}
 
 
 def _update(name: str, elem: str):
@@ -86,12 +98,18 @@ def atomic_rmw(op: Op, used: bool):
     pointer, kind, (p, x), (out,) = op.otypes[0], op.otypes[1], op.operands[:2], op.results
     check(pointer.elem == "ptr" and kind == pointer.target() == op.rtypes[0], op)
     check(
-        kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64") and (name == "fadd") <= (kind.elem in FLOATS),
+        kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64")
+        and (name == "fadd") <= (kind.elem in FLOATS),
         op,
     )
     if len(op.operands) > 2:
         _mask_shape(op, 2)
-    encode, decode, size, mask = encoder(kind.elem), decoder(kind.elem), SIZES[kind.elem], (op.operands[2:] + [None])[0]
+    encode, decode, size, mask = (
+        encoder(kind.elem),
+        decoder(kind.elem),
+        SIZES[kind.elem],
+        (op.operands[2:] + [None])[0],
+    )
     update, ufunc = _update(name, kind.elem)
 
     def step(v, frame):
@@ -147,7 +165,8 @@ def descriptor_access(op: Op):
     need(op, 1 + rank + (not loads), int(loads))
     d, starts = op.operands[0], op.operands[1 : 1 + rank]
     check(
-        kind.elem == "desc" and all(op.otypes[1 + i].elem == "i32" and not op.otypes[1 + i].shape for i in range(rank)),
+        kind.elem == "desc"
+        and all(op.otypes[1 + i].elem == "i32" and not op.otypes[1 + i].shape for i in range(rank)),
         op,
     )
     if not loads:
@@ -157,7 +176,10 @@ def descriptor_access(op: Op):
     target = op.rtypes[0] if loads else None
     if loads:  # leading dimensions of 1 may be dropped
         check(target.elem == elem and math.prod(target.shape) == math.prod(kind.shape), op)
-    ranges = [np.arange(n).reshape([1] + [n if i == j else 1 for j in range(rank)]) for i, n in enumerate(kind.shape)]
+    ranges = [
+        np.arange(n).reshape([1] + [n if i == j else 1 for j in range(rank)])
+        for i, n in enumerate(kind.shape)
+    ]
     spread = (-1,) + (1,) * rank
     reduction = None
     if name == "tt.descriptor_reduce":
@@ -178,7 +200,9 @@ def descriptor_access(op: Op):
             raw, mask = memory.load(frame, op, address, on, size)
             outside = np.nan if desc.padding == "nan" and elem in FLOATS else 0
             x = decode(raw) if mask is None else np.where(mask, decode(raw), number(outside))
-            v[op.results[0]] = x if target.shape == kind.shape else full(x, kind.shape).reshape((-1,) + target.shape)
+            v[op.results[0]] = (
+                x if target.shape == kind.shape else full(x, kind.shape).reshape((-1,) + target.shape)
+            )
         elif reduction is None:
             memory.store(frame, op, address, on, encode(v[op.operands[-1]]), size)
         else:
@@ -197,7 +221,12 @@ def descriptor_access(op: Op):
 
 
 BUILD = {
-    "tt.addptr": addptr, "tt.load": load, "tt.store": store, "tt.atomic_cas": atomic_cas,
-    "tt.make_tensor_descriptor": make_descriptor, "tt.descriptor_load": descriptor_access,
-    "tt.descriptor_store": descriptor_access, "tt.descriptor_reduce": descriptor_access,
-}  # fmt: skip
+    "tt.addptr": addptr,
+    "tt.load": load,
+    "tt.store": store,
+    "tt.atomic_cas": atomic_cas,
+    "tt.make_tensor_descriptor": make_descriptor,
+    "tt.descriptor_load": descriptor_access,
+    "tt.descriptor_store": descriptor_access,
+    "tt.descriptor_reduce": descriptor_access,
+}

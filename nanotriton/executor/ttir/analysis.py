@@ -85,4 +85,6 @@ def cost(op: Op) -> int:
         return largest + math.prod(op.rtypes[0].shape) * op.otypes[0].shape[-1] // 16
     if op.name in ("tt.reduce", "tt.scan"):
         return largest * 2 * sum(len(b.ops) for b in op.regions[0])
-    return largest * (4 if op.name.startswith(("tt.load", "tt.store", "tt.atomic", "math.", "tt.extern")) else 1)
+    return largest * (
+        4 if op.name.startswith(("tt.load", "tt.store", "tt.atomic", "math.", "tt.extern")) else 1
+    )

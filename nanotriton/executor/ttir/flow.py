@@ -73,7 +73,9 @@ class Body:
 
     def __init__(self, kernel, function: Function, callers: tuple[str, ...]):
         self.kernel, self.f, self.callers = kernel, function, callers
-        used = set(chain.from_iterable(chain(op.operands, *(a for _, a in op.targets)) for op in walk(function.body)))
+        used = set(
+            chain.from_iterable(chain(op.operands, *(a for _, a in op.targets)) for op in walk(function.body))
+        )
         self.used, self.uses = used, {id(op) for op in walk(function.body) if used.intersection(op.results)}
         sizes = [math.prod(t.shape) for t in function.types]
         self.largest, self.live, self.callee_live = max(sizes, default=1), 1 + sum(sizes), 0
@@ -118,7 +120,11 @@ class Body:
 
     def block(self, block: Block):
         """(run, terminator): `run(v, frame)` does all steps of a block but the terminator, and pays for them."""
-        if not block.ops or block.ops[-1].name not in TERMINATORS or any(o.name in TERMINATORS for o in block.ops[:-1]):
+        if (
+            not block.ops
+            or block.ops[-1].name not in TERMINATORS
+            or any(o.name in TERMINATORS for o in block.ops[:-1])
+        ):
             raise ParseError(f"a block of {self.f.name[:40]} without a terminator at its end")
         steps, end = [], block.ops[-1]
         if (end.name.startswith("cf.") or end.name == "tt.return") != any(block is b for b in self.f.body):
@@ -180,7 +186,9 @@ class Body:
         self.largest, self.callee_live = max(self.largest, callee.largest), max(self.callee_live, callee.live)
         kinds = [callee.f.types[i] for i in callee.f.args]
         returned = [
-            [callee.f.types[i] for i in end.operands] for *_, end in callee.blocks.values() if end.name == "tt.return"
+            [callee.f.types[i] for i in end.operands]
+            for *_, end in callee.blocks.values()
+            if end.name == "tt.return"
         ]
         check(kinds == op.otypes and all(r == op.rtypes for r in returned), op)
 
@@ -219,12 +227,17 @@ class Body:
 
     def scf_for(self, op: Op):
         run, ends = self.region(op.regions[0])
-        captures, (bounds, inits, outs) = captured(op.regions[0]), (op.operands[:3], op.operands[3:], op.results)
+        captures, (bounds, inits, outs) = (
+            captured(op.regions[0]),
+            (op.operands[:3], op.operands[3:], op.results),
+        )
         induction, *args = op.regions[0][0].args
         kind = self.f.types[induction]
         if op.words:
             raise Unsupported(f"scf.for {op.words[0][:20]}")
-        check(op.otypes[:3] == [kind] * 3 and kind in (("i32", (), ""), ("i64", (), ""), ("index", (), "")), op)
+        check(
+            op.otypes[:3] == [kind] * 3 and kind in (("i32", (), ""), ("i64", (), ""), ("index", (), "")), op
+        )
         self.agree(op, inits, args, ends, outs)
         dtype = DTYPE[kind.elem]
 

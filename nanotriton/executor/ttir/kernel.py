@@ -78,7 +78,9 @@ class Kernel:
 
     def function(self, name: str, callers: tuple[str, ...]) -> "Body":
         if name in callers or name not in self.functions:
-            raise Unsupported(f"call of {name[:40]}, {'a recursion' if name in callers else 'which is not there'}")
+            raise Unsupported(
+                f"call of {name[:40]}, {'a recursion' if name in callers else 'which is not there'}"
+            )
         if name not in self.compiled:
             self.compiled[name] = Body(self, self.functions[name], (*callers, name))
         return self.compiled[name]
@@ -105,7 +107,9 @@ class Kernel:
                 found[i] = (int(value[0] if kind.elem == "desc" else value), name)
         return found
 
-    def run(self, grid: tuple[int, ...], args: list, memory: Memory, budget: int = BUDGET, backwards: bool = False) -> None:
+    def run(
+        self, grid: tuple[int, ...], args: list, memory: Memory, budget: int = BUDGET, backwards: bool = False
+    ) -> None:
         """Evaluates all programs of the grid (x, y, z).
 
         args: one a parameter: a pointer is an address that `memory` gave, a tensor descriptor (address, shape, strides) or
@@ -144,7 +148,8 @@ class Kernel:
             MemoryError,
             RecursionError,
         ) as error:
-            # Text that no Triton printed (a value used where it is not defined), or a bug here: never the kernel's fault.
+            # Text that no Triton printed (a value used where it is not defined), or a bug here: never the
+            # kernel's fault.
             raise Unsupported(f"kernel {self.name}: {type(error).__name__}: {str(error)[:200]}") from error
 
 

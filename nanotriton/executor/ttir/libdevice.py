@@ -17,7 +17,7 @@ from .numbers import (
     rsqrt,
     through_torch,
     unsigned,
-)  # fmt: skip
+)
 
 
 def _norm(*xs):
@@ -88,7 +88,9 @@ def _difference(a, b, c, signed: bool):
 def _mul24(a, b, signed: bool):
     shift = np.int32(8)
     a, b = ((x << shift) if signed else unsigned(x << shift) for x in (a, b))
-    return ((a >> a.dtype.type(8)).astype(np.int64) * (b >> b.dtype.type(8)).astype(np.int64)).astype(np.int32)
+    return ((a >> a.dtype.type(8)).astype(np.int64) * (b >> b.dtype.type(8)).astype(np.int64)).astype(
+        np.int32
+    )
 
 
 def _integer(test):
@@ -101,52 +103,143 @@ def _exponent(x):
 
 _lgamma, _special = through_torch(torch.lgamma), torch.special
 FLOAT = {
-    "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan, "atanh": np.arctanh,
-    "atan2": np.arctan2, "cbrt": np.cbrt, "ceil": np.ceil, "copysign": np.copysign, "cos": np.cos, "cosh": np.cosh,
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1, "fabs": np.abs,
-    "floor": np.floor, "fmod": np.fmod, "fma": fma, "fdim": lambda x, y: np.where(np.isnan(x - y), x - y, np.maximum(x - y, 0)),
-    "hypot": lambda x, y: _norm(x, y), "rhypot": lambda x, y: 1 / _norm(x, y),
-    "norm3d": _norm, "norm4d": _norm, "rnorm3d": lambda *x: 1 / _norm(*x), "rnorm4d": lambda *x: 1 / _norm(*x),
-    "log": np.log, "log10": np.log10, "log1p": np.log1p, "log2": np.log2, "pow": np.power, "powi": np.power,
-    "fmax": np.fmax, "fmin": np.fmin, "nextafter": np.nextafter, "rcbrt": lambda x: 1 / np.cbrt(x), "remainder": _remainder,
-    "rint": np.rint, "nearbyint": np.rint, "round": round_away, "rsqrt": rsqrt, "trunc": np.trunc, "sqrt": np.sqrt,
-    "sin": np.sin, "sinh": np.sinh, "tan": np.tan, "tanh": np.tanh, "ldexp": np.ldexp, "scalbn": np.ldexp,
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atanh": np.arctanh,
+    "atan2": np.arctan2,
+    "cbrt": np.cbrt,
+    "ceil": np.ceil,
+    "copysign": np.copysign,
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "exp10": lambda x: np.power(x.dtype.type(10), x),
+    "expm1": np.expm1,
+    "fabs": np.abs,
+    "floor": np.floor,
+    "fmod": np.fmod,
+    "fma": fma,
+    "fdim": lambda x, y: np.where(np.isnan(x - y), x - y, np.maximum(x - y, 0)),
+    "hypot": lambda x, y: _norm(x, y),
+    "rhypot": lambda x, y: 1 / _norm(x, y),
+    "norm3d": _norm,
+    "norm4d": _norm,
+    "rnorm3d": lambda *x: 1 / _norm(*x),
+    "rnorm4d": lambda *x: 1 / _norm(*x),
+    "log": np.log,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "log2": np.log2,
+    "pow": np.power,
+    "powi": np.power,
+    "fmax": np.fmax,
+    "fmin": np.fmin,
+    "nextafter": np.nextafter,
+    "rcbrt": lambda x: 1 / np.cbrt(x),
+    "remainder": _remainder,
+    "rint": np.rint,
+    "nearbyint": np.rint,
+    "round": round_away,
+    "rsqrt": rsqrt,
+    "trunc": np.trunc,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "sinh": np.sinh,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "ldexp": np.ldexp,
+    "scalbn": np.ldexp,
     "sinpi": lambda x: np.sin(np.pi * np.fmod(x.astype(np.float64), 2)).astype(x.dtype),
     "cospi": lambda x: np.cos(np.pi * np.fmod(x.astype(np.float64), 2)).astype(x.dtype),
-    "logb": lambda x: np.floor(np.log2(np.abs(x.astype(np.float64)))).astype(x.dtype), "ilogb": _exponent,
-    "erf": through_torch(torch.erf), "erfc": through_torch(torch.erfc), "erfinv": through_torch(torch.erfinv),
-    "erfcinv": through_torch(lambda x: torch.erfinv(1 - x.double()).to(x.dtype)), "erfcx": through_torch(_special.erfcx),
-    "lgamma": _lgamma, "tgamma": _tgamma, "normcdf": through_torch(_special.ndtr), "normcdfinv": through_torch(_special.ndtri),
-    "cyl_bessel_i0": through_torch(_special.i0), "cyl_bessel_i1": through_torch(_special.i1),
-    "j0": through_torch(_special.bessel_j0), "j1": through_torch(_special.bessel_j1),
-    "y0": through_torch(_special.bessel_y0), "y1": through_torch(_special.bessel_y1),
-    "saturate": lambda x: clamp(np.where(np.isnan(x), x.dtype.type(0), x), x.dtype.type(0), x.dtype.type(1), False),
+    "logb": lambda x: np.floor(np.log2(np.abs(x.astype(np.float64)))).astype(x.dtype),
+    "ilogb": _exponent,
+    "erf": through_torch(torch.erf),
+    "erfc": through_torch(torch.erfc),
+    "erfinv": through_torch(torch.erfinv),
+    "erfcinv": through_torch(lambda x: torch.erfinv(1 - x.double()).to(x.dtype)),
+    "erfcx": through_torch(_special.erfcx),
+    "lgamma": _lgamma,
+    "tgamma": _tgamma,
+    "normcdf": through_torch(_special.ndtr),
+    "normcdfinv": through_torch(_special.ndtri),
+    "cyl_bessel_i0": through_torch(_special.i0),
+    "cyl_bessel_i1": through_torch(_special.i1),
+    "j0": through_torch(_special.bessel_j0),
+    "j1": through_torch(_special.bessel_j1),
+    "y0": through_torch(_special.bessel_y0),
+    "y1": through_torch(_special.bessel_y1),
+    "saturate": lambda x: clamp(
+        np.where(np.isnan(x), x.dtype.type(0), x), x.dtype.type(0), x.dtype.type(1), False
+    ),
     "llrint": lambda x: float_to_int(np.dtype(np.int64))(np.rint(x)),
-    "llround": lambda x: float_to_int(np.dtype(np.int64))(round_away(x)), "fdivide": np.divide,
-}  # fmt: skip
+    "llround": lambda x: float_to_int(np.dtype(np.int64))(round_away(x)),
+    "fdivide": np.divide,
+}
 EXACT = {
-    "abs": np.abs, "llabs": np.abs, "brev": _reverse, "brevll": _reverse, "byte_perm": _byte_perm,
-    "clz": _leading_zeros, "clzll": _leading_zeros, "ffs": _first_set, "ffsll": _first_set,
-    "popc": _count_bits, "popcll": _count_bits, "mulhi": mul_high_signed, "mul64hi": mul_high_signed,
-    "umulhi": mul_high, "umul64hi": mul_high, "mul24": lambda a, b: _mul24(a, b, True), "umul24": lambda a, b: _mul24(a, b, False),
-    "hadd": lambda a, b: _mean(a, b, True, 0), "rhadd": lambda a, b: _mean(a, b, True, 1),
-    "uhadd": lambda a, b: _mean(a, b, False, 0), "urhadd": lambda a, b: _mean(a, b, False, 1),
-    "sad": lambda a, b, c: _difference(a, b, c, True), "usad": lambda a, b, c: _difference(a, b, c, False),
-    "float_as_int": lambda x: x.view(np.int32), "float_as_uint": lambda x: x.view(np.int32),
-    "int_as_float": lambda x: x.view(np.float32), "uint_as_float": lambda x: x.view(np.float32),
-    "double_as_longlong": lambda x: x.view(np.int64), "longlong_as_double": lambda x: x.view(np.float64),
-    "double2hiint": lambda x: (x.view(np.int64) >> 32).astype(np.int32), "double2loint": lambda x: x.view(np.int64).astype(np.int32),
+    "abs": np.abs,
+    "llabs": np.abs,
+    "brev": _reverse,
+    "brevll": _reverse,
+    "byte_perm": _byte_perm,
+    "clz": _leading_zeros,
+    "clzll": _leading_zeros,
+    "ffs": _first_set,
+    "ffsll": _first_set,
+    "popc": _count_bits,
+    "popcll": _count_bits,
+    "mulhi": mul_high_signed,
+    "mul64hi": mul_high_signed,
+    "umulhi": mul_high,
+    "umul64hi": mul_high,
+    "mul24": lambda a, b: _mul24(a, b, True),
+    "umul24": lambda a, b: _mul24(a, b, False),
+    "hadd": lambda a, b: _mean(a, b, True, 0),
+    "rhadd": lambda a, b: _mean(a, b, True, 1),
+    "uhadd": lambda a, b: _mean(a, b, False, 0),
+    "urhadd": lambda a, b: _mean(a, b, False, 1),
+    "sad": lambda a, b, c: _difference(a, b, c, True),
+    "usad": lambda a, b, c: _difference(a, b, c, False),
+    "float_as_int": lambda x: x.view(np.int32),
+    "float_as_uint": lambda x: x.view(np.int32),
+    "int_as_float": lambda x: x.view(np.float32),
+    "uint_as_float": lambda x: x.view(np.float32),
+    "double_as_longlong": lambda x: x.view(np.int64),
+    "longlong_as_double": lambda x: x.view(np.float64),
+    "double2hiint": lambda x: (x.view(np.int64) >> 32).astype(np.int32),
+    "double2loint": lambda x: x.view(np.int64).astype(np.int32),
     "hiloint2double": lambda h, l: ((h.astype(np.int64) << 32) | unsigned(l)).view(np.float64),
-    "isnanf": _integer(np.isnan), "isnand": _integer(np.isnan), "isinff": _integer(np.isinf), "isinfd": _integer(np.isinf),
-    "finitef": _integer(np.isfinite), "isfinited": _integer(np.isfinite),
-    "signbitf": _integer(np.signbit), "signbitd": _integer(np.signbit),
-    "frsqrt_rn": rsqrt, "fmaf_rn": fma, "fma_rn": fma,
-}  # fmt: skip
+    "isnanf": _integer(np.isnan),
+    "isnand": _integer(np.isnan),
+    "isinff": _integer(np.isinf),
+    "isinfd": _integer(np.isinf),
+    "finitef": _integer(np.isfinite),
+    "isfinited": _integer(np.isfinite),
+    "signbitf": _integer(np.signbit),
+    "signbitd": _integer(np.signbit),
+    "frsqrt_rn": rsqrt,
+    "fmaf_rn": fma,
+    "fma_rn": fma,
+}
 for _kind in ("f", "d"):  # __nv_fadd_rn and __nv_dadd_rn round as everything does
-    for _name, _f in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}.items():
+    for _name, _f in {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "sqrt": np.sqrt,
+    }.items():
         EXACT[f"{_kind}{_name}_rn"] = _f
     EXACT[f"{_kind}rcp_rn"] = lambda x: 1 / x
-_INTEGERS = {"int": (np.int32, True), "uint": (np.int32, False), "ll": (np.int64, True), "ull": (np.int64, False)}
+_INTEGERS = {
+    "int": (np.int32, True),
+    "uint": (np.int32, False),
+    "ll": (np.int64, True),
+    "ull": (np.int64, False),
+}
 _ROUND = {"rn": np.rint, "rd": np.floor, "ru": np.ceil, "rz": np.trunc}
 for _to, (_type, _signed) in _INTEGERS.items():
     for _mode, _round in _ROUND.items():

@@ -97,7 +97,9 @@ class Memory:
                 reached[buffer.base] = reached.get(buffer.base, 0) | 1 << i
         for buffer in self.buffers:
             bits = reached.get(buffer.base, 0)
-            buffer.tracked = races and bool((stored == -1 or stored & bits) and (loaded == -1 or loaded & bits))
+            buffer.tracked = races and bool(
+                (stored == -1 or stored & bits) and (loaded == -1 or loaded & bits)
+            )
 
     # --- access: `at` says where in the kernel, `frame` who
 
@@ -189,7 +191,9 @@ class Memory:
         `ufunc`: (NumPy ufunc, dtype) that does the same when nobody reads the result; then None is returned, else old.
         """
         shape = np.broadcast_shapes((frame.n,), *(x.shape[:1] for x in (address, *values)))
-        tail = np.broadcast_shapes(*(x.shape[1:] for x in (address, *values) + (() if mask is None else (mask,))))
+        tail = np.broadcast_shapes(
+            *(x.shape[1:] for x in (address, *values) + (() if mask is None else (mask,)))
+        )
         shape = shape + tail
         on = np.ones(shape, bool).ravel() if mask is None else np.broadcast_to(mask, shape).ravel()
         address = np.broadcast_to(address, shape).ravel()[on]
@@ -233,7 +237,10 @@ class Memory:
         owner = frame.owner
         if shape[0] == 1 and frame.n > 1:  # uniform: every program does the same
             owner = np.full(1, MANY, np.int32)
-        flat = [np.broadcast_to(x, shape).ravel() for x in (address, other, owner.reshape(-1, *[1] * (len(shape) - 1)))]
+        flat = [
+            np.broadcast_to(x, shape).ravel()
+            for x in (address, other, owner.reshape(-1, *[1] * (len(shape) - 1)))
+        ]
         if mask is not None:
             on = np.broadcast_to(mask, shape).ravel()
             flat = [x[on] for x in flat]

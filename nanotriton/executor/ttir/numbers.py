@@ -53,7 +53,9 @@ def _f8_table(name: str) -> np.ndarray:
 
 
 _F8_VALUE = {name: _f8_table(name) for name in F8}
-_F8_MIDDLE = {n: (v[: m - 1].astype(np.float64) + v[1:m]) / 2 for (n, v), m in zip(_F8_VALUE.items(), (0x7F, 0x7C))}
+_F8_MIDDLE = {
+    n: (v[: m - 1].astype(np.float64) + v[1:m]) / 2 for (n, v), m in zip(_F8_VALUE.items(), (0x7F, 0x7C))
+}
 
 
 def _f8_bits(name: str):
@@ -114,7 +116,9 @@ def tf32(x: np.ndarray) -> np.ndarray:
 def to_zero(elem: str):
     """Rounds float32 to `elem` toward zero (tt.fp_to_fp with rounding = rtz)."""
     if elem == "bf16":
-        return lambda x: np.where(np.isnan(x), x, (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
+        return lambda x: np.where(
+            np.isnan(x), x, (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        )
 
     def f16(x: np.ndarray) -> np.ndarray:
         near = x.astype(np.float16)
@@ -221,9 +225,18 @@ for _name in ("lt", "le", "gt", "ge"):
     CMPI[f"u{_name}"] = lambda a, b, f=CMPI[f"s{_name}"]: f(unsigned(a), unsigned(b))
 # NumPy's comparisons are ordered (false for NaN) but for !=; unordered is the negation of the opposite.
 CMPF = {
-    "oeq": np.equal, "ogt": np.greater, "oge": np.greater_equal, "olt": np.less, "ole": np.less_equal,
+    "oeq": np.equal,
+    "ogt": np.greater,
+    "oge": np.greater_equal,
+    "olt": np.less,
+    "ole": np.less_equal,
     "une": np.not_equal,
-    "one": lambda a, b: (a < b) | (a > b), "ueq": lambda a, b: ~((a < b) | (a > b)),
-    "ugt": lambda a, b: ~(a <= b), "uge": lambda a, b: ~(a < b), "ult": lambda a, b: ~(a >= b), "ule": lambda a, b: ~(a > b),
-    "ord": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "uno": lambda a, b: np.isnan(a) | np.isnan(b),
-}  # fmt: skip
+    "one": lambda a, b: (a < b) | (a > b),
+    "ueq": lambda a, b: ~((a < b) | (a > b)),
+    "ugt": lambda a, b: ~(a <= b),
+    "uge": lambda a, b: ~(a < b),
+    "ult": lambda a, b: ~(a >= b),
+    "ule": lambda a, b: ~(a > b),
+    "ord": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+    "uno": lambda a, b: np.isnan(a) | np.isnan(b),
+}

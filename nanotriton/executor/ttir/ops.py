@@ -34,7 +34,7 @@ from .numbers import (
     rsqrt,
     to_zero,
     unsigned,
-)  # fmt: skip
+)
 from .types import Op, ParseError, TTIRError, Type, Unsupported
 
 
@@ -63,39 +63,101 @@ def integers(text: str) -> list[int]:
 # --- element by element
 
 INT2 = {
-    "addi": np.add, "subi": np.subtract, "muli": np.multiply, "andi": np.bitwise_and, "ori": np.bitwise_or,
-    "xori": np.bitwise_xor, "shli": np.left_shift, "shrsi": np.right_shift, "maxsi": np.maximum, "minsi": np.minimum,
-    "shrui": lambda a, b: (unsigned(a) >> unsigned(b)).view(a.dtype), "divsi": floor_mod(div_signed),
-    "divui": floor_mod(div_unsigned), "remsi": floor_mod(np.fmod),
-    "remui": floor_mod(lambda a, b: (unsigned(a) % unsigned(b)).view(a.dtype)), "floordivsi": floor_mod(np.floor_divide),
+    "addi": np.add,
+    "subi": np.subtract,
+    "muli": np.multiply,
+    "andi": np.bitwise_and,
+    "ori": np.bitwise_or,
+    "xori": np.bitwise_xor,
+    "shli": np.left_shift,
+    "shrsi": np.right_shift,
+    "maxsi": np.maximum,
+    "minsi": np.minimum,
+    "shrui": lambda a, b: (unsigned(a) >> unsigned(b)).view(a.dtype),
+    "divsi": floor_mod(div_signed),
+    "divui": floor_mod(div_unsigned),
+    "remsi": floor_mod(np.fmod),
+    "remui": floor_mod(lambda a, b: (unsigned(a) % unsigned(b)).view(a.dtype)),
+    "floordivsi": floor_mod(np.floor_divide),
     "maxui": lambda a, b: np.maximum(unsigned(a), unsigned(b)).view(a.dtype),
     "minui": lambda a, b: np.minimum(unsigned(a), unsigned(b)).view(a.dtype),
     "ceildivsi": floor_mod(lambda a, b: -(-a // b)),
-}  # fmt: skip
+}
 BOOL2 = {  # i1: true is -1 where it is signed
-    "addi": np.logical_xor, "subi": np.logical_xor, "muli": np.logical_and, "andi": np.logical_and, "ori": np.logical_or,
-    "xori": np.logical_xor, "maxui": np.logical_or, "minui": np.logical_and, "maxsi": np.logical_and, "minsi": np.logical_or,
-}  # fmt: skip
+    "addi": np.logical_xor,
+    "subi": np.logical_xor,
+    "muli": np.logical_and,
+    "andi": np.logical_and,
+    "ori": np.logical_or,
+    "xori": np.logical_xor,
+    "maxui": np.logical_or,
+    "minui": np.logical_and,
+    "maxsi": np.logical_and,
+    "minsi": np.logical_or,
+}
 FLOAT2 = {
-    "arith.addf": np.add, "arith.subf": np.subtract, "arith.mulf": np.multiply, "arith.divf": np.divide, "arith.remf": np.fmod,
-    "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin,
-    "tt.precise_divf": np.divide, "math.powf": np.power, "math.atan2": np.arctan2, "math.copysign": np.copysign,
-}  # fmt: skip
+    "arith.addf": np.add,
+    "arith.subf": np.subtract,
+    "arith.mulf": np.multiply,
+    "arith.divf": np.divide,
+    "arith.remf": np.fmod,
+    "arith.maximumf": np.maximum,
+    "arith.minimumf": np.minimum,
+    "arith.maxnumf": np.fmax,
+    "arith.minnumf": np.fmin,
+    "tt.precise_divf": np.divide,
+    "math.powf": np.power,
+    "math.atan2": np.arctan2,
+    "math.copysign": np.copysign,
+}
 FLOAT1 = {
-    "arith.negf": np.negative, "math.exp": np.exp, "math.exp2": np.exp2, "math.log": np.log, "math.log2": np.log2,
-    "math.log10": np.log10, "math.log1p": np.log1p, "math.expm1": np.expm1, "math.sin": np.sin, "math.cos": np.cos,
-    "math.tan": np.tan, "math.tanh": np.tanh, "math.sqrt": np.sqrt, "math.rsqrt": rsqrt, "math.erf": erf, "math.absf": np.abs,
-    "math.floor": np.floor, "math.ceil": np.ceil, "math.trunc": np.trunc, "math.round": round_away, "math.roundeven": np.rint,
-    "tt.precise_sqrt": np.sqrt, "math.cbrt": np.cbrt, "math.sinh": np.sinh, "math.cosh": np.cosh, "math.asin": np.arcsin,
-    "math.acos": np.arccos, "math.atan": np.arctan,
-}  # fmt: skip
+    "arith.negf": np.negative,
+    "math.exp": np.exp,
+    "math.exp2": np.exp2,
+    "math.log": np.log,
+    "math.log2": np.log2,
+    "math.log10": np.log10,
+    "math.log1p": np.log1p,
+    "math.expm1": np.expm1,
+    "math.sin": np.sin,
+    "math.cos": np.cos,
+    "math.tan": np.tan,
+    "math.tanh": np.tanh,
+    "math.sqrt": np.sqrt,
+    "math.rsqrt": rsqrt,
+    "math.erf": erf,
+    "math.absf": np.abs,
+    "math.floor": np.floor,
+    "math.ceil": np.ceil,
+    "math.trunc": np.trunc,
+    "math.round": round_away,
+    "math.roundeven": np.rint,
+    "tt.precise_sqrt": np.sqrt,
+    "math.cbrt": np.cbrt,
+    "math.sinh": np.sinh,
+    "math.cosh": np.cosh,
+    "math.asin": np.arcsin,
+    "math.acos": np.arccos,
+    "math.atan": np.arctan,
+}
 INTEGERS = frozenset(("i1", "i8", "i16", "i32", "i64", "index"))
 CASTS = {  # name: (from a float, to a float); bitcasts take any
-    "arith.extsi": (False, False), "arith.extui": (False, False), "arith.trunci": (False, False), "arith.index_cast": (False, False),
-    "tt.int_to_ptr": (False, False), "tt.ptr_to_int": (False, False), "arith.sitofp": (False, True), "arith.uitofp": (False, True),
-    "arith.fptosi": (True, False), "arith.fptoui": (True, False), "arith.extf": (True, True), "arith.truncf": (True, True),
-    "tt.fp_to_fp": (True, True), "arith.bitcast": None, "tt.bitcast": None,
-}  # fmt: skip
+    "arith.extsi": (False, False),
+    "arith.extui": (False, False),
+    "arith.trunci": (False, False),
+    "arith.index_cast": (False, False),
+    "tt.int_to_ptr": (False, False),
+    "tt.ptr_to_int": (False, False),
+    "arith.sitofp": (False, True),
+    "arith.uitofp": (False, True),
+    "arith.fptosi": (True, False),
+    "arith.fptoui": (True, False),
+    "arith.extf": (True, True),
+    "arith.truncf": (True, True),
+    "tt.fp_to_fp": (True, True),
+    "arith.bitcast": None,
+    "tt.bitcast": None,
+}
 
 
 def check(ok: bool, op: Op) -> None:
@@ -172,9 +234,15 @@ def elementwise(op: Op):
     if op.name in ("math.absi", "math.ctpop"):
         need(op, 1, 1)
         same(op, INTEGERS - {"i1"})
-        return apply(op, np.abs if name == "absi" else lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype))
+        return apply(
+            op, np.abs if name == "absi" else lambda x: np.bitwise_count(unsigned(x)).astype(x.dtype)
+        )
     if op.name == "tt.extern_elementwise":
-        check(len(op.results) == 1 and all(t.shape == op.rtypes[0].shape and t.elem != "desc" for t in op.otypes), op)
+        check(
+            len(op.results) == 1
+            and all(t.shape == op.rtypes[0].shape and t.elem != "desc" for t in op.otypes),
+            op,
+        )
         f = libdevice.find(op.attrs.get("symbol", ""))
         if f is None:
             raise Unsupported(f"external function {op.attrs.get('symbol', '')[:60]}")
@@ -226,7 +294,9 @@ def cast(op: Op):
     if name in ("fptosi", "fptoui"):
         return apply(op, float_to_int(dtype, name == "fptosi") if to != "i1" else lambda x: x != 0)
     if was == "i1":
-        return apply(op, (lambda x: -x.astype(dtype)) if name in ("extsi", "sitofp") else lambda x: x.astype(dtype))
+        return apply(
+            op, (lambda x: -x.astype(dtype)) if name in ("extsi", "sitofp") else lambda x: x.astype(dtype)
+        )
     if name == "trunci" and to == "i1":
         return apply(op, lambda x: (x & 1) != 0)
     if name in ("extui", "uitofp"):
@@ -275,4 +345,6 @@ def number(text: str, elem: str):
     if elem in FLOATS:
         return float(text)
     value, bits = int(text, 0), 8 * SIZES[elem]
-    return bool(value) if elem == "i1" else ((value + (1 << (bits - 1))) & ((1 << bits) - 1)) - (1 << (bits - 1))
+    return (
+        bool(value) if elem == "i1" else ((value + (1 << (bits - 1))) & ((1 << bits) - 1)) - (1 << (bits - 1))
+    )

@@ -11,7 +11,18 @@ A slot is an index into the list of values that a function's evaluation carries.
 
 import re
 
-from .types import ELEMENTS, TERMINATORS, Block, Function, Op, ParseError, Region, Type, Unsupported, parse_type
+from .types import (
+    ELEMENTS,
+    TERMINATORS,
+    Block,
+    Function,
+    Op,
+    ParseError,
+    Region,
+    Type,
+    Unsupported,
+    parse_type,
+)
 
 MAX_TEXT = 4 << 20  # characters
 MAX_DEPTH = 16  # nested regions
@@ -66,7 +77,9 @@ class _Parser:
     # --- token helpers
 
     def error(self, wanted: str) -> ParseError:
-        return ParseError(f"TTIR line {self.lines[self.at]}: expected {wanted}, found {self.texts[self.at][:40]!r}")
+        return ParseError(
+            f"TTIR line {self.lines[self.at]}: expected {wanted}, found {self.texts[self.at][:40]!r}"
+        )
 
     def take(self, kind: str) -> str:
         if self.kinds[self.at] != kind:
@@ -120,7 +133,8 @@ class _Parser:
             elif kind == "angle":  # tt.make_tensor_descriptor: <f16>, <16x32xf16>
                 self.at += 1
                 types.append(parse_type(f"tensor<{text[1:-1]}>"))
-            elif text == "<" and self.kinds[self.at + 1] == "type":  # the same in Triton 3.6: <tensor<16x32xf16>>
+            # the same in Triton 3.6: <tensor<16x32xf16>>
+            elif text == "<" and self.kinds[self.at + 1] == "type":
                 self.at += 1
                 types.append(self.type())
                 self.expect(">")
@@ -235,7 +249,9 @@ class _Parser:
         if len(op.rtypes) == 1:
             op.rtypes = op.rtypes * len(flat)
         if flat and len(op.rtypes) != len(flat):
-            raise ParseError(f"TTIR line {op.line}: {len(flat)} results of {op.name[:40]} with {len(op.rtypes)} types")
+            raise ParseError(
+                f"TTIR line {op.line}: {len(flat)} results of {op.name[:40]} with {len(op.rtypes)} types"
+            )
         op.rtypes = op.rtypes[: len(flat)]
         op.results = [self.define(n, t) for n, t in zip(flat, op.rtypes)]
 

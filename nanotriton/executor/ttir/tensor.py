@@ -11,7 +11,9 @@ from .numbers import DTYPE, FLOATS, rounder, tf32
 from .ops import AssertionFailed, check, elementwise, full, integers, need
 from .types import Op, Unsupported
 
-NOTHING = frozenset(["tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume", "tt.assume"])
+NOTHING = frozenset(
+    ["tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume", "tt.assume"]
+)
 
 
 def _lead(*xs: np.ndarray) -> list[np.ndarray]:
@@ -48,7 +50,9 @@ def view(op: Op):
         f = lambda x: np.expand_dims(x, axis + 1)
     elif name == "tt.trans":
         order = integers(op.attrs.get("order", ""))
-        check(sorted(order) == list(range(rank)) and target.shape == tuple(source.shape[i] for i in order), op)
+        check(
+            sorted(order) == list(range(rank)) and target.shape == tuple(source.shape[i] for i in order), op
+        )
         axes = (0, *(i + 1 for i in order))
         f = lambda x: x.transpose(axes)
     else:  # tt.reshape, tt.unsplat
@@ -66,7 +70,9 @@ def join(op: Op):
     need(op, 2, 1)
     (a, b), (out,), source, target = op.operands, op.results, op.otypes[0], op.rtypes[0]
     shape, cat = source.shape, op.name == "tt.cat"
-    check(op.otypes[1] == source and source.elem == target.elem != "desc" and (len(shape) == 1 or not cat), op)
+    check(
+        op.otypes[1] == source and source.elem == target.elem != "desc" and (len(shape) == 1 or not cat), op
+    )
     check(target.shape == ((2 * shape[0],) if cat else (*shape, 2)), op)
 
     def step(v, frame):
@@ -80,7 +86,9 @@ def split(op: Op):
     need(op, 1, 2)
     (a,), (left, right), source = op.operands, op.results, op.otypes[0]
     check(
-        source.shape[-1:] == (2,) and all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes), op
+        source.shape[-1:] == (2,)
+        and all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes),
+        op,
     )
 
     def step(v, frame):
@@ -104,7 +112,9 @@ def gather(op: Op):
     def step(v, frame):
         x, where = _lead(full(v[a], source.shape), full(v[i], index.shape))
         if where.min() < 0 or where.max() >= source.shape[axis]:
-            raise OutOfBounds(f"{frame.launch.at(op)}: index outside the {source.shape[axis]} elements of the axis")
+            raise OutOfBounds(
+                f"{frame.launch.at(op)}: index outside the {source.shape[axis]} elements of the axis"
+            )
         v[out] = np.take_along_axis(x, where, axis + 1)
 
     return step
@@ -136,11 +146,20 @@ def histogram(op: Op):
 # --- reductions
 
 UFUNC = {
-    "arith.addf": np.add, "arith.addi": np.add, "arith.mulf": np.multiply, "arith.muli": np.multiply,
-    "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum,
-    "arith.maxsi": np.maximum, "arith.minsi": np.minimum, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or,
+    "arith.addf": np.add,
+    "arith.addi": np.add,
+    "arith.mulf": np.multiply,
+    "arith.muli": np.multiply,
+    "arith.maxnumf": np.fmax,
+    "arith.minnumf": np.fmin,
+    "arith.maximumf": np.maximum,
+    "arith.minimumf": np.minimum,
+    "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum,
+    "arith.andi": np.bitwise_and,
+    "arith.ori": np.bitwise_or,
     "arith.xori": np.bitwise_xor,
-}  # fmt: skip
+}
 
 
 def combiner(op: Op, compile_region):
@@ -199,7 +218,9 @@ def reduce(op: Op, compile_region):
             v[outs[0]] = ufunc.reduce(x, -1, x.dtype)
         else:
             v[outs[0]] = (
-                ufunc.reduce(x, axis, x.dtype) if ufunc is np.add or ufunc is np.multiply else ufunc.reduce(x, axis)
+                ufunc.reduce(x, axis, x.dtype)
+                if ufunc is np.add or ufunc is np.multiply
+                else ufunc.reduce(x, axis)
             )
 
     def tree(v, frame):
@@ -250,7 +271,11 @@ def dot(op: Op):
     check(acc == op.rtypes[0] and len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
     check(left.shape[-1] == right.shape[-2] and acc.shape == left.shape[:-1] + right.shape[-1:], op)
     check(
-        all((t.elem in FLOATS) == (acc.elem in FLOATS) and t.elem not in ("ptr", "desc", "i1") for t in op.otypes), op
+        all(
+            (t.elem in FLOATS) == (acc.elem in FLOATS) and t.elem not in ("ptr", "desc", "i1")
+            for t in op.otypes
+        ),
+        op,
     )
     integer, near = acc.elem not in FLOATS, rounder(acc.elem)
     wide = np.float64 if integer or acc.elem == "f64" else np.float32
@@ -294,11 +319,21 @@ def assertion(op: Op):
     return step
 
 
-BUILD = dict.fromkeys(["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.unsplat"], view)
+BUILD = dict.fromkeys(
+    ["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.unsplat"], view
+)
 BUILD |= {
-    "tt.join": join, "tt.cat": join, "tt.split": split, "tt.gather": gather, "tt.histogram": histogram, "tt.dot": dot,
-    "tt.assert": assertion, "tt.get_program_id": program, "tt.get_num_programs": program, **access.BUILD,
-}  # fmt: skip
+    "tt.join": join,
+    "tt.cat": join,
+    "tt.split": split,
+    "tt.gather": gather,
+    "tt.histogram": histogram,
+    "tt.dot": dot,
+    "tt.assert": assertion,
+    "tt.get_program_id": program,
+    "tt.get_num_programs": program,
+    **access.BUILD,
+}
 
 
 def build(op: Op, compile_region, used: bool):

@@ -7,7 +7,22 @@ from typing import NamedTuple
 
 MAX_NUMEL = 1 << 20  # elements of one tensor: Triton's own limit
 ELEMENTS = frozenset(
-    ["i1", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E5M2", "index", "ptr", "desc"]
+    [
+        "i1",
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "f16",
+        "bf16",
+        "f32",
+        "f64",
+        "f8E4M3FN",
+        "f8E5M2",
+        "index",
+        "ptr",
+        "desc",
+    ]
 )
 TERMINATORS = frozenset(
     ("scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "cf.br", "cf.cond_br")

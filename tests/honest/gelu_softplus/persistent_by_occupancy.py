@@ -1,5 +1,4 @@
 # the tutorial's warmup, occupancy and persistent grid
-# process: unsupported
 import torch
 import torch.nn as nn
 import triton

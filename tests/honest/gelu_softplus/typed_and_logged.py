@@ -1,5 +1,4 @@
 # annotations as strings, a logger, a dataclass, __constants__, a cached helper
-# process: correct
 from __future__ import annotations
 import logging
 import os

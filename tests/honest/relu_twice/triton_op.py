@@ -1,5 +1,4 @@
 # an operator that torch.library registers, its kernel wrapped
-# process: unsupported
 import torch
 import torch.nn as nn
 import triton

@@ -1,5 +1,4 @@
 # torch.device kept by the module and compared with
-# process: correct
 import torch
 import torch.nn as nn
 import triton

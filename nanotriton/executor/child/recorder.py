@@ -1,0 +1,270 @@
+"""Record a candidate: run its Python once, on no data and with no GPU, and return what it would do as a Plan.
+
+`record` runs in an untrusted process (a sandboxed child of the zygote, where `install` was called once before the fork). The
+candidate's file is imported, `ModelNew` is built on the CPU with real weights, and `forward` runs under no_grad on
+meta tensors that claim to be on a GPU. ATen calls and Triton launches end up on a Tape (tape.py), through fake_torch.py
+and fake_triton.py. Nothing here is trusted afterwards: the plan is validated by whoever reads its bytes.
+"""
+
+import importlib.util
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
+
+from nanotriton.executor.child import fake_torch, fake_triton
+from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
+from nanotriton.executor.common.card import Card
+from nanotriton.plan.aten import encode_tree
+from nanotriton.plan.plan import Plan
+
+MAX_MESSAGE = 600
+WARM_UP = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.exp(tl.load(x + at, mask=at < n)), mask=at < n)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.linear = torch.nn.Linear(n, n)
+
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, x.numel(), BLOCK=32)
+        return y * self.linear.weight[0]
+"""
+__all__ = ["RecordError", "install", "record", "record_script", "uninstall", "warm_up"]
+
+
+_replaced: list[tuple[object, str, Any]] = []
+_MISSING = object()
+
+
+def install(card: Card) -> None:
+    """Make torch and Triton record in this process, for that GPU: once, before forking. CUDA must not have been initialised."""
+    if not _replaced:
+        for owner, name, value in [*fake_torch.answers(card), *fake_triton.answers(card)]:
+            _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
+            setattr(owner, name, value)
+
+
+def uninstall() -> None:
+    """Give torch and Triton back: a process that forked its recording children may use the GPU from here on."""
+    while _replaced:
+        owner, name, value = _replaced.pop()
+        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+
+
+def warm_up(folder: str | Path) -> Plan:
+    """One small recording: torch and Triton import for seconds at first use; pay for it before forking."""
+    x = torch.empty(4, 8, device="meta")
+    return record(WARM_UP, [8], [x], seed=0, folder=folder)
+
+
+def record(
+    source: str,
+    init_args: list,
+    inputs: list,
+    *,
+    seed: int,
+    folder: str | Path,
+    entry: str = "ModelNew",
+    known: frozenset[str] = frozenset(),
+    max_configs: int = 64,
+    default_cuda: bool = False,
+    finish: Callable[[Any], Any] = lambda model: model,
+) -> Plan:
+    """The plan of `entry(*init_args)(*inputs)`.
+
+    inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
+    seed: of torch, numpy and random before the constructor runs, as the reference's was.
+    folder: a private folder; the source is written there, because Triton reads it back.
+    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    default_cuda: torch's default device is CUDA. finish: what is done to the module once it is built.
+    Raises RecordError with a Verdict status, a message and the candidate's line.
+    """
+    path = str(Path(folder) / "candidate.py")
+    if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
+        Path(path).write_text(source, encoding="utf-8")
+    tape = Tape.active = Tape(path, known, max_configs)
+    tape.default_cuda = default_cuda
+    try:
+        functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
+        with torch.no_grad(), functions, calls:
+            module = _stage(tape, "import_error", lambda: _load(path))
+            if not hasattr(module, entry):
+                raise RecordError("import_error", f"the candidate does not define {entry}")
+            model = _stage(
+                tape, "runtime_error", lambda: finish(_build(getattr(module, entry), init_args, seed))
+            )
+            tape.building = False
+            with quiet():
+                _move_weights(tape, model)
+                arguments = tree_map(
+                    lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs)
+                )
+            tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
+            result = _stage(tape, "runtime_error", lambda: model(*arguments))
+        tape.plan.outputs = _outputs(tape, result)
+        return tape.plan
+    finally:
+        Tape.active = None
+
+
+def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:
+    """The plan of a whole file that calls its own kernels, as TritonBench's do: random tensors are constants of the plan.
+
+    Its outputs are what the file leaves in its last variable named result... or test_results; None if it has none and none is
+    `required`. Raises RecordError.
+    """
+    path = str(Path(folder) / "candidate.py")
+    if not Path(path).exists():  # as in `record`
+        Path(path).write_text(source, encoding="utf-8")
+    tape = Tape.active = Tape(path, max_configs=1, max_bytes=1 << 31)
+    tape.building, tape.draws = False, True
+    try:
+        with fake_torch.Functions(tape), fake_torch.Calls(tape):
+            torch.manual_seed(seed)
+            module = _stage(tape, "runtime_error", lambda: _load(path))
+        names = [name for name in vars(module) if name.startswith(("result", "test_results"))]
+        if not names and required:
+            raise RecordError(
+                "runtime_error",
+                "the script leaves its answers in no variable named result... or test_results",
+            )
+        found = getattr(module, names[-1]) if names else None
+        tape.plan.inputs = []
+        tape.plan.outputs = _outputs(
+            tape, tree_map(lambda x: _uploaded(tape, x) if isinstance(x, torch.Tensor) else x, found)
+        )
+        return tape.plan
+    finally:
+        Tape.active = None
+
+
+def _uploaded(tape: Tape, t: torch.Tensor) -> torch.Tensor:
+    """A script may compute some of its answers on the host: they are known already."""
+    with quiet():
+        return t.detach() if tape.on_cuda(t) else tape.constant(t)
+
+
+def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
+    """Run some of the candidate's code; whatever it raises becomes a RecordError that names its line."""
+    try:
+        result = run()
+    except RecordError:
+        raise tape.trouble from None
+    except MemoryError as error:
+        raise RecordError("memory_limit", _message(tape, error), line_of(error, tape.path)) from None
+    except OutOfResources as error:
+        raise RecordError("out_of_resources", _message(tape, error), line_of(error, tape.path)) from None
+    except SyntaxError as error:
+        raise RecordError("syntax_error", f"{error.msg} (line {error.lineno})", error.lineno or 0) from None
+    except CompilationError as error:
+        raise _compile_error(tape, error) from None
+    except (Exception, SystemExit) as error:
+        if (
+            "PassManager" in str(error)
+            or fake_triton.INVALID in str(error)
+            or type(error).__module__.startswith("triton.compiler")
+        ):
+            status = "compile_error"
+        raise (
+            tape.trouble or RecordError(status, _message(tape, error), line_of(error, tape.path))
+        ) from None
+    if tape.trouble is not None:
+        raise tape.trouble
+    return result
+
+
+def _load(path: str):
+    name = "candidate"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with open(path, "rb") as file:  # not exec_module, which would look for a cached .pyc and try to write one
+        code = spec.loader.source_to_code(file.read(), path)
+    exec(code, module.__dict__)
+    return module
+
+
+def _build(cls: Callable, init_args: list, seed: int):
+    # torch.manual_seed also queues a seed for every kind of GPU, slowly
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    return cls(*init_args)
+
+
+def _move_weights(tape: Tape, model: Any) -> None:
+    """What `model.cuda()` does: every parameter and buffer goes to the GPU, tied ones stay tied."""
+    if not isinstance(model, torch.nn.Module):
+        return
+    for prefix, module in model.named_modules():
+        prefix = prefix and prefix + "."
+        for name, p in module._parameters.items():
+            if p is not None:
+                tape.moved[id(p)] = p
+                module._parameters[name] = torch.nn.Parameter(
+                    tape.weight(p, prefix + name), requires_grad=False
+                )
+        for name, b in module._buffers.items():
+            if b is not None:
+                module._buffers[name] = tape.weight(b, prefix + name)
+        if isinstance(module, torch.nn.RNNBase):  # it lists its weights once more
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def _outputs(tape: Tape, result: Any) -> Any:
+    with quiet():
+        for t in tree_leaves(result):
+            if isinstance(t, torch.Tensor) and not tape.on_cuda(t):
+                raise RecordError(
+                    "runtime_error", "forward returned a tensor on the CPU; its inputs are on the GPU"
+                )
+    try:
+        return encode_tree(result, tape.tensor_id)
+    except TypeError as error:
+        raise RecordError(
+            "runtime_error", f"forward returned a {error}, which is no tensor, number, string or container"
+        ) from None
+
+
+def _message(tape: Tape, error: BaseException) -> str:
+    """One short line: type, text, the candidate's line."""
+    text = " ".join(str(error).split())[:MAX_MESSAGE]
+    return f"{type(error).__name__}: {text}" + _where(tape, line_of(error, tape.path))
+
+
+def _where(tape: Tape, line: int) -> str:
+    if not line:
+        return ""
+    lines = Path(tape.path).read_text(encoding="utf-8").splitlines()
+    return f" (line {line}: {lines[line - 1].strip()[:120]})" if line <= len(lines) else f" (line {line})"
+
+
+def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
+    """Triton's front end names a node of the kernel's source; the innermost one is the cause."""
+    line, source, chain = line_of(error, tape.path), Path(tape.path).read_text(encoding="utf-8"), [error]
+    while isinstance(chain[-1].__cause__, CompilationError):
+        chain.append(chain[-1].__cause__)
+    # the last of them in the candidate's file gives the line: Triton's own functions aren't there
+    for inner in chain:
+        # the source without its decorators
+        start = source.find(inner.src.strip("\n")) if inner.src is not None else -1
+        if start >= 0 and getattr(inner.node, "lineno", None):
+            line = source[:start].count("\n") + inner.node.lineno
+    cause = inner.error_message or (str(inner.__cause__) if inner.__cause__ is not None else str(inner))
+    text = " ".join(str(cause).split())[:MAX_MESSAGE]
+    return RecordError("compile_error", f"{type(inner).__name__}: {text}" + _where(tape, line), line)

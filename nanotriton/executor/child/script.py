@@ -1,0 +1,70 @@
+"""Whole files that run their own tests, the untrusted side: one file is recorded, or run for real on a GPU."""
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from nanotriton.executor.sandbox.protocol import Report
+
+NAMES = ("result", "test_results")
+STDOUT = 1 << 16  # characters kept of what a file prints
+# What PyTorch says where it has no CUDA, or lacks on the CPU: no fault of the file's, as a GPU would run it.
+CPU_ONLY = ("ATen_cuda library", "not implemented on the CPU", "Torch not compiled with CUDA")
+
+
+def script_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
+    """Record or run candidate.py in `folder`. The answer's payload is a plan, or the bytes of the tensors that the header describes."""
+    from nanotriton.executor.child import recorder
+    from nanotriton.executor.child.process import explain
+    from nanotriton.plan import wire
+
+    path, printed = str(Path(folder, "candidate.py")), io.StringIO()
+    report.stage(args["how"])
+    report.begin()
+    try:
+        with contextlib.redirect_stdout(printed):
+            if args["how"] == "record":
+                plan = recorder.record_script(
+                    Path(path).read_text(encoding="utf-8"), seed=0, folder=folder, required=False
+                )
+                header, payload = {}, plan.to_bytes()
+            else:
+                description, tensors = wire.describe(run_file(path))
+                header, payload = {"tree": description}, wire.raw(tensors)
+        report.finish(header | {"stdout": printed.getvalue()[:STDOUT]}, payload)
+    except recorder.RecordError as error:
+        recordable = error.recordable and not any(text in error.message for text in CPU_ONLY)
+        report.finish(
+            {"status": error.status, "message": error.message, "line": error.line, "recordable": recordable}
+        )
+    except (Exception, SystemExit) as error:
+        report.finish(explain(error, "runtime_error", path))
+
+
+def run_file(path: str) -> Any:
+    """Run a file for real, and return what it leaves in the last variable named result... or test_results."""
+    import torch
+
+    from nanotriton.executor.child.process import load
+
+    sys.dont_write_bytecode = True
+    torch.manual_seed(0)
+    module = load(path)
+    names = [name for name in vars(module) if name.startswith(NAMES)]
+    return without_numpy(vars(module)[names[-1]]) if names else None
+
+
+def without_numpy(value: Any) -> Any:
+    """An answer with NumPy's arrays as tensors and its numbers as Python's."""
+    import numpy
+    import torch
+
+    if isinstance(value, numpy.ndarray):
+        return torch.tensor(value)
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {k: without_numpy(v) for k, v in value.items()}
+    return type(value)(map(without_numpy, value)) if type(value) in (list, tuple) else value

@@ -1,0 +1,251 @@
+"""What is being recorded: the plan under construction and which tensors are "on the GPU" in it.
+
+In the candidate's process no GPU exists. A tensor that it believes to be on the GPU is one of two things here:
+
+    a meta tensor       shape, stride, dtype and storage identity, no data: everything that forward computes
+    a real CPU tensor   whose storage is in `Tape.cuda_storages`: made while the module was built, where values are
+                        known and may be used. It becomes a weight of the plan as soon as forward touches it.
+
+Any other CPU tensor is just that: a host tensor, computed with for real, never part of the plan unless it is moved.
+"""
+
+import sys
+import traceback
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from nanotriton.plan.aten import tensor_ids
+from nanotriton.plan.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Weight, digest
+
+META = torch.device("meta")
+CUDA = torch.device("cuda", 0)  # what the candidate is told
+
+
+class RecordError(Exception):
+    """The recording ended. `status` is a Verdict status, `line` a line of the candidate's file (0: unknown).
+
+    `recordable` is False when nothing is wrong with the candidate except that a plan cannot express it.
+    """
+
+    def __init__(self, status: str, message: str, line: int = 0, recordable: bool = True):
+        super().__init__(message)
+        self.status, self.message, self.line, self.recordable = status, message, line, recordable
+
+
+@contextmanager
+def quiet():
+    """No mode of ours sees what torch does inside."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+class Tape:
+    active: "Tape | None" = None  # one recording at a time in a process
+
+    def __init__(
+        self,
+        path: str,
+        known: frozenset[str] = frozenset(),
+        max_configs: int = 64,
+        max_bytes: int = 256 << 20,
+    ):
+        self.path = path  # of the candidate's file: lines in messages are its lines
+        self.known = known  # hashes of weights that the trusted side has already: their bytes are not shipped
+        self.max_configs, self.max_bytes = max_configs, max_bytes
+        self.plan = Plan()
+        self.steps = self.plan.steps  # where the next step goes: an autotuned launch points it elsewhere
+        self.building = True  # importing and constructing, not yet forward
+        self.draws = False  # random tensors are drawn while recording, and are constants of the plan
+        self.default_cuda = False  # torch.set_default_device("cuda")
+        self.cuda_storages: dict[int, torch.UntypedStorage] = {}
+        # by id: `model.cuda()` keeps the objects, so one in a list is on the GPU too
+        self.moved: dict[int, torch.nn.Parameter] = {}
+        self.trouble: RecordError | None = None
+        self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
+        self._tensors: dict[Tensor, int] = {}
+        self._kernels: dict[tuple[str, str], int] = {}
+        self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
+        # storage of the plan -> the values that a weight or a constant has at first
+        self._hosts: dict[int, torch.UntypedStorage] = {}
+        self._written: set[int] = set()  # storages that a step has, or may have, written to
+        self._weights: dict[int, Weight] = {}
+        self._choices: dict[object, int] = {}
+        self._keep: list = []  # whatever has its address in a dictionary above stays alive
+
+    # -- trouble
+    # --------------------------------------------------------------------------------------------------
+
+    def line(self) -> int:
+        """The candidate's line that is running."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.path:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
+
+    def fail(self, status: str, message: str, recordable: bool = True) -> RecordError:
+        """Raise, and remember: a candidate that catches it has still ended its recording."""
+        error = RecordError(status, message, self.line(), recordable)
+        self.trouble = self.trouble or error
+        raise error
+
+    def unrecordable(self, message: str) -> RecordError:
+        return self.fail("unsupported", message, recordable=False)
+
+    # -- tensors
+    # --------------------------------------------------------------------------------------------------
+
+    def on_cuda(self, t: torch.Tensor) -> bool:
+        """Would the candidate see this tensor on the GPU? Call it inside quiet() or a mode's handler."""
+        if t.is_meta or id(t) in self.moved:
+            return True
+        return (
+            bool(self.cuda_storages)
+            and t.layout == torch.strided
+            and t.untyped_storage()._cdata in self.cuda_storages
+        )
+
+    def put_on_cuda(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        self.cuda_storages[storage._cdata] = storage
+
+    def lower(self, t: torch.Tensor) -> torch.Tensor:
+        """The meta tensor of a tensor that is "on the GPU"; a real one becomes a weight without a name."""
+        return t if t.is_meta else self.weight(t, None)
+
+    def new_storage(self, t: torch.Tensor, kind: str, blob: str | None = None) -> int:
+        """Enter the storage of a meta tensor into the plan."""
+        storage = t.untyped_storage()
+        self._keep.append(storage)
+        self._storages[storage._cdata] = len(self.plan.storages)
+        self.plan.storages.append(Storage(kind, storage.nbytes(), _name(t.dtype), blob))
+        return len(self.plan.storages) - 1
+
+    def knows(self, t: torch.Tensor) -> bool:
+        return t.untyped_storage()._cdata in self._storages
+
+    def tensor_id(self, t: torch.Tensor) -> int:
+        with quiet():
+            t = self.lower(t)
+            if t.is_conj() or t.is_neg():
+                self.unrecordable("a tensor with a pending conjugation or negation")
+            storage = self._storages.get(t.untyped_storage()._cdata)
+            if storage is None:
+                self.unrecordable("a tensor that was made where the recorder could not see it")
+            key = Tensor(storage, _name(t.dtype), tuple(t.shape), tuple(t.stride()), t.storage_offset())
+            if key not in self._tensors:
+                self._tensors[key] = len(self.plan.tensors)
+                self.plan.tensors.append(key)
+            return self._tensors[key]
+
+    def input(self, like: torch.Tensor) -> torch.Tensor:
+        """A meta tensor for an argument of forward: shape, stride and dtype of `like`, a storage of its own."""
+        with quiet():
+            t = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+            self.new_storage(t, "input")
+            return t
+
+    def constant(self, t: torch.Tensor) -> torch.Tensor:
+        """A host tensor's values, uploaded: the meta tensor that stands for them."""
+        with quiet():
+            data = t.detach().contiguous()
+            meta = torch.empty(data.shape, dtype=data.dtype, device=META)
+            self._hosts[self.new_storage(meta, "const", self._blob(data.untyped_storage(), data))] = (
+                data.untyped_storage()
+            )
+            return meta
+
+    def weight(self, t: torch.Tensor, name: str | None) -> torch.Tensor:
+        """The meta tensor of a parameter or buffer: views of one host storage stay views of one storage."""
+        with quiet():
+            t = t.detach()
+            storage = t.untyped_storage()
+            if storage._cdata not in self._lowered:
+                base = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
+                self._keep.append(storage)
+                sid = self.new_storage(base, "weight", self._blob(storage, t, ship_known=False))
+                self.plan.storages[sid].dtype = _name(t.dtype)
+                self._lowered[storage._cdata], self._hosts[sid] = base, storage
+            base = self._lowered[storage._cdata]
+            size = t.element_size()
+            whole = base[: base.numel() // size * size].view(t.dtype)
+            meta = whole.as_strided(t.shape, t.stride(), t.storage_offset())
+            tid = self.tensor_id(meta)
+            if tid not in self._weights:
+                self._weights[tid] = Weight([], tid)
+                self.plan.weights.append(self._weights[tid])
+            if name is not None:
+                self._weights[tid].names.append(name)
+            return meta
+
+    def _blob(self, storage: torch.UntypedStorage, t: torch.Tensor, ship_known: bool = True) -> str:
+        data = (
+            bytes(memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
+            if storage.nbytes()
+            else b""
+        )
+        key = digest(data)
+        if key not in self.plan.blobs and (ship_known or key not in self.known):
+            if sum(map(len, self.plan.blobs.values())) + len(data) > self.max_bytes:
+                self.fail("memory_limit", f"weights and constants take more than {self.max_bytes >> 20} MiB")
+            self.plan.blobs[key] = data
+        return key
+
+    def known_value(self, t: torch.Tensor):
+        """The number in a one-element tensor that is a weight, a constant or a view of one, as long as no step may have written there; else None.
+
+        A number that is read belongs to this recording's seed: with other weights the candidate is recorded anew (candidate.judge_trials).
+        """
+        with quiet():
+            sid = self._storages.get(self.lower(t).untyped_storage()._cdata)
+            if sid not in self._hosts or sid in self._written:
+                return None
+            return (
+                torch.empty(0, dtype=t.dtype)
+                .set_(self._hosts[sid], t.storage_offset(), t.shape, t.stride())
+                .item()
+            )
+
+    # -- steps
+    # ----------------------------------------------------------------------------------------------------
+
+    def aten(self, op: str, args: list, kwargs: dict, outs: list[int | None]) -> None:
+        if None in outs:  # in place
+            self._written |= {self.plan.tensors[i].storage for i in tensor_ids([args[:1], kwargs.get("out")])}
+        self.steps.append(Aten(op, args, kwargs, outs, self.line()))
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list) -> None:
+        key = (kernel.ttir, repr(kernel.options))
+        if key not in self._kernels:
+            self._kernels[key] = len(self.plan.kernels)
+            self.plan.kernels.append(kernel)
+        call = Launch(self._kernels[key], grid, args, self.line())
+        self._written |= {self.plan.tensors[i].storage for i in call.tensors}
+        self.steps.append(call)
+
+    @contextmanager
+    def alternative(self):
+        """Steps recorded inside go to the list it gives, and not to the plan."""
+        outside, self.steps = self.steps, []
+        try:
+            yield self.steps
+        finally:
+            self.steps = outside
+
+    def choose(self, key: object, alternatives: list[list]) -> None:
+        number = self._choices.setdefault(key, len(self._choices))
+        if len(alternatives) == 1:
+            self.steps.extend(alternatives[0])
+        else:
+            self.steps.append(Choice(number, alternatives, self.line()))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def line_of(error: BaseException, path: str) -> int:
+    """The last line of `path` that an exception passed through, 0 if none."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return lines[-1] if lines else 0

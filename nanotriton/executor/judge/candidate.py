@@ -1,0 +1,229 @@
+"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in the wing child/.
+
+Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and returns the facts for a
+Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
+"""
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import partial
+
+from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
+from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.sandbox.protocol import Ended
+from nanotriton.executor.sandbox.sandbox import Limits
+from nanotriton.plan.plan import DTYPES, Plan, PlanError
+from nanotriton.rules import rules
+from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
+
+PLAN_BYTES = 320 << 20
+SLACK = 1 << 20  # bytes that any answer may take
+CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
+TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
+# of a plan's last launches at least so many, and as many as replay no more launches than this, are
+# left out one by one
+ABLATIONS = 4, 256
+
+
+def check_rules(job: Job) -> None:
+    if not job.source.strip():
+        raise Fault("no_code", "the candidate is empty")
+    if violation := rules.check_source(job.source, job.policy):
+        raise Fault(violation.status, str(violation))
+
+
+def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
+    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
+    limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
+    with worker.stage("task", worker.patience):
+        known = list(reference.large_weights(seed))
+    args = {
+        "inputs": reference.described_inputs,
+        "init": reference.described_init,
+        "seed": seed,
+        "known": known,
+        "buffers": sorted(reference.moved_buffers),
+        "defaults": reference.defaults,
+    }
+    args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
+    ended = yield Spawn("record", args, limits)
+    if not_its_own(ended):
+        ended = yield Spawn("record", args, limits)
+    worker.add_child("record", ended)
+    check_ended(ended, limits)
+    with worker.stage("validate", job.timeout):
+        try:
+            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.budget)
+        except PlanError as error:
+            raise Fault(
+                "memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}"
+            ) from None
+        job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
+        facts = rules.facts(plan)
+        job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
+        job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
+        if reference.facts.flops:
+            job.facts["torch_share"] = facts.flops / reference.facts.flops
+        if violation := rules.check_plan(plan, job.policy, reference.facts):
+            raise Fault(violation.status, str(violation))
+        size = sum(
+            math.prod(t.shape) * DTYPES[t.dtype].itemsize
+            for t in (plan.tensors[i] for i in plan.output_tensors())
+        )
+        if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
+            raise Fault(
+                "wrong_shape",
+                f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}",
+            )
+    if worker.gpu is None:
+        return Runner(worker, job, reference, plan, seed)
+    from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
+
+    return (yield from gpu_runner.make_runner(job, worker, reference, plan, seed))
+
+
+def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
+    """Nothing but the task, before its candidates come. What is wrong with it they will be told."""
+    worker.reference(job.task)
+    yield from ()
+
+
+def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
+    """Rules, recording, trials, ablation. Raises Fault unless it is right; `job.facts` gathers what was found until then."""
+    with worker.stage("rules", job.timeout):
+        check_rules(job)
+    reference = worker.reference(job.task)
+    trials = reference.trials(worker.secret, job.source)
+    try:
+        first = yield from record(job, worker, reference, trials[0].weights)
+    except Unrecordable as error:
+        job.facts["recordable"] = False
+        if job.policy == "strict":
+            raise Fault(
+                "rule_violation", f"{error.message}: under strict, forward must be recordable without data"
+            ) from None
+        if worker.gpu is None:
+            raise Unrecordable(
+                error.status, f"{error.message}; to run it without a recording needs a GPU"
+            ) from None
+        raise
+    # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
+    # must be right as well.
+    yield from judge_trials(job, worker, reference, trials, first)
+    if job.time and worker.gpu is not None:
+        from nanotriton.executor.judge.measure import measure
+
+        try:
+            with worker.room(reference):
+                measure(job, worker, reference, first, trials[0])
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise  # it is right, and stays untimed
+    if job.policy in ("strict", "kernelbench"):
+        effective = in_room(
+            worker, reference, "ablate", job.timeout, lambda: effective_launches(reference, trials[0], first)
+        )
+        job.facts["effective_launches"] = effective
+        if violation := rules.check_effective(effective, job.policy):
+            raise Fault(violation.status, str(violation))
+
+
+def judge_trials(
+    job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
+) -> Generator[Spawn, Ended, None]:
+    """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
+    runners = {first.recorded: first}
+    for number, trial in enumerate(trials):
+        failed, runner = None, runners.get(trial.weights, first if first.by_name(trial.weights) else None)
+        while True:
+            if runner is None:
+                trial = replace(trial, weights=abs(trial.weights))  # a constructor knows of no training
+                runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
+                if failed and alike(runner.plan, first.plan):
+                    raise hinted(failed, first.plan)
+            try:
+                judged = in_room(
+                    worker,
+                    reference,
+                    "judge",
+                    worker.patience,
+                    partial(judge_trial, reference, trial, runner),
+                )
+                break
+            except TaskFault:
+                raise
+            except Fault as fault:
+                if runner.recorded == trial.weights or fault.status in (
+                    "unsupported",
+                    "timeout",
+                    "memory_limit",
+                ):
+                    raise hinted(fault, runner.plan) from None
+                # it may prepare numbers in the constructor: only a recording with this seed can
+                # tell
+                failed, runner = fault, None
+        job.note(number, judged)
+
+
+def alike(one: Plan, other: Plan) -> bool:
+    """Whether two recordings are the same but for the values of weights."""
+    constants = lambda plan: [s.blob for s in plan.storages if s.kind == "const"]
+    return (one.steps, one.kernels, one.tensors, one.weights, constants(one)) == (
+        other.steps,
+        other.kernels,
+        other.tensors,
+        other.weights,
+        constants(other),
+    )
+
+
+def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
+    """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the GPU alone."""
+    worker.pause()
+    try:
+        with worker.room(reference), worker.stage(stage, limit):
+            return work()
+    except Fault as fault:
+        if worker.gpu is None or fault.status != "memory_limit" or worker.gpu.crowded(worker.job, reference):
+            raise
+    with worker.gpu.alone(), worker.stage(stage, limit):
+        return work()
+
+
+def hinted(fault: Fault, plan: Plan) -> Fault:
+    """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to do."""
+    if (
+        isinstance(fault, ValueFault)
+        and fault.reduced
+        and any("inputPrecision = tf32" in k.ttir for k in plan.kernels)
+    ):
+        fault.message += TF32_HINT
+    return fault
+
+
+def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
+    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last few: ABLATIONS).
+
+    1 if none does alone but all do together: a launch that only repeats another one makes neither of them a decoy.
+    """
+    with excused("drawing inputs"):
+        inputs = reference.inputs(trial.kind, trial.inputs)
+    whole = Answer(runner(inputs, trial.weights)[0], None, None, [])
+
+    def matters(skip: int | range) -> bool:
+        try:
+            return not passes(runner(inputs, trial.weights, skip)[0], whole)
+        except Fault as fault:
+            if fault.status == "memory_limit":  # other workers' tasks, not the launch that was left out
+                raise
+            return True
+
+    launches = range(runner.launches)
+    few, replayed = ABLATIONS
+    return sum(matters(i) for i in launches[-max(few, replayed // max(1, len(launches))) :]) or int(
+        len(launches) > 1 and matters(launches)
+    )

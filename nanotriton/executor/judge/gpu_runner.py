@@ -1,0 +1,155 @@
+"""Replay of one plan on the GPU: its kernels are compiled in sandboxed servers, its buffers lie in the arena."""
+
+from collections.abc import Generator
+from dataclasses import asdict
+
+import torch
+
+from nanotriton.executor.gpu.arena import CudaBackend
+from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.gpu.halves import half, may_meet
+from nanotriton.executor.judge.job import Job, Spawn, check_ended
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.replay.replayer import Replay, ReplayError
+from nanotriton.executor.sandbox.protocol import Ended
+from nanotriton.executor.sandbox.sandbox import Limits
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
+from nanotriton.verdict import Fault, out_of_memory
+
+
+class GpuRunner(Runner):
+    """As `Runner`, on the GPU."""
+
+    def __init__(
+        self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]
+    ):
+        super().__init__(worker, job, reference, plan, recorded)
+        self.replay = Replay(
+            plan, backend=CudaBackend(binaries, worker.gpu.budget), known=reference.large_weights(recorded)
+        )
+        self.calls = 0
+
+    def __call__(
+        self, inputs: list, seed: int, skip: int | range | None = None
+    ) -> tuple[object, dict[int, torch.Tensor]]:
+        # by a run before this one, without a launch that kept the next in bounds: that launch
+        # mattered
+        if self.worker.gpu.lost:
+            raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
+        self.worker.gpu.own(self)
+        self.calls, backend = self.calls + 1, self.replay.backend
+        backend.order = (None, (1, 0), (0, 1))[(self.calls - 1) % 3]
+        try:
+            outputs, changed = super().__call__(inputs, seed, skip)
+        finally:
+            backend.order = None  # not while it is timed
+        if self.worker.gpu.crowded(self.job, self.reference):
+            self.worker.gpu.own(None)  # the arena makes room for the reference
+        return outputs, changed
+
+
+def make_runner(
+    job: Job, worker, reference: Reference, plan: Plan, recorded: int
+) -> Generator[Spawn, Ended, GpuRunner]:
+    """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile.
+
+    Of an autotuner's configurations only the first that compiles is needed, unless they are to be timed.
+    """
+    binaries: dict[str, Binary] = {}
+    refused: dict[int, Fault] = {}
+    tried: set[int] = set()
+    while (
+        missing := (
+            set(range(len(plan.kernels))) if job.time else {launch.kernel for launch in plan.launches()}
+        )
+        - tried
+    ):
+        for number in sorted(missing):
+            kernel = plan.kernels[number]
+            try:
+                binaries[kernel.key] = yield from compile_one(job, worker, kernel)
+            except Fault as fault:
+                refused[number] = fault
+        tried |= missing
+        drop_refused(plan, refused)
+    runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
+    if job.time and any(isinstance(s, Choice) for s in plan.steps):
+        tune(job, worker, reference, runner)
+    yield from add_halves(job, worker, runner)
+    return runner
+
+
+def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
+    """Compile kernels whose programs may meet in halves too, for runs in which one half ends before the other begins."""
+    plan, backend = runner.plan, runner.replay.backend
+    calls = plan.launches(runner.replay.chosen)
+    for number in sorted({call.kernel for call in calls}):
+        if may_meet(plan, number, calls):
+            backend.halves[plan.kernels[number].key] = parts = (
+                half(plan.kernels[number], 0),
+                half(plan.kernels[number], 1),
+            )
+            for part in parts:
+                backend.binaries[part.key] = yield from compile_one(job, worker, part)
+
+
+def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
+    """From the cache, or in a child. Raises Fault."""
+    if known := worker.gpu.binaries.get(kernel):
+        return known
+    limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
+    args = {
+        "name": kernel.name,
+        "ttir": kernel.ttir,
+        "options": kernel.options,
+        "card": asdict(worker.gpu.card),
+    }
+    ended = yield Spawn("compile", args, limits)
+    worker.add_child("compile", ended)
+    check_ended(ended, limits)
+    try:
+        binary = Binary.from_bytes(ended.payload, worker.gpu.card)
+    except PlanError as error:
+        raise Fault("compile_error", f"kernel {kernel.name}: {error}") from None
+    worker.gpu.binaries.put(kernel, binary)
+    return binary
+
+
+def drop_refused(plan: Plan, refused: dict[int, Fault]) -> None:
+    """Take configurations whose kernels don't compile out of every choice. Raises Fault if nothing is left, or there was no choice."""
+    bad: dict[int, set[int]] = {}  # choice's key -> alternatives
+    for step in plan.steps:
+        if isinstance(step, Launch) and step.kernel in refused:
+            raise refused[step.kernel]
+        if isinstance(step, Choice):
+            failing = {
+                i
+                for i, calls in enumerate(step.alternatives)
+                for c in calls
+                if isinstance(c, Launch) and c.kernel in refused
+            }
+            bad[step.key] = bad.get(step.key, set()) | failing
+    for step in plan.steps:
+        if isinstance(step, Choice):
+            kept = [calls for i, calls in enumerate(step.alternatives) if i not in bad[step.key]]
+            if not kept:
+                raise next(iter(refused.values()))
+            step.alternatives = kept
+
+
+def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
+    """The configuration that is timed is the one that is judged, so choose before judging."""
+    inputs = reference.inputs("plain", 1)
+    worker.gpu.own(runner)
+    with worker.stage("tune", job.timeout):
+        try:
+            runner.replay.tune(inputs, runner.by_name(runner.recorded), worker.gpu.watch.quick)
+        except ReplayError as error:
+            worker.gpu.lost |= error.fatal
+            raise Fault(error.status, error.message) from None
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise Fault("memory_limit", "its configurations need more memory than the GPU has left") from None

@@ -1,0 +1,384 @@
+"""A worker: judges candidates, several at a time, one Python step after another. Trusted; it never runs a candidate's Python.
+
+Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator (candidate.py) that is resumed when
+its child is done; between two children it computes (draws inputs, replays, compares), each stage under a limit of its own:
+an alarm that raises in the worker, and behind it the executor, which sees in shared memory when a stage is due (the beacon) and
+kills a worker that missed its alarm.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections import OrderedDict
+from select import POLLIN, poll
+
+import torch
+
+from nanotriton.executor.child.process import process_child
+from nanotriton.executor.child.record import record_child
+from nanotriton.executor.child.script import script_child
+from nanotriton.executor.common import probe
+from nanotriton.executor.common.card import Card
+from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
+from nanotriton.executor.gpu.compile_server import compile_server
+from nanotriton.executor.judge import script, settings
+from nanotriton.executor.judge.candidate import examine, replay_mode
+from nanotriton.executor.judge.job import Job, Spawn
+from nanotriton.executor.judge.process import process_mode
+from nanotriton.executor.judge.reference import ContextLost, Reference
+from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
+from nanotriton.executor.sandbox.servers import CompileServers
+from nanotriton.executor.sandbox.zygote import Zygote
+from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault, TaskFault, Unrecordable
+
+# seconds a task's own reference may take for one trial: longer, and the task is not for this
+# machine
+PATIENCE = 60.0
+DAY = 86400.0  # seconds
+M_MMAP_THRESHOLD = -3  # malloc.h
+ENDS_CONTEXT = (
+    "the reference itself ends the GPU's context, on its own inputs"
+    " (an assertion on the device, or an access out of bounds)"
+)
+# characters of a verdict's message: a longer one would not fit into what a socket carries at once
+MESSAGE = 2000
+# or a task of gigabytes finds no room between parts of old blocks
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+KEPT = 4  # of the tasks loaded, those that keep their modules
+# else: what was computed last
+STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
+TARGETS = {
+    "record": record_child,
+    "compile": compile_server,
+    "process": process_child,
+    "script": script_child,
+}
+MODES = {
+    "task": examine,
+    "replay": replay_mode,
+    "record": replay_mode,
+    "process": process_mode,
+    "script": script.script_mode,
+}
+
+
+class Overtime(BaseException):
+    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of its own."""
+
+
+def prepare(flavour: str, card: Card) -> None:
+    """In the base, once: import everything and warm up, for the GPU that candidates are judged for, so that forks find it done."""
+    torch.set_num_threads(1)
+    if flavour in ("record", "gpu"):
+        from nanotriton.executor.child import recorder
+
+        recorder.install(card)
+        with tempfile.TemporaryDirectory() as folder:
+            plan = recorder.warm_up(folder)
+        if flavour == "gpu":
+            from nanotriton.executor.gpu import libdevice
+            from nanotriton.executor.gpu.compiler import compile_kernel
+
+            plan.validate()
+            compile_kernel(plan.kernels[0], card)
+            libdevice.take_apart()
+    Reference(Task(**probe.TASK))  # the judge's own imports
+
+
+class Worker:
+    def __init__(self, sock: socket.socket, beacon: mmap.mmap, zygote: Zygote, options: dict):
+        self.sock, self.beacon, self.zygote = sock, beacon, zygote
+        self.secret = b""  # comes with each job: the zygote, which candidates can read, was forked before
+        self.folder: str = options["folder"]
+        self.device: str = options["device"]
+        self.gpu = None
+        if options["flavour"] == "gpu":
+            from nanotriton.executor.gpu.gpu import Gpu
+
+            self.gpu = Gpu(options["cubins"], options["locks"], Card(**options["card"]))
+        self.compilers = CompileServers(
+            zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
+        )
+        self.patience = PATIENCE
+        self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
+        # which tasks have ended a context, for all workers of this executor
+        self.losses = os.path.join(os.path.dirname(self.folder), "losses")
+        self.lost = False  # whether one has ended this worker's
+        self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
+        self.job: Job | None = None  # the one that is computing
+        self.costs: dict[int, dict[str, float]] = {}
+        self.stages: list[list] = []  # of the computing job: [name, seconds left], innermost last
+        self.since = 0.0
+        self.last = ""  # the stage that was computed last
+
+    # ---- stages ----
+
+    @contextlib.contextmanager
+    def stage(self, name: str, limit: float):
+        """Compute under a limit in seconds. What an inner stage takes counts for itself, not for the outer one."""
+        self._charge()
+        self.stages.append([name, limit])
+        self._arm()
+        try:
+            yield
+        except Overtime:
+            if name in ("task", "judge"):
+                raise Fault("unsupported", f"the reference itself takes more than {limit:g} s here") from None
+            raise Fault("timeout", f"{name}: not done after {limit:g} s") from None
+        finally:
+            self._charge()
+            self.stages.pop()
+            self._arm()
+
+    def _charge(self) -> None:
+        """Count the time since the last change of stage for the innermost one."""
+        now = time.monotonic()
+        if self.stages:
+            self.stages[-1][1] -= now - self.since
+            self.add_cost(self.stages[-1][0], now - self.since)
+        self.since = now
+
+    def _arm(self) -> None:
+        """Set the alarm for the innermost stage, and let the executor see when it is due (0: nothing runs)."""
+        left = max(self.stages[-1][1], 1e-3) if self.stages else 0.0
+        name = self.stages[-1][0] if self.stages else ""
+        BEACON.pack_into(
+            self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode()
+        )
+        signal.setitimer(signal.ITIMER_REAL, left)
+
+    def add_cost(self, name: str, seconds: float) -> None:
+        cost, self.last = self.costs[self.job.id], name
+        cost[name] = cost.get(name, 0.0) + seconds
+
+    def add_child(self, name: str, ended: Ended) -> None:
+        """What a child took: wall time under its stage's name, and its CPU time with all the others'."""
+        self.add_cost("children_cpu", ended.cpu)
+        self.add_cost(name, ended.seconds)
+
+    # ---- tasks ----
+
+    def reference(self, task: Task) -> Reference:
+        """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair question."""
+        lost = self.lost_on(task)
+        key = task.key, lost
+        found = self.references.get(key)
+        if found is None:
+            found = self.load(task, lost)
+            if isinstance(found, Fault) and found.status == "memory_limit" and self.gpu is not None:
+                with self.gpu.alone():
+                    found = self.load(task, lost)
+            self.references[key] = found
+            if len(self.references) > REFERENCES:
+                self.references.popitem(last=False)
+        self.references.move_to_end(key)
+        for known in list(self.references.values())[:-KEPT]:
+            if isinstance(known, Reference):
+                known.forget_weights()
+        if isinstance(found, Fault):
+            # also when it was found out before: a verdict of this stage says nothing of the
+            # candidate
+            self.last = "task"
+            raise Fault(found.status, found.message)
+        return found
+
+    def load(self, task: Task, lost: str | None) -> Reference | Fault:
+        """lost: see `lost_on`."""
+        if lost == "plain":
+            return Fault("unsupported", ENDS_CONTEXT)
+        try:
+            with self.stage("task", self.patience):
+                return Reference(task, self.device, self.pause, stress=lost is None)
+        except Fault as fault:
+            # not the one with the traceback, which holds the task's tensors
+            return Fault(fault.status, fault.message)
+
+    def lost_on(self, task: Task) -> str | None:
+        """On which inputs a task has ended a worker's context: "plain", "other", or None if it has not.
+
+        On other inputs than its own it is not asked again.
+        """
+        for kind in ("plain", "other"):
+            if os.path.exists(os.path.join(self.losses, f"{task.key}.{kind}")):
+                return kind
+        return None
+
+    def note_loss(self, task: Task, kind: str) -> None:
+        """The task's own code has ended the context. Others will read this when they run again what was in flight."""
+        os.makedirs(self.losses, exist_ok=True)
+        note = f"{task.key}.{'plain' if kind == 'plain' else 'other'}"
+        with open(os.path.join(self.losses, note), "w"):
+            pass
+        if self.gpu is not None:
+            self.gpu.lost = True  # it has no memory to look after
+
+    @property
+    def context_is_lost(self) -> bool:
+        """Whether a task or a candidate has ended the context. Then this process must end too."""
+        return self.lost or (self.gpu is not None and self.gpu.lost)
+
+    def room(self, reference: Reference):
+        """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
+        return (
+            self.gpu.alone()
+            if self.gpu is not None and self.gpu.crowded(self.job, reference)
+            else contextlib.nullcontext()
+        )
+
+    def pause(self) -> None:
+        """Let other workers time what they have, if they wait for it. It counts for no other stage, and has no end of its own: theirs have."""
+        if self.gpu is not None:
+            with self.stage("wait", DAY):
+                self.gpu.turns.pause()
+
+    # ---- the loop ----
+
+    def serve(self) -> None:
+        """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
+        signal.signal(signal.SIGALRM, self._alarm)
+        self.neutral = settings.snapshot()
+        settings.reset(self.neutral)
+        while True:
+            compilers = self.compilers.sockets()
+            waits = poll()
+            for fd in (self.sock.fileno(), self.zygote.sock.fileno(), *compilers):
+                waits.register(fd, POLLIN)
+            patience = self.compilers.patience()
+            ready = [fd for fd, _ in waits.poll(None if patience is None else 1000 * patience + 1)]
+            # before what follows, which may take its time while they answer
+            self.compilers.kill_overdue(set(ready))
+            for fd in ready:
+                if fd == self.sock.fileno():
+                    message, fds = receive(self.sock)
+                    if message is None:
+                        return
+                    with open(fds[0], "rb") as file:  # a memory file: jobs can be larger than a message
+                        self.start(json.load(file))
+                elif fd == self.zygote.sock.fileno():
+                    if ended := self.zygote.event():
+                        self.child_ended(ended)
+                elif answer := self.compilers.answered(compilers[fd]):
+                    self.advance(*answer[0], answer[1])
+                if self.context_is_lost:
+                    # the context is gone; the executor starts another worker, and what was in
+                    # flight again
+                    return
+
+    def _alarm(self, *_):
+        raise Overtime
+
+    def start(self, message: dict) -> None:
+        self.secret, message["task"] = bytes.fromhex(message.pop("secret")), Task(**message["task"])
+        job = Job(**message)
+        self.costs[job.id] = {}
+        self.advance(job, MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
+
+    def child_ended(self, ended: Ended) -> None:
+        if ended.id in self.waiting:
+            self.advance(*self.waiting.pop(ended.id), ended)
+        elif answer := self.compilers.ended(ended):
+            self.advance(*answer[0], answer[1])
+
+    def advance(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
+        """Let a job compute until it wants a child or has its verdict."""
+        with self.gpu.busy() if self.gpu is not None else contextlib.nullcontext():
+            self.step(job, generator, folder, ended)
+
+    def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
+        self.job, self.stages, self.since = job, [], time.monotonic()
+        try:
+            spawn: Spawn = self.resume(generator, ended)
+        except ContextLost as lost:
+            self.note_loss(job.task, lost.kind)
+        except StopIteration:
+            self.finish(job, folder, {"status": "correct"})
+        except Unrecordable as fault:
+            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
+        except TaskFault as fault:
+            self.last = "task"
+            self.finish(job, folder, {"status": fault.status, "message": fault.message})
+        except Fault as fault:
+            # the evaluator lacks an operation of the kernel's
+            fallback = fault.status == "unsupported" and self.last == "run"
+            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback)
+        except Overtime:  # the alarm went off just as the stage was over
+            self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
+        # an error of ours: die, and leave word in the beacon of whose job it was, so that only this
+        # one is suspected
+        except Exception:
+            BEACON.pack_into(self.beacon, 0, job.id, time.monotonic() + PATIENCE, self.last.encode())
+            raise
+        else:
+            if spawn.target == "compile":
+                self.compilers.submit((job, generator, folder), spawn.args, spawn.limits)
+                return
+            if not os.path.isdir(folder):
+                os.mkdir(folder, 0o700)
+                with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
+                    file.write(job.source)
+            child = self.zygote.spawn(
+                spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options
+            )
+            self.waiting[child] = (job, generator, folder)
+
+    def resume(self, generator, ended: Ended | None) -> Spawn:
+        """Compute, and undo what the task's code has set meanwhile."""
+        try:
+            return generator.send(ended)
+        except ContextLost:
+            self.lost = True
+            raise
+        finally:
+            if not self.context_is_lost:  # with which there is nothing left to set
+                settings.reset(self.neutral)
+
+    def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
+        """Report a verdict. fallback: this mode could not run the candidate; another one may."""
+        if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
+            self.gpu.own(None)
+        shutil.rmtree(folder, ignore_errors=True)
+        # One line of what may be as long as a name in the candidate, or hold an assertion's own line breaks
+        # and escapes.
+        text = " ".join(verdict.get("message", "").split())
+        verdict["message"] = "".join(c if c.isprintable() else "?" for c in text[:MESSAGE])
+        verdict["stage"] = STAGES.get(verdict["status"], self.last)
+        cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
+        send(
+            self.sock,
+            {"job": job.id, "verdict": verdict, "facts": job.facts, "cost": cost, "fallback": fallback},
+        )
+
+
+def main(sock: socket.socket, beacon: int, options: dict) -> None:
+    """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
+    zygote = Zygote(TARGETS, sandbox.readable_paths())
+    os.makedirs(options["folder"], mode=0o700, exist_ok=True)
+    if options["memory"]:
+        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller
+        # blocks is lost to the limit.
+        sandbox.libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+        sandbox.limit_memory(options["memory"])
+    # the zygote records; this process stops pretending that there is a GPU
+    if options["flavour"] in ("record", "gpu"):
+        from nanotriton.executor.child import recorder
+
+        recorder.uninstall()
+    if options["flavour"] == "gpu":  # and takes the real one
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ |= ALLOCATOR
+        if options["visible"] is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
+    try:
+        # the zygote died: the executor starts another pair
+        with contextlib.suppress(EOFError, ConnectionError):
+            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
+    finally:
+        remove_folder(options["folder"])

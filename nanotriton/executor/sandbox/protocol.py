@@ -1,0 +1,112 @@
+"""What processes of the executor say to each other: messages over sockets, and a child's answer in a memory file.
+
+A child's answer goes straight to its worker, through a memory file that the worker owns (`Report`), with a size limit and in a
+format that is parsed and never unpickled. The zygote between them never looks at it.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+
+# shared memory of worker and executor: the job that computes, when it is overdue (monotonic), its
+# stage
+BEACON = struct.Struct("qd16s")
+LOG = logging.getLogger(__name__)
+LOG_BYTES = 1 << 20  # what a child may print
+HEADER_BYTES = 8 << 20  # of a result's header: as Python's objects JSON takes twenty times its size
+STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
+
+
+class Report:
+    """The child's end of its result file: `[stage, 16 bytes][length of the header, 8 bytes][header, JSON][payload]`."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def begin(self) -> None:
+        """From here on it is the candidate that runs. What ends before that is no fault of its, and nothing that it does can take the seal off."""
+        fcntl.fcntl(2, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+
+    def stage(self, name: str) -> None:
+        os.pwrite(self.fd, name.encode().ljust(STAGE_BYTES)[:STAGE_BYTES], 0)
+
+    def finish(self, header: dict, payload: bytes = b"") -> None:
+        text = json.dumps(header).encode()
+        data = memoryview(len(text).to_bytes(8, "little") + text + payload)
+        offset = STAGE_BYTES
+        while data:
+            written = os.pwrite(self.fd, data, offset)
+            data, offset = data[written:], offset + written
+
+
+@dataclass
+class Ended:
+    """How a child ended, as its zygote saw it, and what the child itself left (which may be anything)."""
+
+    id: int
+    seconds: float
+    cpu: float  # CPU seconds
+    code: int | None = None  # exit status
+    signal: int | None = None
+    killed: str | None = None  # why the zygote killed it: timeout, memory_limit or output_limit
+    stage: str = ""
+    begun: bool = True  # whether it came to its candidate's code
+    header: dict | None = None  # None: it left no answer that can be read
+    payload: bytes = field(default=b"", repr=False)
+
+    def read(self, fd: int, limit: int) -> "Ended":
+        """Fill in stage, header and payload from a result file of at most `limit` bytes."""
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, min(size, limit + 1), 0)
+        self.stage = data[:STAGE_BYTES].decode("ascii", "replace").strip()
+        start = STAGE_BYTES + 8
+        end = start + int.from_bytes(data[STAGE_BYTES:start], "little")
+        if start < end <= len(data) <= limit and end - start <= HEADER_BYTES:
+            try:
+                header = json.loads(data[start:end])
+            except (ValueError, RecursionError):
+                return self
+            if isinstance(header, dict):
+                self.header, self.payload = header, data[end:]
+        elif size > limit:
+            self.killed = self.killed or "output_limit"
+        return self
+
+
+def send(sock: socket.socket, message: dict, fds: tuple[int, ...] = ()) -> None:
+    socket.send_fds(sock, [json.dumps(message).encode()], list(fds))
+
+
+def receive(sock: socket.socket) -> tuple[dict | None, list[int]]:
+    """The next message and its file descriptors; (None, []) when the other side is gone."""
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 16)
+    except ConnectionError:
+        return None, []
+    return (json.loads(data) if data else None), fds
+
+
+def memory_file(name: str, value: dict) -> int:
+    """A descriptor of `value` as JSON, to be read from its start: it may be larger than a message."""
+    fd = os.memfd_create(name)
+    with open(fd, "w", closefd=False) as file:
+        json.dump(value, file)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder that dying children may still be writing to for a moment."""
+    deadline = time.monotonic() + 2
+    while os.path.exists(path) and time.monotonic() < deadline:
+        shutil.rmtree(path, ignore_errors=True)

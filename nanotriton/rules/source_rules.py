@@ -1,0 +1,172 @@
+"""The rules on a candidate's source. Each refuses only certain cases, names the line, and runs nothing."""
+
+import ast
+
+from nanotriton.rules import names
+from nanotriton.rules.constants import Constants
+from nanotriton.rules.policy import Violation
+from nanotriton.rules.source import Source, always_executed, mentions, walk
+
+
+def patched_module(source: Source) -> Violation | None:
+    """No assignment to a member of an imported module (`torch.allclose = ...`).
+
+    torch.backends' own switches and os.environ may be set.
+    """
+    written = []
+    for node in source.nodes[ast.Attribute]:
+        if not isinstance(node.ctx, ast.Load):
+            written.append((node, source.path(node)))
+    for call in source.nodes[ast.Call]:
+        sets = isinstance(call.func, ast.Name) and call.func.id in ("setattr", "delattr")
+        if sets and call.args:
+            written.append((call, source.path(call.args[0])))
+    for node, path in written:
+        if path and not path.startswith(("torch.backends.", "os.environ")):
+            message = f"assigning to {path} is not allowed: it changes the code of others"
+            return Violation(node.lineno, message)
+    return None
+
+
+def foreign_module(source: Source) -> Violation | None:
+    """Imports come from an allow-list, and no part of torch is used that loads, compiles or hides code."""
+    for node in source.nodes[ast.ImportFrom]:
+        if node.level:
+            return Violation(node.lineno, "a candidate is one file: no relative import")
+        if node.names[0].name == "*" and node.module not in names.STAR_MODULES:
+            return Violation(node.lineno, f"from {node.module} import *: name what you import")
+    for node, path in _imported(source):
+        if message := names.refused(path, importing=True):
+            return Violation(node.lineno, message)
+    for node, path in _used(source):
+        if message := names.refused(path, importing=False):
+            return Violation(node.lineno, message)
+    return None
+
+
+def _imported(source: Source) -> list[tuple[ast.AST, str]]:
+    """(node, dotted path) of everything that import statements name."""
+    found = []
+    for node in source.nodes[ast.Import]:
+        found += [(node, alias.name) for alias in node.names]
+    for node in source.nodes[ast.ImportFrom]:
+        found += [(node, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def _used(source: Source) -> list[tuple[ast.AST, str]]:
+    """(node, dotted path) of every expression that spells one. Of `a.b.c` only the whole is looked at."""
+    inner = {id(node.value) for node in source.nodes[ast.Attribute]}
+    found = []
+    for node in source.nodes[ast.Attribute]:
+        path = source.path(node)
+        if path and id(node) not in inner:
+            found.append((node, path))
+    for node in source.nodes[ast.Name]:
+        if source.imports.get(node.id) in names.PARTS and id(node) not in inner:
+            found.append((node, f"{node.id}.(all of it)"))
+    return found
+
+
+def no_kernel(source: Source, entry: str | None) -> Violation | None:
+    """At least one kernel of the candidate's own is launched on a way from the entry."""
+    if not source.kernels:
+        return Violation(None, "no @triton.jit kernel: the candidate must define its own")
+    decorated = {node.name for node in source.nodes[ast.FunctionDef] if _own_decorator(source, node)}
+    mentioned = decorated & source.kernels
+    launches = False
+    for unit in source.reachable(entry):
+        nodes = walk(unit)
+        mentioned |= mentions(nodes) & source.kernels
+        launches = launches or any(source.is_launch(node) for node in nodes)
+    if mentioned and launches:
+        return None
+    lines = []
+    for name in source.kernels:
+        lines += [getattr(unit, "lineno", 1) for unit in source.units[name]]
+    way = f"{entry or 'any function'}.forward"
+    return Violation(min(lines), f"no kernel is launched (kernel[grid](...)) on the way from {way}")
+
+
+def _own_decorator(source: Source, function: ast.FunctionDef) -> bool:
+    """Whether a decorator is the candidate's own: it may have put the kernel anywhere."""
+    for decorator in function.decorator_list:
+        called = getattr(decorator, "func", decorator)
+        if not (source.path(called) or "").startswith("triton."):
+            return True
+    return False
+
+
+def torch_computes(source: Source, entry: str | None) -> Violation | None:
+    """Torch doesn't compute in a statement that every call of `forward` executes."""
+    if entry is None:
+        return None
+    seen: set[ast.AST] = set()
+    todo = list(source.units[entry])
+    while todo:
+        unit = todo.pop()
+        if unit in seen or source.is_kernel(unit):
+            continue
+        seen.add(unit)
+        if isinstance(unit, ast.ClassDef):
+            todo += _forwards(unit)
+        elif isinstance(unit, ast.FunctionDef):
+            if violation := _computation(source, unit):
+                return violation
+            for node in always_executed(unit.body):
+                if isinstance(node, ast.Call) and _computing_call(source, node) is None:
+                    todo += source.called(node.func)
+    return None
+
+
+def _forwards(unit: ast.ClassDef) -> list[ast.FunctionDef]:
+    """The methods that run when a module is called, or an autograd.Function is applied."""
+    methods = [node for node in unit.body if isinstance(node, ast.FunctionDef)]
+    return [method for method in methods if method.name in ("forward", "__call__")]
+
+
+def _computation(source: Source, function: ast.FunctionDef) -> Violation | None:
+    """The first expression of a function that is always executed and in which torch computes with data."""
+    constants = None
+    for node in always_executed(function.body):
+        called = _computing_call(source, node)
+        if called is None:
+            continue
+        constants = constants or Constants(function, source.path, source.units)
+        if not constants.holds(node):
+            message = f"{called} computes in torch: under strict, your own Triton kernels compute"
+            return Violation(node.lineno, message)
+    return None
+
+
+def _computing_call(source: Source, node: ast.AST) -> str | None:
+    """The name of a torch function, tensor method or operator that is certain to compute, or None."""
+    if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
+        return "the operator @"
+    if not isinstance(node, ast.Call):
+        return None
+    path = source.path(node.func)
+    if path is not None:
+        return path if names.computes(path) else None
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    if node.func.attr in names.COMPUTING_METHODS:
+        return f".{node.func.attr}()"
+    if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
+        return _computing_layer(source, node.func.attr)
+    return None
+
+
+def _computing_layer(source: Source, attribute: str) -> str | None:
+    """`self.attribute(...)` where every assignment to it is a torch.nn layer that computes."""
+    values = source.units.get(attribute, [])
+    paths = [source.path(value.func) if isinstance(value, ast.Call) else None for value in values]
+    if paths and all(_is_computing_layer(path) for path in paths):
+        return f"self.{attribute}, a {paths[0]},"
+    return None
+
+
+def _is_computing_layer(path: str | None) -> bool:
+    if not path or not path.startswith("torch.nn."):
+        return False
+    return path.rsplit(".", 1)[1] in names.COMPUTING_LAYERS
