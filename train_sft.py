@@ -81,10 +81,11 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.rules.extract import CLOSE, opened_reasoning
 from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, prompt_ids
+from nanotriton.tasks.prompt import build_completion, encode_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
@@ -148,6 +149,7 @@ def main(cfg: Config, world: World) -> str:
                     max_tokens=cfg.max_tokens,
                     seed=cfg.seed,
                 )
+            sampler.free()  # train_grpo.py, which may have called this, makes a sampler of its own
         run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")
@@ -274,22 +276,34 @@ def read_pair(line: str) -> tuple[str, str]:
     return row["prompt"], row["completion"]
 
 
-def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of a prompt as it stands: one user message where there is a chat template."""
-    return tokenizer.encode(
-        tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt
-    )
+def chat_text(prompt: str, tokenizer: Tokenizer) -> str:
+    """A prompt as it stands: one user message where there is a chat template."""
+    return tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt
+
+
+def after_opened(reasoning: str, completion: str) -> str:
+    """What a model is to write where the chat template has opened `reasoning` ("<think>", or "" if it has
+    not): a completion without any closes it at once, for nothing before the close counts as an answer; one
+    that opens it too must not do so twice."""
+    if not reasoning or CLOSE in completion:
+        return completion.removeprefix(reasoning)
+    return f"\n{CLOSE}\n\n{completion}"
 
 
 def encode(
     texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None
 ) -> list[Pair]:
-    """Texts -> ids; a completion ends with the end token. Pairs longer than --max-len are left out, and
-    counted.
+    """Texts -> ids; a completion ends with the end token.
+
+    Pairs longer than --max-len are left out, and counted.
     """
-    to_ids = chat_ids if cfg.data else prompt_ids  # a task's source goes inside instructions
+    to_text = chat_text if cfg.data else prompt_text  # a task's source goes inside instructions
     end = min(tokenizer.eos_ids)
-    pairs = [(to_ids(p, tokenizer), tokenizer.encode(c) + [end]) for p, c in texts]
+    pairs = []
+    for source, completion in texts:
+        prompt = to_text(source, tokenizer)
+        answer = after_opened(opened_reasoning(prompt), completion)
+        pairs.append((encode_prompt(prompt, tokenizer), tokenizer.encode(answer) + [end]))
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")

@@ -57,6 +57,7 @@ ROPE_OPTIONS = {
 }
 # Some models multiply embeddings, residuals, attention or logits by a constant, under names like these.
 SCALE_KEY = re.compile(r"multiplier|softcap|scal(e|ing|ar)(_|$)|^scale_")
+WIDEST_HEAD = 256  # that flash attention's kernels take
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 REQUIRED = ("model_type", *SIZES, "rms_norm_eps", "max_position_embeddings")
 
@@ -104,8 +105,10 @@ class ModelConfig:
             if type(value) is not int or value < 1:
                 raise ModelError(f"{name} must be a positive integer, not {value!r}")
         self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
-        if type(self.head_dim) is not int or self.head_dim < 2 or self.head_dim % 2:
-            raise ModelError(f"head_dim must be an even positive integer, not {self.head_dim!r}")
+        if type(self.head_dim) is not int or self.head_dim not in range(2, WIDEST_HEAD + 1, 2):
+            raise ModelError(
+                f"head_dim must be an even number from 2 to {WIDEST_HEAD}, not {self.head_dim!r}"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "

@@ -36,7 +36,7 @@ class Step:
 
 
 def report(run: Run, step: int, cfg: Any, done: Step) -> None:
-    """One line on the console, every number to metrics.jsonl, every sample to samples.jsonl.
+    """One line on the console, every number to metrics.jsonl, every rank's samples to samples.jsonl.
 
     On policy the ratio is 1 and the loss near 0 whatever is learned: watch the reward, not the loss.
     """

@@ -1,6 +1,5 @@
 """Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -8,9 +7,9 @@ from dataclasses import dataclass, field
 from nanotriton import log
 from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
-from nanotriton.rules.extract import extract_candidate
+from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.sampler import Request, Sample, Sampler
-from nanotriton.tasks.prompt import build_prompt
+from nanotriton.tasks.prompt import build_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
@@ -26,6 +25,7 @@ class Episode:
     logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
     finish_reason: str  # "stop" or "length"
     old: list[float] | None = None  # the trainer's logprobs of them, where a mismatch correction needs them
+    # their text without the end token, behind the <think> that the chat template opened, if it did
     completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
@@ -86,6 +86,7 @@ def rollout(
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest)
+    opened = [opened_reasoning(prompt_text(task.source, tokenizer)) for task in tasks]
     requests = [
         Request(
             p,
@@ -106,7 +107,7 @@ def rollout(
         task = tasks[sample.request]
         episode = Episode(task, prompts[sample.request], sample.ids, sample.logprobs, sample.finish_reason)
         ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-        episode.completion = tokenizer.decode(ids)
+        episode.completion = opened[sample.request] + tokenizer.decode(ids)
         episode.candidate = extract_candidate(episode.completion)
         episodes[sample.request, sample.index] = episode
         progress.update()
@@ -129,7 +130,3 @@ def rollout(
             progress.update()
         clock("reward")
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
-
-
-def statuses(groups: Sequence[Sequence[Episode]]) -> dict[str, int]:
-    return dict(Counter(e.verdict.status for group in groups for e in group).most_common())

@@ -7,8 +7,10 @@ import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -20,7 +22,7 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import rollout, statuses
+from nanotriton.rollout import rollout
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
@@ -181,6 +183,10 @@ class Run(Log):
     def step(self, *args: Any, **numbers: Any) -> None:
         super().step(*args, **numbers)
         self.checkpoints.finish(wait=False)
+
+    def samples(self, rows: Iterable[dict]) -> None:
+        """The rows of every rank, rank by rank, to samples.jsonl. All ranks call it together."""
+        super().samples(chain(*self.world.to_main(list(rows))))
 
     def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
         """A held-out measurement ("eval" on the dev set, "test") after `step` steps; redraws the curves."""
@@ -351,8 +357,9 @@ def heldout(
     max_tokens: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every sample is kept in
-    samples.jsonl.
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy.
+
+    Every rank's samples are kept in samples.jsonl and counted.
 
     The same seeds at every step (common random numbers): a difference between two steps is the model's, not
     the draw's.
@@ -381,5 +388,6 @@ def heldout(
         if key == "success":
             shares = [[e.verdict.correct for e in group if e.verdict.scored] for group in groups]
             result["success_se"] = clustered_error(run.world.gather(shares))
-            result["statuses"] = statuses(groups)
+            found = Counter(e.verdict.status for group in groups for e in group)
+            result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
     return result

@@ -63,6 +63,16 @@ class World:
             dist.all_gather_object(out, x)
         return out
 
+    def to_main(self, x: Any) -> list[Any]:
+        """A picklable x of every rank, in rank order, on the main rank; nothing on the others. For what is
+        too large for all of them.
+        """
+        if self.world_size == 1:
+            return [x]
+        out = [None] * self.world_size if self.is_main else None
+        dist.gather_object(x, out)
+        return out or []
+
     def barrier(self) -> None:
         if self.world_size > 1:
             dist.barrier()

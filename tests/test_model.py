@@ -244,7 +244,13 @@ def test_config_eos_is_a_union():
         ({"model_type": "qwen2"}, "lacks num_key_value_heads"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "not a multiple"),
-        ({"head_dim": 15}, "head_dim must be an even"),
+        ({"head_dim": 15}, "head_dim must be an even number from 2 to 256, not 15"),
+        ({"head_dim": 320}, "head_dim must be an even number from 2 to 256, not 320"),
+        (
+            {"hidden_size": 4096, "num_attention_heads": 8},
+            "head_dim must be an even number from 2 to 256, not 512",
+        ),
+        ({"head_dim": 64.0}, "not 64.0"),
         (
             {"rope_scaling": {"rope_type": "longrope"}},
             "rope type 'longrope' is not supported; supported: default, linear",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nanotriton.executor.replay.replayer import Replay
+from nanotriton.plan.facts import reads_of, writes_of
 from nanotriton.plan.plan import Aten, Choice, Launch
 from tests.recording import ADD, HEAD, Refused, record, record_script
 
@@ -76,10 +77,6 @@ def test_every_way_to_memory_on_the_gpu(forward):
 def test_cuda_is_there_when_asked():
     forward = """
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
-assert torch.cuda.get_device_capability() == (9, 0) and "H100" in torch.cuda.get_device_name(0)
-assert torch.cuda.get_device_properties(x.device).multi_processor_count == 132
-assert triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == 132
-assert triton.runtime.driver.active.get_current_target().arch == 90
 stream = torch.cuda.Stream()
 with torch.cuda.device(x.device), torch.cuda.stream(stream):
     out = add(x, x)
@@ -165,7 +162,8 @@ def test_in_place_and_casts_are_steps_on_the_same_storage():
     plan = record(module("y = x.half()\ny += 1\ny[2:, ::2].zero_()\ny[0] = x[1]\nreturn y"), [X])
     assert ops(plan) == ["_to_copy.default", "add_.Tensor", "zero_.default", "copy_.default"]
     assert len({plan.tensors[s.args[0]["t"]].storage for s in plan.steps[1:]}) == 1
-    assert plan.aten_bytes()["_to_copy.default"] == 120 * 4 + 120 * 2
+    cast = plan.steps[0]
+    assert [plan.nbytes(t) for t in reads_of(cast) + writes_of(cast)] == [120 * 4, 120 * 2]
 
 
 def test_containers_and_numbers_come_back():

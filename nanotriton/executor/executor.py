@@ -29,6 +29,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nanotriton.executor.common import probe
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
     Base,
@@ -36,6 +37,7 @@ from nanotriton.executor.processes import (
     ask_for_worker,
     end_processes,
     make_root,
+    read_card,
     start_base,
     visible_devices,
 )
@@ -69,6 +71,7 @@ class Entry:
     facts: dict = field(default_factory=dict)
     cost: dict = field(default_factory=dict)
     deaths: int = 0  # workers that died while they were computing it
+    died_in: str = ""  # the stage that the last of them was in
     restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
@@ -99,7 +102,7 @@ class Executor:
     device: where candidates run: cpu, cuda or cuda:N. mode: None (replay; on a GPU process mode for what can't be recorded, where the policy lets it),
     "replay" or "process". workers: judging processes (default: a core less than there are); each records up to `depth` candidates meanwhile.
     timeout: seconds for each stage of a candidate, counted from the stage's start. memory_gib: for each process.
-    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments.
+    seed: of the secret draws; None draws one. Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Executor:
         self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
         self.depth, self.memory = depth, int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
+        self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
         self.secret = (
             secrets.token_hex(16) if seed is None else hashlib.sha256(f"seed {seed}".encode()).hexdigest()
         )
@@ -313,7 +317,7 @@ class Executor:
     # ---- processes ----
 
     def _start(self, flavour: str) -> None:
-        base = self._bases[flavour] = start_base(flavour, self.root, self.visible)
+        base = self._bases[flavour] = start_base(flavour, self.root, self.visible, self.card)
         self._groups.append(base.popen.pid)
 
     def _base_died(self, base: Base) -> None:
@@ -360,14 +364,14 @@ class Executor:
             return
         self._processes.remove(process)
         process.sock.close()
-        job, due, _ = process.computing()
+        job, due, stage = process.computing()
         process.beacon.close()
         shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
             # where something was finished, running the rest again comes to an end
             entry.restarts += not process.finished
             if number == job and due:
-                entry.deaths += 1
+                entry.deaths, entry.died_in = entry.deaths + 1, stage
             if entry.is_probe and entry.deaths:
                 self._probed(entry, healthy=False)
             elif entry.restarts > RESTARTS:
@@ -384,11 +388,20 @@ class Executor:
     def _probe(self, suspect: Entry) -> None:
         """Two workers died of this candidate, or so it seems: judge one that is known to be right, and say who is to blame."""
         job = suspect.job | {"task": probe.TASK, "source": probe.CANDIDATE, "policy": "none"}
-        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, is_probe=True)
+        entry = dataclasses.replace(
+            suspect, job=job, deaths=0, restarts=0, given=0.0, is_probe=True, passed=0
+        )
         self._queue(entry).appendleft(entry)
 
     def _probed(self, entry: Entry, healthy: bool) -> None:
-        if healthy:
+        if healthy and entry.died_in == "task":  # where no candidate runs
+            self._finish(
+                dataclasses.replace(entry, is_probe=False),
+                status="unsupported",
+                message="the reference itself crashes the process that runs it",
+                stage="task",
+            )
+        elif healthy:
             self._finish(
                 dataclasses.replace(entry, is_probe=False),
                 status="crashed",
@@ -415,7 +428,9 @@ class Executor:
             for _ in range(workers - len(own) if base.ready else 0):
                 self._next_id += 1
                 try:
-                    own.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
+                    own.append(
+                        ask_for_worker(base, self.root, self._next_id, self.memory, self.visible, self.card)
+                    )
                     self._processes.append(own[-1])
                 except OSError:  # the base just died: its socket will say so
                     break

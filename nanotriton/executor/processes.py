@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import functools
 import glob
+import json
 import mmap
 import os
 import shutil
@@ -13,15 +15,18 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanotriton.config import ConfigError
+from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES
 from nanotriton.executor.sandbox.protocol import BEACON, pair, remove_folder, send
 from nanotriton.executor.sandbox.zygote import SLOW
 
 PREFIX = "nanotriton-executor-"
+ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys,
 # no tokens.
@@ -35,6 +40,7 @@ ENVIRONMENT = (
     "CUDA_HOME",
     "CUDA_PATH",
     "SYSTEMROOT",
+    "CUDA_DEVICE_ORDER",
 )
 
 
@@ -87,24 +93,71 @@ def visible_devices(index: int | None) -> str | None:
     return names[index].strip() if index < len(names) else str(index)
 
 
-def start_base(flavour: str, root: str, visible: str | None) -> Base:
-    """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
-    ours, theirs = pair()
+def environment(folder: str) -> dict[str, str]:
+    """What a process that is started here gets. folder: its home, and where its temporary files go."""
     env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
     env |= {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "HOME": root,
-        "TMPDIR": root,
+        "HOME": folder,
+        "TMPDIR": folder,
     }
-    env |= {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return env | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+
+
+@functools.cache
+def ask_driver(visible: str | None) -> Card:
+    """The GPU that processes with this CUDA_VISIBLE_DEVICES (None: unset) would use.
+
+    A process of its own asks: where CUDA has been initialised, forks can't use it, and which devices are seen is
+    settled. Raises ConfigError, one line, if candidates can't run there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment(folder) | ({"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
+        command = [sys.executable, "-c", "from nanotriton.executor.gpu.ask import main; main()"]
+        options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        try:
+            done = subprocess.run(command, timeout=ANSWERING, **options)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"this machine's CUDA GPU has not answered for {ANSWERING:g} s") from None
+    if done.returncode:
+        silent = f"the process that asked the CUDA driver ended with code {done.returncode}"
+        raise ConfigError((done.stderr.strip().splitlines() or [silent])[-1])
+    return Card(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def read_card(visible: str | None, timed: bool = False) -> Card:
+    """As `ask_driver`. timed: also raises where candidates can't be timed."""
+    card = ask_driver(visible)
+    if timed and not card.bandwidth:
+        reason = "the driver does not tell how fast its memory is"
+        raise ConfigError(f"candidates can't be timed on this machine's {card}: {reason}")
+    return card
+
+
+def check_card(device: str, timed: bool = False) -> None:
+    """ConfigError if candidates can't run on what --device names: call it before anything else is done."""
+    if device == "cuda":
+        try:
+            read_card(visible_devices(None), timed)
+        except ConfigError as error:
+            raise ConfigError(f"--device cuda: {error}") from None
+
+
+def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base:
+    """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
+    ours, theirs = pair()
+    env = environment(root)
     if flavour == "cuda":
         env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
         env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
-    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
+    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
     command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command,
@@ -118,7 +171,9 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     return Base(flavour, popen, ours)
 
 
-def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str | None) -> Process:
+def ask_for_worker(
+    base: Base, root: str, number: int, memory: int, visible: str | None, card: Card
+) -> Process:
     """Let a base fork a worker. Its process id comes later; work may be sent to it at once. Raises OSError if the base is dead."""
     ours, theirs = pair()
     fd = os.memfd_create("beacon")
@@ -130,7 +185,7 @@ def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str
         "cubins": os.path.join(root, "cubins"),
         "locks": tempfile.gettempdir(),
     }
-    options["visible"] = visible
+    options |= {"visible": visible, "card": asdict(card)}
     if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
         options |= {"device": "cuda", "memory": None}
     else:

@@ -45,12 +45,16 @@ def prompt_text(source: str, tokenizer: "Tokenizer") -> str:
     return source if tokenizer.reads_source else f"{SYSTEM}\n\n{task}\n\n"
 
 
-def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
-    """Token ids of the prompt for a task's source, up to where the answer begins."""
-    text = prompt_text(source, tokenizer)
+def encode_prompt(text: str, tokenizer: "Tokenizer") -> list[int]:
+    """Token ids of a prompt. A raw text for a pretrained model begins as the texts that it was trained on did."""
     if tokenizer.has_chat_template or tokenizer.reads_source:
         return tokenizer.encode(text)
-    return tokenizer.encode(text, add_special_tokens=True)  # a raw text begins as the model's texts did
+    return tokenizer.encode(text, add_special_tokens=True)
+
+
+def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
+    """Token ids of the prompt for a task's source."""
+    return encode_prompt(prompt_text(source, tokenizer), tokenizer)
 
 
 def build_prompt(task: Task, tokenizer: "Tokenizer") -> list[int]:

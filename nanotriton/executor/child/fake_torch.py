@@ -7,6 +7,8 @@ of it: what touches a "GPU" tensor is recorded, everything else runs for real on
 
 import re
 import sys
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nanotriton.executor.child.tape import CUDA, META, Tape
+from nanotriton.executor.common.card import Card
 from nanotriton.plan.aten import ALLOWED, encode
 
 CPU = torch.device("cpu")
@@ -305,23 +308,6 @@ class _Stream:
         return 1.0
 
 
-class _Properties:
-    name, major, minor, multi_processor_count, total_memory = (
-        "NVIDIA H100 80GB HBM3",
-        9,
-        0,
-        132,
-        85_017_493_504,
-    )
-    max_threads_per_multi_processor, warp_size, regs_per_multiprocessor = 2_048, 32, 65_536
-    shared_memory_per_block, shared_memory_per_block_optin, shared_memory_per_multiprocessor = (
-        49_152,
-        232_448,
-        233_472,
-    )
-    L2_cache_size, is_integrated, is_multi_gpu_board, gcnArchName = 52_428_800, 0, 0, ""
-
-
 def _refuse(what: str):
     def call(*args, **kwargs):
         if Tape.active is not None:
@@ -350,25 +336,25 @@ def _autocast(self):
     return _enter_autocast(self)
 
 
-def answers() -> list[tuple[object, str, Any]]:
-    """(owner, name, value): what makes torch.cuda answer as on one H100. Nothing in it initialises CUDA."""
-    cuda = torch.cuda
+def answers(card: Card) -> list[tuple[object, str, Any]]:
+    """(owner, name, value): what makes torch.cuda answer as on a machine with that one GPU. Nothing in it initialises CUDA."""
+    cuda, properties = torch.cuda, SimpleNamespace(**asdict(card), is_multi_gpu_board=0, gcnArchName="")
     constants = {
         "is_available": True,
         "is_initialized": True,
         "device_count": 1,
         "current_device": 0,
         "is_bf16_supported": True,
-        "get_device_name": _Properties.name,
-        "get_device_capability": (9, 0),
-        "get_device_properties": _Properties(),
+        "get_device_name": card.name,
+        "get_device_capability": (card.major, card.minor),
+        "get_device_properties": properties,
         "memory_allocated": 0,
         "max_memory_allocated": 0,
         "memory_reserved": 0,
         "max_memory_reserved": 0,
-        "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
+        "mem_get_info": (card.total_memory, card.total_memory),
         "is_current_stream_capturing": False,
-        "get_arch_list": ["sm_90"],
+        "get_arch_list": [card.sm],
     }
     nothing = (
         "synchronize",

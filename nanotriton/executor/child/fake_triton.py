@@ -21,37 +21,42 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from nanotriton.executor.child.tape import CUDA, Tape
+from nanotriton.executor.common.card import Card
 from nanotriton.plan.plan import OPTIONS, Kernel, digest
+from nanotriton.plan.signature import signature
 
-TARGET = GPUTarget("cuda", 90, 32)
 # These act in the front end alone: their effect is in the TTIR, later stages don't look at them.
 FRONT_END = {"debug", "sanitize_overflow", "default_dot_input_precision", "max_num_imprecise_acc_default"}
 INVALID = "error encountered during parsing"  # what Triton's front end says of IR that does not verify
-DEVICE_PROPERTIES = {  # an H100's
-    "max_shared_mem": 232_448,
-    "max_num_regs": 65_536,
-    "multiprocessor_count": 132,
-    "warpSize": 32,
-    "sm_clock_rate": 1_980_000,
-    "mem_clock_rate": 2_619_000,
-    "mem_bus_width": 5_120,
-}
+
+
+def device_properties(card: Card) -> dict[str, int]:
+    """As triton's CUDA driver names them."""
+    return {
+        "max_shared_mem": card.shared_memory_per_block_optin,
+        "max_num_regs": card.regs_per_block,
+        "multiprocessor_count": card.multi_processor_count,
+        "warpSize": card.warp_size,
+        "sm_clock_rate": card.clock_rate,
+        "mem_clock_rate": card.memory_clock_rate,
+        "mem_bus_width": card.memory_bus_width,
+    }
 
 
 class RecordingDriver:
-    """Answers as triton's CUDA driver on one H100 would."""
+    """Answers as triton's CUDA driver would on a machine with that one GPU."""
 
     binary_ext = "cubin"
 
-    def __init__(self):
+    def __init__(self, card: Card):
         self.utils = SimpleNamespace(
-            get_device_properties=lambda device: dict(DEVICE_PROPERTIES), unload_module=lambda module: None
+            get_device_properties=lambda device: device_properties(card), unload_module=lambda module: None
         )
         self.get_current_device = lambda: 0
         self.set_current_device = lambda device: None
         self.get_current_stream = lambda device=None: 0
-        self.get_device_capability = lambda device=None: (9, 0)
-        self.get_current_target = lambda: TARGET
+        self.get_device_capability = lambda device=None: (card.major, card.minor)
+        self.get_current_target = lambda: card.target
         self.get_active_torch_device = lambda: CUDA
         self.get_device_interface = lambda: torch.cuda
         self.map_python_to_cpp_type = lambda ty: ty
@@ -71,13 +76,18 @@ class RecordedKernel:
     n_regs, n_spills, n_max_threads = 32, 0, 1024
     function = packed_metadata = module = None
 
-    def __init__(self, src, options, kernel: Kernel):
+    def __init__(self, src, options, kernel: Kernel, target: GPUTarget):
         self.src, self.recorded, self.name = src, kernel, kernel.name
         self.hash = digest(kernel.ttir.encode())
         self.asm = {"ttir": kernel.ttir}
         self.metadata = SimpleNamespace(
-            **{**options.__dict__, "shared": 1024, "name": kernel.name, "target": TARGET}
+            **{**options.__dict__, "shared": 1024, "name": kernel.name, "target": target}
         )
+
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        """The TTIR's types of what a launch passes."""
+        return [ty for ty, _ in signature(self.recorded.ttir, self.name)]
 
     def _init_handles(self):
         pass
@@ -95,7 +105,7 @@ class RecordedKernel:
             _tape().unrecordable(f"kernel {self.name} is launched while the module is imported or built")
         flat: list = []
         for i, (ty, value) in enumerate(zip(self.src.signature.values(), args, strict=True)):
-            _flatten(tape, i, ty, value, flat)
+            _flatten(tape, self, i, ty, value, flat)
         tape.launch(self.recorded, tuple(index(n) for n in (grid_x, grid_y, grid_z)), flat)
 
 
@@ -105,18 +115,15 @@ def _tape() -> Tape:
     return Tape.active
 
 
-def _flatten(tape: Tape, index: int, ty, value, out: list) -> None:
+def _flatten(tape: Tape, kernel: RecordedKernel, index: int, ty, value, out: list) -> None:
     """Append (type, value) of one argument as the launcher would pass it: constants drop out, tuples are spelled out."""
     if ty == "constexpr":
         return
     if isinstance(ty, tuple):
         for inner, v in zip(ty, value, strict=True):
-            _flatten(tape, index, inner, v, out)
+            _flatten(tape, kernel, index, inner, v, out)
     elif ty.startswith("tensordesc"):
-        strides = [int(s) for s in value.strides]
-        out.append(
-            (ty, [_pointer(tape, index, value.base), [int(n) for n in value.shape], strides, value.padding])
-        )
+        out += _descriptor(ty, _pointer(tape, index, value.base), value, kernel.parameters, len(out))
     elif ty.startswith("*"):
         out.append((ty, _pointer(tape, index, value)))
     elif ty.startswith(("fp", "bf")):
@@ -124,6 +131,24 @@ def _flatten(tape: Tape, index: int, ty, value, out: list) -> None:
         out.append((ty, number if abs(number) < float("inf") else str(number)))
     else:
         out.append((ty, bool(value) if ty in ("i1", "u1") else int(value)))
+
+
+def _descriptor(ty: str, base: int, value, parameters: list[str], at: int) -> list:
+    """[(type, value)] of a host-side descriptor: itself, or its parts if the kernel's parameters from `at` on are those.
+
+    GPUs before Hopper have no descriptors. Triton's front end takes them apart there: base, shape and strides, a
+    flag or two, and then shape and strides once more, which follow a descriptor on any GPU.
+    """
+    shape, strides = [int(n) for n in value.shape], [int(s) for s in value.strides]
+    if any(p.startswith("!tt.tensordesc") for p in parameters):
+        return [(ty, [base, shape, strides, value.padding])]
+    element = ty.removeprefix("tensordesc<").split("[")[0]
+    flags = [value.padding == "nan"]
+    if parameters[at + 2 + 2 * len(shape)] == "i1":  # not in triton 3.6
+        flags.append(value.round_f32_to_tf32)
+    wide = [("i64", n) for n in (*shape, *strides)]
+    again = [("i32", n) for n in shape] + [("i64", s) for s in strides]
+    return [(f"*{element}", base), *wide, *[("i1", flag) for flag in flags], *again]
 
 
 def _pointer(tape: Tape, index: int, value) -> int:
@@ -138,21 +163,24 @@ def _pointer(tape: Tape, index: int, value) -> int:
 
 
 @functools.cache
-def dialects():
+def dialects(target: GPUTarget):
     """An MLIR context with every dialect loaded: 6 ms, paid once before the zygote forks. It has no threads, so forks may use it."""
     context = ir.context()
     ir.load_dialects(context)
-    make_backend(TARGET).load_dialects(context)
+    make_backend(target).load_dialects(context)
     return context
 
 
-def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedKernel:
-    """Stands in for triton.compile: the front end and the ttir passes, for any candidate's kernel, and no further."""
+def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=None) -> RecordedKernel:
+    """Stands in for triton.compile: the front end and the ttir passes, for any candidate's kernel, and no further.
+
+    here: the GPU that it compiles for, whatever the candidate says.
+    """
     if not hasattr(src, "fn"):
         _tape().fail(
             "rule_violation", "triton.compile of an IR file: only @triton.jit functions are launched"
         )
-    backend = make_backend(TARGET)
+    backend = make_backend(here)
     options = backend.parse_options(dict(options or {}))
     default = backend.parse_options({})
     for name, value in options.__dict__.items():
@@ -164,10 +192,10 @@ def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedK
     # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the
     # front end's time.
     checked = options if options.debug else dataclasses.replace(options, sanitize_overflow=False)
-    context = dialects()
+    context = dialects(here)
     try:
         module = src.make_ir(
-            TARGET, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context
+            here, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context
         )
     except RuntimeError as error:
         if str(error) != INVALID:
@@ -180,7 +208,7 @@ def compile_to_ttir(src, target=None, options=None, _env_vars=None) -> RecordedK
     module = stages["ttir"](module, {})
     kept = {name: getattr(options, name) for name in OPTIONS}
     text = str(module).replace(_tape().path, "candidate.py")
-    return RecordedKernel(src, options, Kernel(module.get_entry_func_name(), text, kept))
+    return RecordedKernel(src, options, Kernel(module.get_entry_func_name(), text, kept), here)
 
 
 def autotune(self: Autotuner, *args, **kwargs):
@@ -223,12 +251,13 @@ def _best_config(self: Autotuner):
     return self.configs[0]
 
 
-def answers() -> list[tuple[object, str, Any]]:
-    """(owner, name, value): what makes Triton record in this process."""
+def answers(card: Card) -> list[tuple[object, str, Any]]:
+    """(owner, name, value): what makes Triton record in this process, as on a machine with that one GPU."""
+    compiles = functools.partial(compile_to_ttir, card.target)
     return [
-        (driver, "_active", RecordingDriver()),
-        (triton.compiler, "compile", compile_to_ttir),
-        (triton, "compile", compile_to_ttir),
+        (driver, "_active", RecordingDriver(card)),
+        (triton.compiler, "compile", compiles),
+        (triton, "compile", compiles),
         (Autotuner, "run", autotune),
         (Autotuner, "best_config", property(_best_config)),
     ]

@@ -13,6 +13,7 @@ import socket
 
 import triton
 
+from nanotriton.executor.common.card import Card
 from nanotriton.executor.sandbox.protocol import Report, receive, send
 
 # For ptxas, which for each kernel touches 10 MB anew: of its 22 ms for an empty one 12 are page faults, with
@@ -23,7 +24,7 @@ LARGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=33554432:glibc.malloc
 def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Compile one kernel after another: our code, hostile TTIR. fds[0]: a socket that brings (job, result) memory files until it closes.
 
-    A job: name, ttir, options, of a validated plan, and seconds: an alarm ends the server if the compiler takes longer, also while
+    A job: name, ttir, options, of a validated plan, the card to compile for, and seconds: an alarm ends the server if the compiler takes longer, also while
     its worker is busy. The answer's payload is a Binary.
     """
     from nanotriton.executor.gpu import libdevice
@@ -63,7 +64,8 @@ def compile_one(report: Report, job: dict) -> None:
     report.stage("compile")
     try:
         binary = compile_kernel(
-            Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"]))
+            Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"])),
+            Card(**job["card"]),
         )
         report.finish({}, binary.to_bytes())
     except CompileError as error:

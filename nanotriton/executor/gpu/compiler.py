@@ -5,21 +5,22 @@
 ever loaded. Measured: 44 ms for a softmax, 220 ms with `tl.dot`, CPU time of one core.
 """
 
+import functools
 import json
 import os
 import re
-import tempfile
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nanotriton.executor.common.card import Card
 from nanotriton.plan.aten import PlanError, check
 from nanotriton.plan.plan import Kernel
 from nanotriton.plan.signature import one_descriptor
 
-MAX_SHARED = 232_448  # bytes of shared memory a block can have on an H100
 MAX_CUBIN = 64 << 20
 MAX_SCRATCH = 1 << 30  # bytes a program
+TENSOR_MEMORY = 512  # columns, on GPUs that have it (sm_100): CUDA has no attribute for their number
 MAX_KEPT = 256 << 20  # bytes of binaries in memory
 
 
@@ -55,15 +56,15 @@ class Binary:
         return json.dumps(header).encode() + b"\n" + self.cubin
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Binary":
-        """Raises PlanError if it isn't one: a compiler that a kernel took over could send anything."""
+    def from_bytes(cls, data: bytes, card: Card) -> "Binary":
+        """Raises PlanError if it isn't one for that GPU: a compiler that a kernel took over could send anything."""
         header, _, cubin = data.partition(b"\n")
         try:
             binary = cls(**json.loads(header), cubin=cubin)
         except (ValueError, TypeError, RecursionError) as error:
             raise PlanError(f"malformed binary: {str(error)[:200]}") from None
         numbers = {
-            "shared": MAX_SHARED,
+            "shared": card.shared_memory_per_block_optin,
             "num_warps": 64,
             "num_ctas": 16,
             "scratch": MAX_SCRATCH,
@@ -87,41 +88,25 @@ class Binary:
         return binary
 
 
-def compile_kernel(kernel: Kernel) -> Binary:
-    """One kernel of a validated plan, for sm_90. Raises CompileError; hostile TTIR can also kill the process."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget, Language
-    from triton.compiler.compiler import IRSource, make_backend
+def compile_kernel(kernel: Kernel, card: Card) -> Binary:
+    """One kernel of a validated plan, for that GPU. Raises CompileError; hostile TTIR can also kill the process."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    options = backend.parse_options({k: v for k, v in kernel.options.items() if v is not None})
-    context = ir.context()
-    stages: dict = {}
-    backend.add_stages(stages, options, Language.TRITON)
-    metadata: dict = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ttir"
-        path.write_text(kernel.bare)
-        try:
-            source = IRSource(str(path), context, backend)  # parses, with MLIR's own verifier
-            module = source.make_ir(backend.target, options, {}, {}, context)
-            _check_signature(kernel, source)
-            for name, stage in stages.items():
-                if name != "ttir":  # done where the TTIR came from
-                    module = stage(module, metadata)
-        except OutOfResources as error:
-            raise CompileError("out_of_resources", str(error)) from None
-        except PTXASError as error:
-            raise CompileError("compile_error", f"ptxas: {_first_line(str(error))}") from None
-        except (RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:
-            raise CompileError("compile_error", f"{kernel.name}: {_first_line(str(error))}") from None
-    if metadata["shared"] > MAX_SHARED:
-        text = f"{kernel.name}: out of resource: shared memory, {metadata['shared']} bytes needed, {MAX_SHARED} there are; smaller blocks or num_stages help"
-        raise CompileError("out_of_resources", text)
+    from nanotriton.executor.gpu.stages import compile_ttir
+
+    try:
+        reads_alike = functools.partial(_check_signature, kernel)
+        cubin, metadata, options = compile_ttir(kernel.bare, card.target, kernel.options, reads_alike)
+    except OutOfResources as error:
+        raise CompileError("out_of_resources", str(error)) from None
+    except PTXASError as error:
+        raise CompileError("compile_error", f"ptxas: {_first_line(str(error))}") from None
+    except (RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:
+        raise CompileError("compile_error", f"{kernel.name}: {_first_line(str(error))}") from None
+    _check_resources(kernel.name, metadata, card)
     return Binary(
         name=metadata["name"],
-        cubin=module,
+        cubin=cubin,
         shared=metadata["shared"],
         num_warps=metadata.get("num_warps", options.num_warps),
         num_ctas=options.num_ctas,
@@ -131,6 +116,18 @@ def compile_kernel(kernel: Kernel) -> Binary:
         profile_scratch=metadata.get("profile_scratch_size") or 0,
         descriptors=[dict(d) for d in metadata.get("tensordesc_meta") or []],
     )
+
+
+def _check_resources(name: str, metadata: dict, card: Card) -> None:
+    """Raise CompileError if a block takes more than the GPU has, as Triton does where it loads a kernel."""
+    shared, columns = metadata["shared"], metadata.get("tmem_size") or 0
+    if shared > card.shared_memory_per_block_optin:
+        there, help = card.shared_memory_per_block_optin, "smaller blocks or num_stages help"
+        text = f"shared memory, {shared} bytes needed, {there} there are; {help}"
+        raise CompileError("out_of_resources", f"{name}: out of resource: {text}")
+    if columns > TENSOR_MEMORY:
+        text = f"tensor memory, {columns} columns needed, {TENSOR_MEMORY} there are; smaller blocks help"
+        raise CompileError("out_of_resources", f"{name}: out of resource: {text}")
 
 
 def _check_signature(kernel: Kernel, source) -> None:
@@ -148,27 +145,33 @@ def _first_line(text: str) -> str:
 
 
 class BinaryCache:
-    """Binaries by `Kernel.key` (text and options): in memory, oldest out first, and in a folder if one is given."""
+    """One GPU's binaries, named after the target, a kernel's text and its options.
 
-    def __init__(self, folder: str | Path | None = None):
-        self.folder, self.size = Path(folder) if folder else None, 0
+    In memory, oldest out first, and in a folder if one is given.
+    """
+
+    def __init__(self, card: Card, folder: str | Path | None = None):
+        self.card, self.folder, self.size = card, Path(folder) if folder else None, 0
         self.binaries: OrderedDict[str, bytes] = OrderedDict()
 
+    def name(self, kernel: Kernel) -> str:
+        return f"{kernel.key}-{self.card.sm}"
+
     def get(self, kernel: Kernel) -> Binary | None:
-        data = self.binaries.get(kernel.key)
-        if data is None and self.folder and (path := self.folder / kernel.key).exists():
+        data = self.binaries.get(self.name(kernel))
+        if data is None and self.folder and (path := self.folder / self.name(kernel)).exists():
             data = path.read_bytes()
-        return Binary.from_bytes(data) if data is not None else None
+        return Binary.from_bytes(data, self.card) if data is not None else None
 
     def put(self, kernel: Kernel, binary: Binary) -> None:
-        data = binary.to_bytes()
-        if kernel.key not in self.binaries:
-            self.binaries[kernel.key] = data
+        data, name = binary.to_bytes(), self.name(kernel)
+        if name not in self.binaries:
+            self.binaries[name] = data
             self.size += len(data)
         while self.size > MAX_KEPT:
             self.size -= len(self.binaries.popitem(last=False)[1])
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
-            new = self.folder / f".{kernel.key}.{os.getpid()}"
+            new = self.folder / f".{name}.{os.getpid()}"
             new.write_bytes(data)
-            new.rename(self.folder / kernel.key)  # whole or not at all, whoever else writes it
+            new.rename(self.folder / name)  # whole or not at all, whoever else writes it

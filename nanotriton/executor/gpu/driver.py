@@ -9,9 +9,10 @@ import ctypes
 import functools
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanotriton.executor.gpu.compiler import Binary
+if TYPE_CHECKING:  # who only asks what GPU there is (card.py) need not wait for torch's import
+    from nanotriton.executor.gpu.compiler import Binary
 
 # errors after which the context is lost: the process has to end
 FATAL = {
@@ -62,6 +63,11 @@ def call(name: str, *args) -> None:
         raise DriverError(code, name)
 
 
+def context_is_lost() -> bool:
+    """Wait for all that was launched: whether something has ended this process's context."""
+    return library().cuCtxSynchronize() in FATAL
+
+
 def sleep_while_waiting() -> None:
     """Let this process sleep when it waits for the GPU, instead of spinning. Before the context is made."""
     call("cuInit", 0)
@@ -87,7 +93,7 @@ def fill(address: int, size: int, stream: int) -> None:
 class Function:
     """A loaded kernel. `unload` it before forgetting it."""
 
-    binary: Binary
+    binary: "Binary"
     module: ctypes.c_void_p
     handle: ctypes.c_void_p
     sizes: list[int]  # bytes of each parameter, as the cubin says
@@ -96,7 +102,7 @@ class Function:
         call("cuModuleUnload", self.module)
 
 
-def load(binary: Binary) -> Function:
+def load(binary: "Binary") -> Function:
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     call("cuModuleLoadData", ctypes.byref(module), binary.cubin)
     call("cuModuleGetFunction", ctypes.byref(handle), module, binary.name.encode())

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 
 import torch
 
+from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import BinaryCache
-from nanotriton.executor.gpu.locks import hold_alone, hold_shared
+from nanotriton.executor.gpu.locks import Turns
 from nanotriton.executor.gpu.timing import Stopwatch
 
 # bytes of freed memory that are overwritten, and that a worker keeps between two turns; to give
@@ -28,12 +29,16 @@ WIPED = 2 << 30
 class Gpu:
     """What a worker has on its GPU: at most one candidate's arena, compiled kernels, and a stopwatch."""
 
-    def __init__(self, folder: str, locks: str):
+    def __init__(self, folder: str, locks: str, card: Card):
+        here = torch.cuda.get_device_properties(torch.cuda.current_device())
+        if (here.name, here.major, here.minor) != (card.name, card.major, card.minor):
+            raise RuntimeError(f"this GPU is a {here.name}, not the {card} that kernels are compiled for")
+        self.card = card
         driver.sleep_while_waiting()  # the cores are for recordings and compilations
         torch.cuda.init()
         # Judged with TF32 off everywhere; timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        self.binaries = BinaryCache(folder)
+        self.binaries = BinaryCache(card, folder)
         # Of what there is for this executor (a trainer may share the GPU) a candidate's buffers get half;
         # inputs and the reference the rest.
         self.budget = most(f"{folder}-free", torch.cuda.mem_get_info()[0]) // 2
@@ -44,23 +49,8 @@ class Gpu:
         self._watch: Stopwatch | None = None
         folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        name = os.path.join(folder, str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
-        self._open_locks(name)
-
-    def _open_locks(self, name: str) -> None:
-        """Two locks, each with another that says that somebody wants it alone, so that those are not passed over for ever.
-
-        Several stopwatches that want quiet have it one after the other: the rest has to be waited for only once.
-
-        room: held shared while the GPU may be used, alone by a stopwatch. memory: held shared while tensors may lie there, through all pauses,
-        and alone by who needs the memory of all.
-        """
-        flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW
-        self._room_wanted, self._room, self._memory_wanted, self._memory = (
-            os.open(f"{name}.{lock}", flags, 0o600)
-            for lock in ("room-wanted", "room", "memory-wanted", "memory")
-        )
-        self._is_quiet = False
+        name = os.path.join(folder, str(here.uuid))
+        self.turns = Turns(name)
 
     def own(self, runner) -> None:
         """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""
@@ -100,22 +90,11 @@ class Gpu:
 
     @contextmanager
     def busy(self):
-        """Work that may share the GPU with other workers', but not with a stopwatch, nor with what needs all memory."""
-        hold_shared(self._memory_wanted, self._memory)
-        hold_shared(self._room_wanted, self._room)
-        try:
+        """Work beside other workers'. Much memory is given back at the end, for the others, until this worker's next turn."""
+        with self.turns.busy():
             yield
             if not self.lost and memory_in_use("reserved") > WIPED:
-                self.clear()  # for the others, until this worker's next turn
-        finally:
-            fcntl.flock(self._room, fcntl.LOCK_UN)
-            fcntl.flock(self._memory, fcntl.LOCK_UN)
-
-    def pause(self) -> None:
-        """Within `busy`: let those go first who wait for quiet. A stopwatch of 10 ms should not wait for a candidate's whole judgement."""
-        if not self._is_quiet:
-            fcntl.flock(self._room, fcntl.LOCK_UN)
-            hold_shared(self._room_wanted, self._room)
+                self.clear()
 
     def clear(self) -> None:
         """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
@@ -126,35 +105,10 @@ class Gpu:
 
     @contextmanager
     def alone(self):
-        """Within `busy`: `quiet`, for work that needs the memory of all: when the others are done with what they have begun."""
+        """Within `busy`: work that needs the memory of all, once the others are done with what they have begun."""
         self.clear()
-        # nobody holds it without the memory, so who has that alone needs no more
-        fcntl.flock(self._room, fcntl.LOCK_UN)
-        try:
-            with hold_alone(self._memory_wanted, self._memory), self._told():
-                yield
-        finally:
-            # after the memory, as in `busy`: who waited for that with the room in hand would never
-            # have it
-            hold_shared(self._room_wanted, self._room)
-
-    @contextmanager
-    def quiet(self):
-        """Within `busy`: no other worker uses this GPU meanwhile."""
-        if self._is_quiet:  # as who is alone is
+        with self.turns.alone():
             yield
-            return
-        with hold_alone(self._room_wanted, self._room), self._told():
-            yield
-
-    @contextmanager
-    def _told(self):
-        """It is quiet: what asks for quiet, or would pause for others, need not."""
-        self._is_quiet = True
-        try:
-            yield
-        finally:
-            self._is_quiet = False
 
 
 def most(path: str, free: int) -> int:

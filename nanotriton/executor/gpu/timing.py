@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from nanotriton.executor.common.card import Card
+
 BATCH = 10  # runs of one work before the next has its turn
 MIN_RUNS, MAX_RUNS = 20, 100
 ENOUGH = 0.005  # stop when the median's standard error is below this share of it
@@ -121,14 +123,9 @@ class Stopwatch:
         return graph.replay
 
 
-def floor_us(read: int, written: int) -> float:
-    """Microseconds that no run can beat: `read` bytes from cold memory, `written` ones less what the L2 can keep.
-
-    The bandwidth is the memory's peak by its clock and width, which nothing reaches.
-    """
-    p = torch.cuda.get_device_properties(torch.cuda.current_device())
-    peak = 2 * p.memory_clock_rate * 1e3 * p.memory_bus_width / 8  # bytes a second; two transfers a clock
-    return (read + max(0, written - p.L2_cache_size)) / peak * 1e6
+def floor_us(card: Card, read: int, written: int) -> float:
+    """Microseconds that no run can beat: `read` bytes from cold memory, `written` ones less what the L2 can keep."""
+    return (read + max(0, written - card.L2_cache_size)) / card.bandwidth * 1e6
 
 
 def _enough(times: list[float]) -> bool:

@@ -1,6 +1,7 @@
 """Replay of one plan on the GPU: its kernels are compiled in sandboxed servers, its buffers lie in the arena."""
 
 from collections.abc import Generator
+from dataclasses import asdict
 
 import torch
 
@@ -13,7 +14,8 @@ from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.plan.plan import Choice, Kernel, Launch, Plan, PlanError
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
 from nanotriton.verdict import Fault, out_of_memory
 
 
@@ -98,12 +100,17 @@ def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Bin
     if known := worker.gpu.binaries.get(kernel):
         return known
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
-    args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
+    args = {
+        "name": kernel.name,
+        "ttir": kernel.ttir,
+        "options": kernel.options,
+        "card": asdict(worker.gpu.card),
+    }
     ended = yield Spawn("compile", args, limits)
     worker.add_child("compile", ended)
     check_ended(ended, limits)
     try:
-        binary = Binary.from_bytes(ended.payload)
+        binary = Binary.from_bytes(ended.payload, worker.gpu.card)
     except PlanError as error:
         raise Fault("compile_error", f"kernel {kernel.name}: {error}") from None
     worker.gpu.binaries.put(kernel, binary)

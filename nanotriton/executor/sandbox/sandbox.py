@@ -188,7 +188,7 @@ def make_forks_cheap() -> None:
 
 
 def readable_paths() -> list[str]:
-    """What every candidate may read: the Python environment, system libraries, this package and the reward's rules."""
+    """What every candidate may read: the Python environment, system libraries, and this package."""
     import numpy
     import torch
     import triton
@@ -213,7 +213,7 @@ def readable_paths() -> list[str]:
         "/dev/zero",
         "/dev/urandom",
     }
-    paths |= {str(root / "nanotriton"), str(root / "reward")}
+    paths.add(str(root / "nanotriton"))
     real = sorted({os.path.realpath(p) for p in paths if p != "/"})
     # a rule covers what is below its path
     return [p for p in real if not any(p.startswith(q + "/") for q in real)]

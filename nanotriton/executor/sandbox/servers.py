@@ -25,7 +25,7 @@ class Order:
     """One kernel to compile. `owner` is handed back with the result."""
 
     owner: Any
-    args: dict  # name, ttir, options, as gpu/compile_server.py's compile_one reads them
+    args: dict  # name, ttir, options, card, as gpu/compile_server.py's compile_one reads them
     limits: sandbox.Limits
     started: float = 0.0
     result: int = -1  # memory file
