@@ -27,7 +27,7 @@ from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import Checkpoint, find_folder, load_config, save_model
+from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
 # options that may differ when a run is continued: they change nothing in it
@@ -253,7 +253,7 @@ def check_model(name: str) -> None:
     """ModelError where --model can't be used. Call it before --fresh deletes anything."""
     load_config(name)
     Tokenizer(name)
-    Checkpoint(find_folder(name))
+    WeightFiles(find_folder(name))
 
 
 def read_settings(path: Path) -> dict | None:

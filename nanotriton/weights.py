@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def load_config(name: str | Path) -> ModelConfig:
 
 # -------------------------------------------------------------------------------------------------------------
 # reading
-class Checkpoint:
+class WeightFiles:
     """The tensors of a folder's safetensors files, opened but not read.
 
     shapes: name -> shape; dtype: that of the last one. `read(name, start, stop)` gives rows start to stop (default all), memory-mapped on the CPU.
@@ -153,28 +153,18 @@ def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
     return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
-def iter_tensors(name: str | Path, rank: int = 0, world: int = 1) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) for every tensor of a folder, in order of name; with world > 1, only this rank's rows of each."""
-    checkpoint = Checkpoint(find_folder(name))
-    for key in sorted(checkpoint.shapes):
-        yield (
-            key,
-            checkpoint.read(key, *(shard_rows(checkpoint.shapes[key][0], rank, world) if world > 1 else ())),
-        )
-
-
 def fill(model: Transformer, name: str | Path) -> None:
     """Copy a folder's tensors into the model's parameters, converting dtype: every tensor used once, every parameter
     filled once, or ModelError. A DTensor parameter (FSDP2, sharded over rows) gets its own rows only."""
     folder = find_folder(name)
-    checkpoint = Checkpoint(folder)
+    files = WeightFiles(folder)
     params = dict(model.named_parameters())
-    model.config.dtype = model.config.dtype or checkpoint.dtype  # save_model() writes the same
+    model.config.dtype = model.config.dtype or files.dtype  # save_model() writes the same
     # a constant, in old folders
-    names = {key for key in checkpoint.shapes if not key.endswith("rotary_emb.inv_freq")}
+    names = {key for key in files.shapes if not key.endswith("rotary_emb.inv_freq")}
     if model.config.tie_word_embeddings and "lm_head.weight" in names:
         names.remove("lm_head.weight")  # tied and yet saved: it has to be what it is tied to
-        if not torch.equal(checkpoint.read("lm_head.weight"), checkpoint.read("model.embed_tokens.weight")):
+        if not torch.equal(files.read("lm_head.weight"), files.read("model.embed_tokens.weight")):
             raise ModelError(
                 f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embedding"
             )
@@ -186,9 +176,9 @@ def fill(model: Transformer, name: str | Path) -> None:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise ModelError(f"{folder}: tensor {min(found)}{more} {'are' if more else 'is'} {problem}")
     for key, param in params.items():
-        if tuple(param.shape) != checkpoint.shapes[key]:
+        if tuple(param.shape) != files.shapes[key]:
             raise ModelError(
-                f"{folder}: {key} has shape {list(checkpoint.shapes[key])}, config.json says {list(param.shape)}"
+                f"{folder}: {key} has shape {list(files.shapes[key])}, config.json says {list(param.shape)}"
             )
 
     @torch.no_grad()  # in every thread: the mode is per thread
@@ -201,7 +191,7 @@ def fill(model: Transformer, name: str | Path) -> None:
                 rows = shard_rows(
                     param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size()
                 )
-        source = checkpoint.read(key, *rows)
+        source = files.read(key, *rows)
         if target.is_cuda:
             # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for
             # each page
