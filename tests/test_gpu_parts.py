@@ -54,6 +54,14 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
+@pytest.mark.parametrize(("ty", "size"), [("f16", 2), ("bf16", 2), ("f32", 4)])
+def test_a_number_that_its_type_cannot_hold_is_infinite(ty, size):
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[ty]
+    for value in (1e300, -1e300):
+        data, _, _ = driver.pack(function([size, 8, 8]), [(ty, value)], 0, 0)
+        assert torch.frombuffer(bytearray(data), dtype=dtype).item() == value * float("inf")
+
+
 def turns(tmp_path) -> Turns:
     return Turns(str(tmp_path / "gpu"))
 
