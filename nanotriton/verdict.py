@@ -1,16 +1,16 @@
-"""What the executor says of one candidate: one dataclass, the same from every mode, JSON both ways."""
+"""The executor's judgement of one candidate: one dataclass, the same from every mode, with JSON both ways."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
 
-STATUSES = frozenset(
-    """correct
-    no_code syntax_error rule_violation import_error runtime_error compile_error out_of_resources
+_STATUSES = """
+    correct no_code syntax_error rule_violation import_error runtime_error compile_error out_of_resources
     illegal_memory out_of_bounds timeout crashed memory_limit output_limit wrong_shape wrong_dtype wrong_value
-    not_finite input_modified nondeterministic too_fast weak_task unsupported infra_error""".split()  # noqa: SIM905
-)
-# Neither right nor wrong: the sample leaves the batch, it is never scored 0 (our failure, or the task's, is
-# not the model's).
+    not_finite input_modified nondeterministic too_fast weak_task unsupported infra_error
+"""
+STATUSES = frozenset(_STATUSES.split())
+# Neither right nor wrong. The sample leaves the batch and is never scored 0, because our failure or the
+# task's is not the model's.
 UNSCORED = frozenset({"infra_error", "unsupported", "weak_task"})
 
 
@@ -30,13 +30,12 @@ class Verdict:
     launches: int | None = None
     effective_launches: int | None = None  # launches without which the answer changes; None: not measured
     torch_ops: dict[str, int] = field(default_factory=dict)  # ATen calls by name that touch data
-    torch_bytes: int | None = None  # what torch read and wrote to move data (copies, casts, joins)
-    # FLOPs of the candidate's ATen calls over the reference's; None: the reference's are unknown or
-    # 0
+    torch_bytes: int | None = None  # bytes that torch read and wrote to move data (copies, casts, joins)
+    # FLOPs of the candidate's ATen calls over the reference's; None: the reference's are unknown or 0
     torch_share: float | None = None
-    answer: str = ""  # where the answer lies: own memory, an input's, a weight's, a constant's
+    answer: str = ""  # the memory that the answer lies in: own, input, weight or const
     max_error: float | None = None  # worst |candidate - reference| over the RMS of the reference
-    kernelbench_allclose: bool | None = None  # what KernelBench's own tolerance would have said
+    kernelbench_allclose: bool | None = None  # whether it passes KernelBench's own tolerance
     time_us: float | None = None
     reference_us: float | None = None
     speedup: float | None = None
@@ -48,18 +47,22 @@ class Verdict:
 
     @property
     def correct(self) -> bool:
-        """It computes what the reference does, and obeyed the executor's policy."""
+        """Whether the candidate computes the same as the reference, and obeyed the executor's policy."""
         return self.status == "correct"
 
     @property
     def scored(self) -> bool:
-        """Whether it says anything of the candidate: not if we failed, or the task did (a reference that needs too much memory)."""
+        """Whether the verdict says anything of the candidate.
+
+        It does not if we failed, or if the task did (its reference needs too much memory, say).
+        """
         return self.status not in UNSCORED and self.stage != "task"
 
     def brief(self) -> dict:
-        """The fields that say something: those that are at their defaults are left out."""
+        """The status, and the fields that are not at their defaults."""
         plain = vars(Verdict(self.status))
-        return {name: value for name, value in vars(self).items() if name == "status" or value != plain[name]}
+        said = {name: value for name, value in vars(self).items() if value != plain[name]}
+        return {"status": self.status} | said
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -74,7 +77,7 @@ class Verdict:
 
 
 class Fault(Exception):
-    """Why an answer is wrong: a verdict's status, and one line."""
+    """A reason why an answer is wrong: a verdict's status, and one line."""
 
     def __init__(self, status: str, message: str):
         super().__init__(message)
@@ -86,7 +89,11 @@ class TaskFault(Fault):
 
 
 class ValueFault(Fault):
-    """Wrong values. `max_error` is over the RMS; `reduced`: fp32, and as far off as TF32 or half precision would be."""
+    """Wrong values.
+
+    max_error: the worst difference over the RMS. reduced: the answer is fp32, and as far off as TF32 or half
+    precision would be.
+    """
 
     def __init__(self, message: str, max_error: float, reduced: bool = False):
         super().__init__("wrong_value", message)
@@ -98,6 +105,6 @@ class Unrecordable(Fault):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or any(
-        text in str(error) for text in ("allocate memory", "out of memory")
-    )
+    """Whether an error, of Python's or of torch's, says that memory ran out."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text

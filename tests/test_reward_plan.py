@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanotriton.plan.facts import Facts, facts, keeps_value
+from nanotriton.plan.facts import COPY, CREATE, FILL, MOVE, REARRANGE, Facts, facts, keeps_value
 from nanotriton.plan.plan import Aten, Choice, Launch, Plan, Storage, Tensor
 from nanotriton.rules.rules import check_effective, check_plan
 
@@ -230,3 +230,8 @@ def test_casts_that_keep_values():
     ]
     assert all(keeps_value(getattr(torch, a), getattr(torch, b)) for a, b in keeps)
     assert not any(keeps_value(getattr(torch, a), getattr(torch, b)) for a, b in loses)
+
+
+@pytest.mark.parametrize("table", [CREATE, MOVE, REARRANGE, COPY, FILL])
+def test_a_table_of_operators_names_operators_alone(table):
+    assert [name for name in table if not hasattr(torch.ops.aten, name)] == []

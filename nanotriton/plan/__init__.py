@@ -11,7 +11,9 @@ as JSON and raw bytes, and are never unpickled, so that reading one cannot run c
 Who may import it. Everybody may: the rules, both sides of the executor, the benchmarks. It imports no other
 wing.
 
-    plan.py        the dataclasses of a plan, their way to bytes and back, and validation
+    plan.py        the plan, and its way to bytes and back
+    parts.py       the dataclasses that it consists of
+    validate.py    the checks that a plan must pass
     aten.py        which ATen operators a plan may name, and how their arguments are written as JSON
     signature.py   what a kernel's own signature, read off its TTIR, says about the arguments of a launch
     wire.py        a tree of tensors as a description and bytes, for what processes exchange beside plans

@@ -6,16 +6,22 @@ import torch
 
 
 def leaves(tree, path: str = "") -> list[tuple[str, object]]:
-    """[(where, leaf)] of nested tuples, lists and dicts, in order. `where` is "" for a bare tensor, else like "[1]"."""
+    """[(where, leaf)] in order. `where` is "" for a bare tensor, else an index like "[1]" or "['key'][0]"."""
     if isinstance(tree, list | tuple):
-        return [leaf for i, v in enumerate(tree) for leaf in leaves(v, f"{path}[{i}]")]
-    if isinstance(tree, dict):
-        return [leaf for k, v in tree.items() for leaf in leaves(v, f"{path}[{k!r}]")]
-    return [(path, tree)]
+        items = enumerate(tree)
+    elif isinstance(tree, dict):
+        items = tree.items()
+    else:
+        return [(path, tree)]
+    found = []
+    for key, value in items:
+        found += leaves(value, f"{path}[{key!r}]")
+    return found
 
 
 def tensors(tree) -> list[torch.Tensor]:
-    return [t for _, t in leaves(tree) if isinstance(t, torch.Tensor)]
+    """The leaves that are tensors, in order."""
+    return [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def describe(tree) -> str:
@@ -32,27 +38,36 @@ def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, list | tuple):
-        return type(tree)(mapped(v, function) for v in tree)
-    return {k: mapped(v, function) for k, v in tree.items()} if isinstance(tree, dict) else tree
+        return type(tree)(mapped(value, function) for value in tree)
+    if isinstance(tree, dict):
+        return {key: mapped(value, function) for key, value in tree.items()}
+    return tree
 
 
 def widen(tree):
-    """A copy with every floating tensor in float64."""
+    """A copy with every floating tensor in float64 and every complex one in complex128."""
 
     def wide(t: torch.Tensor) -> torch.Tensor:
-        return t.detach().to(
-            torch.float64 if t.is_floating_point() else torch.complex128 if t.is_complex() else t.dtype,
-            copy=True,
-        )
+        dtype = t.dtype
+        if t.is_floating_point():
+            dtype = torch.float64
+        elif t.is_complex():
+            dtype = torch.complex128
+        return t.detach().to(dtype, copy=True)
 
     return mapped(tree, wide)
 
 
 def identical(a, b) -> bool:
-    """The same bits, for trees of the same structure."""
-    return all(
-        torch.equal(x, y) or bool(((x == y) | ((x != x) & (y != y))).all())
-        if isinstance(x, torch.Tensor)
-        else True
-        for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)
-    )
+    """Whether two trees of one structure hold equal tensors, where NaN equals NaN."""
+    for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True):
+        if isinstance(x, torch.Tensor) and not _equal(x, y):
+            return False
+    return True
+
+
+def _equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    if torch.equal(x, y):
+        return True
+    both_nan = (x != x) & (y != y)
+    return bool(((x == y) | both_nan).all())

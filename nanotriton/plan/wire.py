@@ -1,7 +1,7 @@
-"""Trees of tensors between processes: a description in JSON and raw bytes, never pickle. The reader trusts nothing.
+"""Trees of tensors between processes: JSON and raw bytes, never pickle. The reader trusts nothing.
 
-A description is [tree, [[shape, stride, dtype], ...]], the tree as in aten.py with tensors by number. The bytes are those of the tensors,
-contiguous, one after another.
+A description is [tree, [[shape, stride, dtype], ...]], where the tree is encoded as in aten.py. The bytes
+are those of the tensors, contiguous, one after another.
 """
 
 import math
@@ -15,11 +15,11 @@ MAX_TENSORS = 10_000
 
 
 class WireError(ValueError):
-    """The bytes are not what a description says; one line."""
+    """The bytes don't fit their description. The message is one line."""
 
 
 def describe(tree) -> tuple[list, list[torch.Tensor]]:
-    """(description, tensors). Raises TypeError with the type of what has no place in one."""
+    """(description, tensors). Raises TypeError, with the type, if the tree holds another kind of value."""
     tensors: list[torch.Tensor] = []
 
     def number(t: torch.Tensor) -> int:
@@ -27,48 +27,57 @@ def describe(tree) -> tuple[list, list[torch.Tensor]]:
         return len(tensors) - 1
 
     encoded = encode_tree(tree, number)
-    return [
-        encoded,
-        [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in tensors],
-    ], tensors
+    layouts = [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in tensors]
+    return [encoded, layouts], tensors
 
 
 def stand_ins(description: list):
-    """The tree with meta tensors: shapes, strides and dtypes, no data."""
-    tree, tensors = description
-    make = lambda i: torch.empty_strided(
-        tensors[i][0], tensors[i][1], dtype=DTYPES[tensors[i][2]], device="meta"
-    )
+    """The tree with meta tensors: shapes, strides and dtypes without data."""
+    tree, layouts = description
+
+    def make(index: int) -> torch.Tensor:
+        shape, stride, dtype = layouts[index]
+        return torch.empty_strided(shape, stride, dtype=DTYPES[dtype], device="meta")
+
     return decode(tree, make, torch.device("cpu"))
 
 
 def raw(tensors: list[torch.Tensor]) -> bytes:
-    parts = [
-        t.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-        for t in tensors
-        if t.numel()
-    ]
+    """The tensors' elements as bytes, contiguous, one tensor after another."""
+    parts = []
+    for t in tensors:
+        if t.numel():
+            plain = t.cpu().resolve_conj().resolve_neg().contiguous()
+            parts.append(plain.reshape(-1).view(torch.uint8).numpy())
     return b"".join(parts)
 
 
 def size(description: list) -> int:
-    return sum(math.prod(shape) * DTYPES[dtype].itemsize for shape, _, dtype in description[1])
+    """The bytes that a description's tensors take."""
+    _, layouts = description
+    return sum(_nbytes(shape, dtype) for shape, _, dtype in layouts)
+
+
+def _nbytes(shape: list[int], dtype: str) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize
 
 
 def rebuild(description, data: memoryview):
-    """(tree with tensors of their own memory, bytes used). Raises WireError unless the description fits the data."""
+    """(tree, bytes used). The tree's tensors have memory of their own.
+
+    Raises WireError unless the description fits the data.
+    """
     try:
-        tree, tensors = description
-        if not isinstance(tensors, list) or len(tensors) > MAX_TENSORS:
+        tree, layouts = description
+        if not isinstance(layouts, list) or len(layouts) > MAX_TENSORS:
             raise WireError("too many tensors")
-        check_value(tree, len(tensors), "the answer")
+        check_value(tree, len(layouts), "the answer")
         made, used = [], 0
-        for shape, stride, dtype in tensors:
-            if not all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *stride)) or len(shape) != len(
-                stride
-            ):
+        for shape, stride, dtype in layouts:
+            sizes = all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *stride))
+            if not sizes or len(shape) != len(stride):
                 raise WireError("a shape that is none")
-            end = used + math.prod(shape) * DTYPES[dtype].itemsize
+            end = used + _nbytes(shape, dtype)
             if end > len(data):
                 raise WireError("fewer bytes than its tensors take")
             made.append(tensor(data[used:end], shape, stride, DTYPES[dtype]))
@@ -81,13 +90,17 @@ def rebuild(description, data: memoryview):
 
 
 def tensor(data: memoryview, shape: list[int], stride: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of these contiguous bytes, with these strides where they lay out exactly that many elements (else contiguous)."""
+    """A tensor of these contiguous bytes.
+
+    It has these strides if they lay out exactly as many elements as there are. Else it is contiguous.
+    """
     flat = torch.empty(shape, dtype=dtype)
     if len(data):
-        flat.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    if 0 in stride and flat.numel():  # expanded: one element of that dimension is in memory
-        kept = flat[tuple(slice(0, 1) if s == 0 else slice(None) for s in stride)]
-        return kept.contiguous().expand(shape)
+        given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        flat.reshape(-1).view(torch.uint8).copy_(given)
+    if 0 in stride and flat.numel():  # an expanded dimension has one element in memory
+        first = tuple(slice(0, 1) if s == 0 else slice(None) for s in stride)
+        return flat[first].contiguous().expand(shape)
     span = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if flat.numel() else 0
     if tuple(stride) == flat.stride() or span != flat.numel():
         return flat

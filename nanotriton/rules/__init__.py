@@ -14,7 +14,9 @@ Who may import it. The executor, the trainer, the benchmarks and the audit may. 
 
     rules.py          the three checks, and the policies strict, kernelbench, autotriton and none
     extract.py        which part of a completion is the candidate
-    source_rules.py   rules on the syntax tree
+    source.py         a candidate's text, with its imports, definitions and kernels looked up
+    source_rules.py   rules on the text
+    hidden_code.py    the rule against code that hides what it runs
     constants.py      which expressions of a function hold no data
     plan_rules.py     rules on the plan
     names.py          the lists of names behind the rules

@@ -1,7 +1,8 @@
-"""Which expressions of a function hold no data: numbers, shapes, and tensors that torch makes of those alone (a mask, a table of angles).
+"""The expressions of a function that hold no data: numbers, shapes, and tensors made of those alone.
 
-Torch may compute with them anywhere, as it may in `__init__`. Where the text doesn't tell, an expression counts as data for the rules on the
-source, which then name the line; an expression that is taken for a constant and is none is found in the plan.
+Such a tensor is a mask or a table of angles. Torch may compute with it anywhere, as it may in `__init__`.
+Where the text doesn't tell, an expression counts as data, and the rules on the source name its line. If an
+expression is wrongly taken for a constant, the rules on the plan find it.
 """
 
 import ast
@@ -9,18 +10,21 @@ from collections.abc import Callable
 
 from nanotriton.plan.aten import words
 
-# whatever they are given
-CREATED = words(
-    "arange ones zeros eye linspace logspace ones_like zeros_like tril_indices triu_indices finfo iinfo"
-)
+# constants whatever their arguments are
+CREATED = words("""
+    arange ones zeros eye linspace logspace ones_like zeros_like tril_indices triu_indices finfo iinfo
+""")
 NEW = words("new_ones new_zeros")
 OF_A_SHAPE = words("shape device dtype ndim is_cuda itemsize")
 SHAPE_METHODS = words("size dim numel nelement stride element_size ndimension is_contiguous")
-PLAIN = words("int float bool str torch.device torch.dtype device dtype")
+PLAIN = words("int float bool str torch.device torch.dtype device dtype")  # annotations
 
 
 class Constants:
-    """What a function holds that is no data. path: the dotted path of an expression through the imports; units: what a name is assigned."""
+    """The names of a function that hold data, and by them the expressions that don't.
+
+    path: the dotted path of an expression through the imports. units: name -> the values assigned to it.
+    """
 
     def __init__(
         self,
@@ -28,66 +32,76 @@ class Constants:
         path: Callable[[ast.AST], str | None],
         units: dict[str, list[ast.AST]],
     ):
-        self.path, self.units = path, units
-        a = function.args
-        given = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
-        self.data = {
-            arg.arg for arg in given if not (arg.annotation and ast.unparse(arg.annotation) in PLAIN)
-        }
-        bound = [
-            (_names(t), n.value) for n in ast.walk(function) if isinstance(n, ast.Assign) for t in n.targets
-        ]
-        bound += [
-            (_names(n.target), n.iter if isinstance(n, ast.For | ast.comprehension) else n.value)
-            for n in ast.walk(function)
-            if isinstance(n, ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.comprehension)
-        ]
-        bound += [
-            (_names(n.optional_vars), n.context_expr)
-            for n in ast.walk(function)
-            if isinstance(n, ast.withitem) and n.optional_vars
-        ]
-        while (
-            fresh := {
-                name
-                for names, value in bound
-                if value is not None and not self.holds(value)
-                for name in names
-            }
-            - self.data
-        ):
-            self.data |= fresh
+        self.path = path
+        self.units = units
+        self.data = _data_arguments(function.args)
+        bindings = _bindings(function)
+        grows = True
+        while grows:
+            grows = False
+            for names, value in bindings:
+                if not names <= self.data and not self.holds(value):
+                    self.data |= names
+                    grows = True
 
     def holds(self, node: ast.AST) -> bool:
         """Whether an expression is a constant, as far as the text tells."""
         if isinstance(node, ast.Name):
             return node.id not in self.data
         if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Name) and node.value.id == "self":
-                values = self.units.get(node.attr, [])
-                return bool(values) and all(self.number(value) for value in values)
-            return node.attr in OF_A_SHAPE or self.holds(node.value)
+            return self._attribute_holds(node)
         if isinstance(node, ast.Call):
-            path, method = (
-                self.path(node.func) or "",
-                node.func.attr if isinstance(node.func, ast.Attribute) else "",
-            )
-            if path.removeprefix("torch.") in CREATED or method in NEW or method in SHAPE_METHODS:
+            path = self.path(node.func) or ""
+            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            if path.removeprefix("torch.") in CREATED or method in NEW | SHAPE_METHODS:
                 return True
             if path.startswith("torch.empty"):  # for a kernel to write to
                 return False
         return all(self.holds(child) for child in ast.iter_child_nodes(node))
 
-    def number(self, value: ast.AST) -> bool:
-        """Whether what `__init__` keeps is a number and no tensor: torch has no part in it."""
+    def _attribute_holds(self, node: ast.Attribute) -> bool:
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            values = self.units.get(node.attr, [])
+            return bool(values) and all(self._is_number(value) for value in values)
+        return node.attr in OF_A_SHAPE or self.holds(node.value)
+
+    def _is_number(self, value: ast.AST) -> bool:
+        """Whether a value that `__init__` keeps is a number and no tensor: torch has no part in it."""
         if isinstance(value, ast.FunctionDef | ast.ClassDef):
             return False
-        return not any(
-            (self.path(n) or "").startswith("torch")
-            for n in ast.walk(value)
-            if isinstance(n, ast.Name | ast.Attribute)
-        )
+        for node in ast.walk(value):
+            if isinstance(node, ast.Name | ast.Attribute) and (self.path(node) or "").startswith("torch"):
+                return False
+        return True
+
+
+def _data_arguments(a: ast.arguments) -> set[str]:
+    """The names of arguments that are not annotated as numbers."""
+    given = [*a.posonlyargs, *a.args, *a.kwonlyargs]
+    given += [arg for arg in (a.vararg, a.kwarg) if arg]
+    found = set()
+    for arg in given:
+        plain = arg.annotation and ast.unparse(arg.annotation) in PLAIN
+        if not plain:
+            found.add(arg.arg)
+    return found
+
+
+def _bindings(function: ast.FunctionDef) -> list[tuple[set[str], ast.AST]]:
+    """(names, value) of every place in a function that binds names to a value, or to an item of one."""
+    found = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            found += [(_names(target), node.value) for target in node.targets]
+        elif isinstance(node, ast.For | ast.comprehension):
+            found.append((_names(node.target), node.iter))
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr):
+            if node.value is not None:
+                found.append((_names(node.target), node.value))
+        elif isinstance(node, ast.withitem) and node.optional_vars:
+            found.append((_names(node.optional_vars), node.context_expr))
+    return found
 
 
 def _names(target: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}

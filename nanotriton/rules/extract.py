@@ -1,13 +1,16 @@
-"""Which part of a completion is the candidate: one stated rule, so that nothing else can be.
+"""The part of a completion that is the candidate. One stated rule finds it, so that no other part can be it.
 
     The candidate is the last fenced Python block after the reasoning that defines the entry point.
 
-- *After the reasoning*: behind the first `</think>`. A text that opens with `<think>` and never closes it has no answer. A chat
-  template may have opened the reasoning in the prompt: whoever samples puts `opened_reasoning(prompt)` before the completion.
-- *Fenced Python block*: Markdown's rule. A line of three or more backticks or tildes, then nothing or one of python, py, python3; up
-  to a line with at least as many of the same character and nothing else, or to the end of the text.
-- *Defines the entry point*: a class, function or assignment of that name at the top level. A block that is not Python counts
-  when a line starts with `class NAME` or `def NAME`, so that a slip in the answer is a syntax error and not an older draft.
+- *After the reasoning*: behind the first `</think>`. A text that opens with `<think>` and never closes it
+  has no answer. A chat template may have opened the reasoning in the prompt:
+  whoever samples puts `opened_reasoning(prompt)` before the completion.
+- *Fenced Python block*: Markdown's rule. It opens with a line of three or more backticks or tildes, then
+  nothing or one of python, py, python3. It ends at a line with at least as many of the same character and
+  nothing else, or at the end of the text.
+- *Defines the entry point*: a class, function or assignment of that name at the top level. A block that is
+  not Python counts when a line starts with `class NAME` or `def NAME`. So a slip in the answer is a syntax
+  error, and no older draft is taken instead.
 """
 
 import ast
@@ -21,7 +24,10 @@ MAX_CHARS = 200_000  # a longer source is no kernel; it would only cost the pars
 
 
 def parse(source: str) -> ast.Module:
-    """`ast.parse` with every way of failing turned into SyntaxError (null bytes, surrogates, nesting too deep for the parser)."""
+    """`ast.parse` with every way of failing turned into SyntaxError.
+
+    The other ways are null bytes, surrogates, and nesting too deep for the parser.
+    """
     if len(source) > MAX_CHARS:
         raise SyntaxError(f"source of {len(source)} characters, more than {MAX_CHARS}")
     try:
@@ -29,53 +35,58 @@ def parse(source: str) -> ast.Module:
             # "invalid escape sequence" is the candidate's business, not our console's
             warnings.simplefilter("ignore")
             return ast.parse(source)
+    except SyntaxError:
+        raise
     except (ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, SyntaxError):
-            raise
         raise SyntaxError(str(error) or "nested too deeply") from None
 
 
 def defines(tree: ast.Module, name: str) -> bool:
     """Whether the module binds `name` at its top level by class, def or assignment."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return True
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AnnAssign)
-            else []
-        )
-        if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found = [node.name]
+        elif isinstance(node, ast.Assign):
+            found = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found = [node.target.id]
+        else:
+            continue
+        if name in found:
             return True
     return False
 
 
 def python_blocks(text: str) -> list[str]:
-    """Every fenced Python block of a Markdown text, in order, without its fences and without their indentation."""
-    blocks, lines, opened = [], [], None  # opened: (indentation, fence, is it Python)
+    """Every fenced Python block of a Markdown text, in order, without its fences and their indentation."""
+    blocks: list[list[str]] = []
+    opening: re.Match | None = None  # the fence of the block that we are in
+    lines: list[str] = []  # of that block
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        match = _FENCE.match(line)
-        if opened is None:
-            if match:
-                words = match[3].split()
-                opened, lines = (
-                    (len(match[1]), match[2], (words[0].lower() if words else "") in _LANGUAGES),
-                    [],
-                )
-            continue
-        indent, fence, python = opened
-        closes = match and not match[3].strip() and match[2][0] == fence[0] and len(match[2]) >= len(fence)
-        if closes and len(match[1]) <= indent + 3:  # further in, it is part of a docstring
-            if python:
+        fence = _FENCE.match(line)
+        if opening is None:
+            opening, lines = fence, []
+        elif fence and _closes(opening, fence):
+            if _is_python(opening):
                 blocks.append(lines)
-            opened = None
+            opening = None
         else:
-            lines.append(line[min(indent, len(line) - len(line.lstrip(" \t"))) :])
-    if opened and opened[2]:
+            indentation = len(line) - len(line.lstrip(" \t"))
+            lines.append(line[min(len(opening[1]), indentation) :])
+    if opening and _is_python(opening):
         blocks.append(lines)
     return ["\n".join(block).strip("\n\ufeff") + "\n" for block in blocks]
+
+
+def _closes(opening: re.Match, fence: re.Match) -> bool:
+    """Whether a fence closes a block. One that is indented much further is part of a docstring."""
+    same = fence[2][0] == opening[2][0] and len(fence[2]) >= len(opening[2])
+    return same and not fence[3].strip() and len(fence[1]) <= len(opening[1]) + 3
+
+
+def _is_python(opening: re.Match) -> bool:
+    language = (opening[3].split() or [""])[0]
+    return language.lower() in _LANGUAGES
 
 
 def _defines_entry(block: str, entry: str) -> bool:
@@ -94,7 +105,7 @@ def opened_reasoning(prompt: str) -> str:
 
 
 def after_reasoning(completion: str) -> str | None:
-    """What is behind the first `</think>`, all of it where nothing is reasoned; None if the reasoning never ends."""
+    """The text behind the first `</think>`: all of it without reasoning, None if the reasoning never ends."""
     _, closed, answer = completion.partition(CLOSE)
     if closed:
         return answer

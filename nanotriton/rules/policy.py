@@ -1,4 +1,4 @@
-"""The policies, and what a broken rule is."""
+"""The policies, and the account of a broken rule."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ POLICIES = ("strict", "kernelbench", "autotriton", "none")
 
 @dataclass(frozen=True)
 class Violation:
-    """Why a candidate is refused: the line of its source (None: no line in particular) and one line of text, for a model or a person."""
+    """Why a candidate is refused."""
 
-    line: int | None
-    message: str
+    line: int | None  # of its source; None: no line in particular
+    message: str  # one line, for a model or a person
     status: str = "rule_violation"  # or syntax_error, no_code
 
     def __str__(self) -> str:

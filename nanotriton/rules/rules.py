@@ -1,22 +1,26 @@
-"""Is it Triton: what a candidate may not say (its source, before anything runs) and may not do (its plan, after recording).
+"""Is it Triton? Rules on a candidate's source, before anything runs, and on its plan, after it was recorded.
 
 Policies:
-- `strict`       every value is computed by the candidate's own Triton kernels; torch allocates, views, copies and casts.
+- `strict`       the candidate's own Triton kernels compute every value.
+                 Torch allocates, views, copies and casts.
 - `kernelbench`  torch may compute beside at least one of the candidate's own kernels.
 - `autotriton`   the paper's (arXiv 2507.05687): `@triton.jit` stands in the text. For comparison only.
 - `none`         no rules.
 
-The rules on the source see text, so they only refuse what is certain: no own kernel on the way from `forward`, an import from
-outside the list, code that hides what it runs, torch computing on a path that is always taken. They make refusals cheap and messages
-precise; they are no wall. The plan is the truth: it lists every call and every launch, and the executor measures which launches
-matter by replaying without them. What a candidate could do to the machine is the sandbox's matter.
+The rules on the source see text, so they refuse only certain cases: no own kernel on the way from `forward`,
+an import from outside the list, code that hides the code it runs, torch computing on a path that is always
+taken. They make refusals cheap and messages precise. They are no wall. The plan is the truth: it lists every
+call and every launch, and the executor replays it without a launch to measure whether that launch matters.
+Harm to the machine is the sandbox's matter.
 """
 
 from nanotriton.plan.facts import REARRANGE, Facts, facts
 from nanotriton.rules.extract import defines, parse
+from nanotriton.rules.hidden_code import hidden_code
 from nanotriton.rules.plan_rules import forbidden_call, strided_answer
 from nanotriton.rules.policy import POLICIES, Violation, check_policy
-from nanotriton.rules.source_rules import Source
+from nanotriton.rules.source import Source
+from nanotriton.rules.source_rules import foreign_module, no_kernel, patched_module, torch_computes
 
 __all__ = [
     "POLICIES",
@@ -33,7 +37,8 @@ __all__ = [
 def check_source(source: str, policy: str, entry: str | None = "ModelNew") -> Violation | None:
     """The first rule that `source` breaks, or None. A few milliseconds; nothing is executed.
 
-    entry: the class whose `forward` is judged; None for a file of functions (TritonBench), where every definition is a way in.
+    entry: the class whose `forward` is judged. It is None for a file of functions (TritonBench's), where
+    every definition is a way in.
     """
     check_policy(policy)
     try:
@@ -46,21 +51,25 @@ def check_source(source: str, policy: str, entry: str | None = "ModelNew") -> Vi
         return None if "@triton.jit" in source else Violation(None, "the text has no @triton.jit")
     if entry and not defines(tree, entry):
         return Violation(None, f"the code defines no {entry}", "no_code")
-    module = Source(tree)
-    return (
-        module.hidden_code()
-        or module.foreign_module()
-        or module.patched_module()
-        or module.no_kernel(entry)
-        or (module.torch_computes(entry) if policy == "strict" else None)
-    )
+    try:
+        return _first_broken(Source(tree), policy, entry)
+    except SyntaxError as error:  # that Python's parser lets through: `import *` in a function
+        return Violation(None, f"not Python: {error.msg}", "syntax_error")
+
+
+def _first_broken(source: Source, policy: str, entry: str | None) -> Violation | None:
+    violation = hidden_code(source) or foreign_module(source) or patched_module(source)
+    violation = violation or no_kernel(source, entry)
+    if violation is None and policy == "strict":
+        violation = torch_computes(source, entry)
+    return violation
 
 
 def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation | None:
     """The first rule that a recorded plan breaks, or None.
 
-    reference: facts of the reference module's own plan. With them a task that only moves data (the reference computes nothing) is
-    recognised, and under strict the moving must then be Triton's too.
+    reference: facts of the reference module's own plan. They show whether the task only moves data: then the
+    reference computes nothing, and under strict Triton must do the moving too.
     """
     check_policy(policy)
     if policy in ("autotriton", "none"):
@@ -70,13 +79,17 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    return forbidden_call(plan, layout_task) or (
-        strided_answer(plan) if layout_task and reference.contiguous else None
-    )
+    violation = forbidden_call(plan, layout_task)
+    if violation is None and layout_task and reference.contiguous:
+        violation = strided_answer(plan)
+    return violation
 
 
 def check_effective(effective_launches: int | None, policy: str) -> Violation | None:
-    """Under strict and kernelbench at least one launch must matter: replayed without it, the answer changes."""
+    """Under strict and kernelbench at least one launch must matter: without it the answer changes.
+
+    effective_launches: how many do. None: this was not measured.
+    """
     check_policy(policy)
     if policy in ("autotriton", "none") or effective_launches:
         return None

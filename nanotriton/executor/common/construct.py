@@ -1,4 +1,4 @@
-"""How a module is constructed, the same in the judge and in the candidate's child: seeds, and constants that are moved."""
+"""How a module is constructed in the judge and in the candidate's child alike: seeds, moved constants."""
 
 import contextlib
 import hashlib
@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._device import _device_constructors
 
-# bytes of fresh memory that are not looked at before they are filled: it takes seconds for
-# gigabytes
+# Fresh memory of as many bytes is not looked at before it is filled: it takes seconds for gigabytes.
 BLANK = 1 << 20
+INITIALISERS = ("zeros_", "ones_", "constant_", "eye_", "dirac_")  # of nn.init
+NOISE = 0.25
+# torch keeps the first answer, of which functions take a default device: it must not come while they are patched.
+_device_constructors()
 
 
 def seed_from(*parts: bytes | str | int) -> int:
@@ -22,6 +26,7 @@ def seed_from(*parts: bytes | str | int) -> int:
 
 @contextlib.contextmanager
 def patched(replacements: list[tuple[object, str, object]]) -> Iterator[None]:
+    """Set attributes, (owner, name, new value), and put back the old ones at the end."""
     saved = [(owner, name, owner.__dict__.get(name)) for owner, name, _ in replacements]
     try:
         for owner, name, new in replacements:
@@ -36,6 +41,7 @@ def patched(replacements: list[tuple[object, str, object]]) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
+    """Seed torch, NumPy and Python. A GPU is seeded only if CUDA has started."""
     # torch.manual_seed takes 0.5 ms to queue a seed for a CUDA that may never start
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -44,123 +50,180 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
+def generator_states() -> list:
+    """The states of all generators that seed_everything seeds, to compare."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    _, numbers, *rest = np.random.get_state()
+    return [g.get_state().numpy().tobytes() for g in generators] + [
+        numbers.tobytes(),
+        rest,
+        random.getstate(),
+    ]
+
+
 @contextlib.contextmanager
 def moved_constants(
     seed: int, buffers: set[str] | frozenset[str] = frozenset(), found: set[str] | None = None
 ) -> Iterator[Callable]:
-    """While modules are constructed: parameters that would be one constant, or next to nothing, get noise of up to 0.25 added.
+    """While modules are constructed, add noise of up to 0.25 to parameters that would be constant or tiny.
 
-    Gives a function that does so for those that a finished module still has, and returns the module (`weight.data = torch.ones(8)` goes past the
-    rest). Buffers too, if their names are among `buffers`, or else if `found` is given: the reference's names are collected there, for a candidate
-    may keep constants of its own that must stay what they are. The noise depends on the seed, the size and the value alone, and no random number is
-    drawn from the usual stream: a candidate whose layers differ in number, order, kind or shape from the reference's still gets the same weights.
+    Yields a function of a finished module that moves the constants it still has, and returns the module:
+    `weight.data = torch.ones(8)` goes past the patches.
+    buffers: the names of buffers that are moved too. found: if it is given, every buffer is moved and its
+    name is added to it. The reference's names are collected so, because a candidate may keep constants of
+    its own that must stay as they are.
+
+    The noise depends on the seed, the size and the value alone, and draws nothing from the usual random
+    stream: a candidate whose layers differ in number, order, kind or shape from the reference's gets the
+    same weights.
     """
-    # address of a storage: who keeps it alive, whether it is a buffer's
-    registered: dict[int, tuple[object, bool]] = {}
-    moved: dict[int, torch.Tensor] = {}  # by address, and kept alive, so that no other takes its place
-    # large storages that torch.empty made, likewise: zeros as often as not, and no constant that
-    # anybody chose
-    blank: dict[int, object] = {}
-    finished = False
+    mover = _Mover(seed, buffers, found)
+    with patched(mover.replacements()):
+        yield mover.settle
 
-    def empty(*args, **kwargs):
-        t = make(*args, **kwargs)
-        if not finished and t.nbytes >= BLANK:
-            blank[t.untyped_storage().data_ptr()] = t.untyped_storage()
-        return t
 
-    def move(t: torch.Tensor, buffer: bool = False) -> bool:
-        if (
-            type(t) not in (torch.Tensor, nn.Parameter)
-            or not t.is_floating_point()
-            or not t.numel()
-            or t.is_meta
-        ):
-            return False
-        value = constant(t.detach())
-        if value is None or (buffer and not bool((t.detach() == value).all() and value in (0.0, 1.0))):
-            return False
-        generator = torch.Generator().manual_seed(seed_from("constant", seed, t.numel(), value))
-        noise = make(t.shape, dtype=torch.float32, device="cpu").uniform_(-0.25, 0.25, generator=generator)
-        if value not in (0.0, 1.0):  # a scale, a slope, a temperature: it keeps its sign
-            noise = noise * value if abs(value) > 0.25 else noise.abs() * (1 if value > 0 else -1)
-        with torch.no_grad():
-            t.detach().add_(noise.to(t.device, t.dtype))
-        moved[t.data_ptr()] = t
-        return True
+class _Mover:
+    """The state of one `moved_constants`. Storages and tensors are kept by their addresses.
 
-    def initialising(original):
-        def initialise(tensor, *args, **kwargs):
-            result = original(tensor, *args, **kwargs)
-            move(tensor)
-            return result
+    registered: address of a storage -> (its tensor, which is kept alive; whether it is a buffer's).
+    moved: the tensors that were moved, kept alive so that no other takes their place.
+    blank: large storages made by torch.empty. They are zeros as often as not, but nobody chose that constant.
+    """
 
-        return initialise
+    def __init__(self, seed: int, buffers: set[str] | frozenset[str], found: set[str] | None):
+        self.seed = seed
+        self.buffers = buffers
+        self.found = found
+        self.registered: dict[int, tuple[torch.Tensor, bool]] = {}
+        self.moved: dict[int, torch.Tensor] = {}
+        self.blank: dict[int, torch.UntypedStorage] = {}
+        self.finished = False
+        self.make = torch.empty
 
-    def filling(original):  # weight.data.zero_(), running_var.fill_(1)
-        def fill(tensor, *args, **kwargs):
-            result = original(tensor, *args, **kwargs)
-            if tensor.layout == torch.strided:
-                storage = tensor.untyped_storage()
-                blank.pop(storage.data_ptr(), None)
-                _, buffer = registered.get(storage.data_ptr(), (None, None))
-                if buffer is not None and storage.nbytes() == tensor.nbytes:
-                    move(tensor, buffer)
-            return result
+    def replacements(self) -> list[tuple[object, str, object]]:
+        """(owner, name, patched function) of everything that a constructor fills a parameter with."""
+        register, keep = nn.Module.register_parameter, nn.Module.register_buffer
 
-        return fill
+        def register_parameter(module, name, param):
+            self.before_parameter(param)
+            register(module, name, param)
 
-    register, keep, make = nn.Module.register_parameter, nn.Module.register_buffer, torch.empty
+        def register_buffer(module, name, tensor, *args, **kwargs):
+            self.before_buffer(name, tensor)
+            keep(module, name, tensor, *args, **kwargs)
 
-    def register_parameter(self, name, param):
-        if param is not None:
-            if param.untyped_storage().data_ptr() not in blank:
-                move(param)
-            registered[param.data_ptr()] = param, False
-        register(self, name, param)
-
-    def register_buffer(self, name, tensor, *args, **kwargs):
-        if isinstance(tensor, torch.Tensor) and (found is not None or name in buffers):
-            if move(tensor, True) and found is not None:
-                found.add(name)
-            registered[tensor.data_ptr()] = tensor, True
-        keep(self, name, tensor, *args, **kwargs)
-
-    def settled(model):
-        nonlocal finished
-        finished = True
-        blank.clear()
-        for param in model.parameters() if isinstance(model, nn.Module) else ():
-            if param.data_ptr() not in moved or constant(param.detach()) in (0.0, 1.0):
-                move(param)
-        return model
-
-    fillers = [
-        (nn.init, name, initialising(getattr(nn.init, name)))
-        for name in ("zeros_", "ones_", "constant_", "eye_", "dirac_")
-    ]
-    fillers += [(torch.Tensor, name, filling(getattr(torch.Tensor, name))) for name in ("zero_", "fill_")]
-    with patched(
-        [
-            *fillers,
-            (torch, "empty", empty),
+        found = [
+            (torch, "empty", self.empty),
             (nn.Module, "register_parameter", register_parameter),
             (nn.Module, "register_buffer", register_buffer),
         ]
-    ):
-        yield settled
+        for name in INITIALISERS:
+            found.append((nn.init, name, _followed(getattr(nn.init, name), self.move)))
+        for name in ("zero_", "fill_"):  # weight.data.zero_(), running_var.fill_(1)
+            found.append((torch.Tensor, name, _followed(getattr(torch.Tensor, name), self.after_fill)))
+        return found
+
+    def empty(self, *args, **kwargs) -> torch.Tensor:
+        t = self.make(*args, **kwargs)
+        if not self.finished and t.nbytes >= BLANK:
+            self.blank[t.untyped_storage().data_ptr()] = t.untyped_storage()
+        return t
+
+    def before_parameter(self, param: nn.Parameter | None) -> None:
+        if param is None:
+            return
+        if param.untyped_storage().data_ptr() not in self.blank:
+            self.move(param)
+        self.registered[param.data_ptr()] = param, False
+
+    def before_buffer(self, name: str, tensor: torch.Tensor | None) -> None:
+        if not isinstance(tensor, torch.Tensor) or (self.found is None and name not in self.buffers):
+            return
+        if self.move(tensor, buffer=True) and self.found is not None:
+            self.found.add(name)
+        self.registered[tensor.data_ptr()] = tensor, True
+
+    def after_fill(self, tensor: torch.Tensor) -> None:
+        """A tensor was filled in place. It is moved if it is all of a registered tensor."""
+        if tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        self.blank.pop(storage.data_ptr(), None)
+        known = self.registered.get(storage.data_ptr())
+        if known is not None and storage.nbytes() == tensor.nbytes:
+            _, buffer = known
+            self.move(tensor, buffer)
+
+    def settle(self, model):
+        """Move the constants that a finished module still has."""
+        self.finished = True
+        self.blank.clear()
+        for param in model.parameters() if isinstance(model, nn.Module) else ():
+            if param.data_ptr() not in self.moved or constant(param.detach()) in (0.0, 1.0):
+                self.move(param)
+        return model
+
+    def move(self, t: torch.Tensor, buffer: bool = False) -> bool:
+        """Add noise to a tensor if it is a constant, and return whether it is.
+
+        A buffer is a constant only if all its elements are 0, or all are 1.
+        """
+        if type(t) not in (torch.Tensor, nn.Parameter) or t.is_meta:
+            return False
+        if not t.is_floating_point() or not t.numel():
+            return False
+        data = t.detach()
+        value = constant(data)
+        if value is None:
+            return False
+        if buffer and not (value in (0.0, 1.0) and bool((data == value).all())):
+            return False
+        noise = self._noise(t, value)
+        with torch.no_grad():
+            data.add_(noise.to(t.device, t.dtype))
+        self.moved[t.data_ptr()] = t
+        return True
+
+    def _noise(self, t: torch.Tensor, value: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed_from("constant", self.seed, t.numel(), value))
+        noise = self.make(t.shape, dtype=torch.float32, device="cpu")
+        noise.uniform_(-NOISE, NOISE, generator=generator)
+        if value in (0.0, 1.0):
+            return noise
+        # another value is a scale, a slope or a temperature: it keeps its sign
+        if abs(value) > NOISE:
+            return noise * value
+        return noise.abs() * (1 if value > 0 else -1)
+
+
+def _followed(original: Callable, after: Callable[[torch.Tensor], object]) -> Callable:
+    """A function that fills its first argument, followed by a call of `after` with that tensor."""
+
+    def call(tensor, *args, **kwargs):
+        result = original(tensor, *args, **kwargs)
+        after(tensor)
+        return result
+
+    return call
 
 
 def constant(t: torch.Tensor) -> float | None:
-    """The value that all elements have, 0 if none is larger than a thousandth, 1 if all are 0 or 1 (an identity); None for anything else."""
+    """The value that all elements have, or None.
+
+    It is 0 also if no element is larger than a thousandth, and 1 if all are 0 or 1 (an identity).
+    """
     flat = t.reshape(-1)
-    some = flat[:: max(1, flat.numel() // 16)]  # most are none of these, and need no second look
-    for x in (some, flat):
-        same, tiny, binary = (
-            bool((x == x[0]).all()),
-            bool((x.abs() < 1e-3).all()),
-            bool(((x == 0) | (x == 1)).all()),
-        )
-        if not same and not tiny and not binary:
-            return None
-    return float(flat[0]) if same else 0.0 if tiny else 1.0
+    some = flat[:: max(1, flat.numel() // 16)]  # most tensors are no constant, and need no second look
+    if _value(some) is None:
+        return None
+    return _value(flat)
+
+
+def _value(x: torch.Tensor) -> float | None:
+    if bool((x == x[0]).all()):
+        return float(x[0])
+    if bool((x.abs() < 1e-3).all()):
+        return 0.0
+    return 1.0 if bool(((x == 0) | (x == 1)).all()) else None

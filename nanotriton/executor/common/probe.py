@@ -1,4 +1,7 @@
-"""A task and a candidate that is known to be right: the executor judges it when it must know whether the fault is its own."""
+"""A task, and a candidate that is known to be right.
+
+The executor judges it when it must know whether a fault is its own.
+"""
 
 TASK = {
     "name": "probe",

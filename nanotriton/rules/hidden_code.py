@@ -1,0 +1,131 @@
+"""The rule on code that hides the code it runs: exec, computed attribute names, ways into the interpreter."""
+
+import ast
+import symtable
+from string import Formatter
+
+from nanotriton.rules import names
+from nanotriton.rules.policy import Violation
+from nanotriton.rules.source import Source
+
+
+def hidden_code(source: Source) -> Violation | None:
+    """No exec, no eval, no computed attribute name, no way into frames, globals or other objects' insides."""
+    return _banned_name(source) or _banned_attribute(source) or _computed_name(source)
+
+
+def _banned_name(source: Source) -> Violation | None:
+    """A builtin such as `eval`, or a name such as `__builtins__`."""
+    used = {node.id for node in source.nodes[ast.Name]} & names.BANNED_NAMES
+    banned = used - source.imports.keys()
+    builtin = _builtins(source.tree, banned) if banned else set()  # `vars` may be a variable
+    for node in source.nodes[ast.Name]:
+        if node.id in builtin:
+            return Violation(node.lineno, f"{node.id} is not allowed: the code must say what it runs")
+        if _is_dunder(node.id) and node.id not in names.DUNDER_NAMES:
+            return Violation(node.lineno, f"{node.id} is not allowed")
+    return None
+
+
+def _builtins(tree: ast.Module, wanted: set[str]) -> set[str]:
+    """The wanted names that somewhere mean Python's own: no function around the use binds them."""
+    found = set()
+    todo = [symtable.symtable(ast.unparse(tree), "candidate", "exec")]
+    while todo:
+        table = todo.pop()
+        todo += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.get_name() not in wanted or not symbol.is_referenced():
+                continue
+            if table.get_type() != "function" or symbol.is_global():
+                found.add(symbol.get_name())
+    return found
+
+
+def _banned_attribute(source: Source) -> Violation | None:
+    """An attribute that leads into the interpreter, or a template whose fields could."""
+    attributes = [(node, node.attr) for node in source.nodes[ast.Attribute]]
+    for node in source.nodes[ast.MatchClass]:  # case Frame(f_back=x)
+        attributes += [(node, name) for name in node.kwd_attrs]
+    for node, name in attributes:
+        dunder = _is_dunder(name) and name not in names.DUNDER_ATTRIBUTES
+        if dunder or name in names.BANNED_ATTRIBUTES:
+            return Violation(node.lineno, f".{name} is not allowed: it reaches into the interpreter")
+        if name in ("format", "format_map") and not _plain_template(node):
+            message = f".{name} of this text is not allowed: its fields can reach attributes; use an f-string"
+            return Violation(node.lineno, message)
+    return None
+
+
+def _plain_template(node: ast.AST) -> bool:
+    """Whether `node` is `"...".format` of a harmless literal.
+
+    The literal's fields name no attribute and no index, and are not nested.
+    """
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Constant):
+        return False
+    text = node.value.value
+    if not isinstance(text, str):
+        return False
+    try:
+        fields = list(Formatter().parse(text))
+    except ValueError:  # it is no template at all
+        return False
+    for _, field, spec, _ in fields:
+        reaches = "." in (field or "") or "[" in (field or "")
+        if reaches or "{" in (spec or ""):
+            return False
+    return True
+
+
+def _computed_name(source: Source) -> Violation | None:
+    """A use of getattr, setattr or delattr that hides the attribute's name."""
+    spelled = {id(call.func) for call in source.nodes[ast.Call] if _spells_name(source, call)}
+    for node in source.nodes[ast.Name]:
+        if node.id in names.REFLECTION and id(node) not in spelled:
+            message = f"{node.id} with a computed name is not allowed: write the attribute out"
+            return Violation(node.lineno, message)
+    return None
+
+
+def _spells_name(source: Source, call: ast.Call) -> bool:
+    """Whether a call such as getattr(x, "name") is as good as x.name.
+
+    Layers are numbered, so a name may be computed if it can be none that is banned. Of a module it may not.
+    """
+    reflects = isinstance(call.func, ast.Name) and call.func.id in names.REFLECTION
+    if not reflects or len(call.args) < 2:
+        return False
+    owner, key = call.args[:2]
+    name = key.value if isinstance(key, ast.Constant) else None
+    if isinstance(name, str):
+        return name not in names.BANNED_ATTRIBUTES and not _is_dunder(name)
+    return name is None and source.path(owner) is None and not _may_be_banned(_start(key))
+
+
+def _start(key: ast.AST) -> str:
+    """The text that a computed name certainly begins with.
+
+    It is "weight_ih_l" for f"weight_ih_l{i}", "weight_ih_l" + str(i) and "weight_ih_l%d" % i.
+    """
+    if isinstance(key, ast.JoinedStr) and key.values:
+        return _start(key.values[0])
+    if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add):
+        return _start(key.left)
+    if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Mod):
+        return _text(key.left).split("%")[0]
+    return _text(key)
+
+
+def _text(node: ast.AST) -> str:
+    """A literal's text, or "" for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _may_be_banned(start: str) -> bool:
+    """Whether a name that begins like this may be a banned one."""
+    return not start[:1].isalpha() or any(name.startswith(start) for name in names.BANNED_ATTRIBUTES)
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
