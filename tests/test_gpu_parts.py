@@ -297,14 +297,14 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
         [],
     )
 
-    def compile_one(job, worker, kernel):
+    def binary_of(job, worker, kernel):
         asked.append(int(kernel.key))
         if kernel.key == "0":
             raise Fault("out_of_resources", "shared memory")
         return kernel.key
         yield
 
-    monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
+    monkeypatch.setattr(gpu_runner, "binary_of", binary_of)
     monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
     monkeypatch.setattr(
         gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries
