@@ -72,7 +72,7 @@ def call(name: str, *args) -> None:
 
 
 def context_is_lost() -> bool:
-    """Wait for all that was launched: whether something has ended this process's context."""
+    """Whether this process has lost its CUDA context. It first waits for everything that was launched."""
     return library().cuCtxSynchronize() in FATAL
 
 
