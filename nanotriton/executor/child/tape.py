@@ -1,7 +1,6 @@
 """A recording: the plan under construction, and which tensors are "on the GPU" in it.
 
-In the candidate's process no GPU exists. A tensor that it believes to be on the GPU is one of two things
-here:
+In the candidate's process no GPU exists. A tensor that it believes to be on the GPU is one of two things:
 
     a meta tensor       It has a shape, strides, a dtype and a storage, but no data. Every result of forward
                         is one.
