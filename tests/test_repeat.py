@@ -47,7 +47,7 @@ def test_to_put_a_generator_back_hides_no_draw():
         "return torch.sin(x) + 0.02 * torch.from_numpy(GENERATOR.random(x.shape)).to(x)",
         "return torch.sin(x) * (1 + random.SystemRandom().random())",
         "return torch.sin(x) + os.urandom(1)[0] + os.urandom(1)[0] / 7",
-        "return torch.sin(x) + time.perf_counter()",
+        "return torch.sin(x) + time.perf_counter_ns() % 9973",
         "CALLS.append(1); return torch.sin(x) * len(CALLS)",
         "return torch.sin(x), x > random.SystemRandom().gauss(0, 1)",
         "CALLS.append(1); return torch.sin(x)[: len(CALLS)]",
