@@ -43,7 +43,7 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
             job = json.load(file)
         began = cpu_seconds()
         signal.setitimer(signal.ITIMER_REAL, job["seconds"])
-        compile_one(Report(files[1]), job)
+        fill_order(Report(files[1]), job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.close(files[1])
         send(sock, {"cpu": cpu_seconds() - began})
@@ -55,7 +55,8 @@ def cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def compile_one(report: Report, job: dict) -> None:
+def fill_order(report: Report, job: dict) -> None:
+    """Compile the kernel of an order (sandbox/servers.py), and write the answer."""
     from nanotriton.executor.gpu.compiler import CompileError, compile_kernel
     from nanotriton.plan.plan import Kernel
     from nanotriton.plan.signature import signature
