@@ -2,7 +2,7 @@
 
 `Executor` judges many candidates at once. `python -m nanotriton.executor` judges a few from a shell. The
 files here run in the caller's process and import neither torch nor triton for it; base.py alone is the main
-program of another process. The wings say by their names who runs them:
+program of another process. The wings:
 
     sandbox/   processes, and the rights that an untrusted one gives up
     child/     UNTRUSTED: records or runs a candidate

@@ -1,4 +1,4 @@
-"""The rules: is a candidate what its policy asks for? They judge its text and its plan, and run nothing.
+"""The rules: does a candidate obey its policy? They judge its text and its plan, and run nothing.
 
 The judge calls rules.py. This wing imports nothing but the plan, and nothing here is secret or hostile.
 

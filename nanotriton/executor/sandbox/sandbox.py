@@ -45,7 +45,9 @@ from pathlib import Path
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+LANDLOCK_CREATE = 444
+LANDLOCK_ADD = 445
+LANDLOCK_RESTRICT = 446
 CAPSET = 126
 PR_SET_PDEATHSIG = 1
 PR_GET_SECCOMP = 21
@@ -125,9 +127,11 @@ DENIED = {
     "mq_open": 240,
 }
 FORKS = {"fork": 57, "vfork": 58, "execve": 59, "execveat": 322}
-CLONE, CLONE3, KILL, TGKILL, PRCTL, PRLIMIT64 = 56, 435, 62, 234, 157, 302
+CLONE, CLONE3 = 56, 435
+KILL, TGKILL = 62, 234
+PRCTL, PRLIMIT64 = 157, 302
 OWN_PID = 0x7E7E7E7E  # stands for the process's own id in a filter; no process has it
-KEPT_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "LANG", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"}
+KEPT_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "LANG", "CUDA_VISIBLE_DEVICES"}
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Limits:
     # from the fork on, enforced by its zygote and backed up by a limit of CPU time; None: a server, which its
     # worker watches
     seconds: float | None = 10.0
-    # bytes of address space beyond what the zygote had mapped; None (CUDA): no such limit
+    # bytes of address space beyond those that the zygote had mapped; None (CUDA): no limit
     memory: int | None = 2 << 30
     resident: int | None = None  # bytes in RAM, watched by the zygote: the limit where `memory` can't be one
     output: int = 64 << 20  # bytes of any one file it writes, its result included
@@ -245,8 +249,8 @@ IOCTL = 1 << 15
 READING = EXECUTE | READ_FILE | READ_FOLDER  # execute: dlopen
 ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL
 DEVICES = READING | WRITE_FILE | IOCTL
-EVERY_RIGHT = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}  # by version
-EVERY_RIGHT_SINCE_5 = (1 << 16) - 1
+RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many there are, by version
+RIGHTS_SINCE_5 = 16
 
 
 def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -> None:
@@ -257,7 +261,7 @@ def restrict_files(read: list[str], write: list[str], devices: list[str] = ()) -
     abi = landlock_abi()
     if not abi:
         return
-    everything = EVERY_RIGHT.get(abi, EVERY_RIGHT_SINCE_5)
+    everything = (1 << RIGHTS.get(abi, RIGHTS_SINCE_5)) - 1
     attributes = ruleset_attributes(abi, everything)
     ruleset = _syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_long(0))
     for paths, rights in ((read, READING), (write, everything), (devices, DEVICES)):
@@ -352,8 +356,9 @@ def call_filter(exec_ok: bool, cuda: bool) -> bytes:
     program += [_equal(PRCTL, 0, len(clears_death_signal)), *clears_death_signal]
     # prlimit64 may only read, with no new limits (a null pointer, two words): root could raise its own, or
     # touch another process's
-    new_limits = 16 + 8 * 2
-    reads = [_load(new_limits), _equal(0, 0, 3), _load(new_limits + 4), _equal(0, 0, 1), ALLOW, _fail(EPERM)]
+    low_word, high_word = 16 + 8 * 2, 16 + 8 * 2 + 4
+    reads = [_load(low_word), _equal(0, 0, 3)]
+    reads += [_load(high_word), _equal(0, 0, 1), ALLOW, _fail(EPERM)]
     program += [_equal(PRLIMIT64, 0, len(reads)), *reads]
     return b"".join([*program, ALLOW])
 
@@ -414,7 +419,7 @@ def enter(
 
     folder: it becomes the home and working folder, writable only with `write`.
     read, also: paths that it may read. devices: paths that it may also write and control. exec_ok: it may
-    fork and run programs. cuda: it gets what the driver needs to start: an abstract Unix socket of its own,
+    fork and run programs. cuda: the driver can start, with an abstract Unix socket of its own,
     and its threads' names in /proc/PID.
     """
     os.chdir(folder)
