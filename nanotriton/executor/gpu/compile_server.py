@@ -46,7 +46,7 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
             job = json.load(file)
         began = cpu_seconds()
         signal.setitimer(signal.ITIMER_REAL, job["seconds"])
-        compile_one(Report(files[1]), job)
+        fill_order(Report(files[1]), job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.close(files[1])
         send(sock, {"cpu": cpu_seconds() - began})
@@ -59,8 +59,11 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
-def compile_one(report: Report, job: dict) -> None:
-    """Answer one job. Raises MemoryError or OSError, which end the server, if it lacks memory itself."""
+def fill_order(report: Report, job: dict) -> None:
+    """Compile the kernel of an order (sandbox/servers.py), and write the answer.
+
+    Raises MemoryError or OSError, which end the server, if the server lacks memory itself.
+    """
     from nanotriton.executor.gpu.compiler import CompileError, compile_kernel
     from nanotriton.plan.plan import Kernel
     from nanotriton.plan.signature import signature
