@@ -13,7 +13,8 @@ from nanotriton.plan import wire
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
-    need not be sent), configs (of an autotuner, at most). The answer's payload is a plan."""
+    need not be sent), configs (of an autotuner, at most). The answer's payload is the plan of a first call, whose length
+    the header says, and the plan of a second."""
     from nanotriton.executor.child import recorder
 
     report.stage("record")
@@ -22,7 +23,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
-            plan = recorder.record(
+            first, second = recorder.record(
                 source,
                 init,
                 inputs,
@@ -32,7 +33,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 max_configs=args["configs"],
                 finish=settled,
             )
-        report.finish({}, plan.to_bytes())
+        data = first.to_bytes()
+        report.finish({"first": len(data)}, data + second.to_bytes())
     except recorder.RecordError as error:
         report.finish(
             {

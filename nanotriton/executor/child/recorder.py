@@ -70,7 +70,7 @@ def uninstall() -> None:
 def warm_up(folder: str | Path) -> Plan:
     """One small recording: torch and Triton import for seconds at first use; pay for it before forking."""
     x = torch.empty(4, 8, device="meta")
-    return record(WARM_UP, [8], [x], seed=0, folder=folder)
+    return record(WARM_UP, [8], [x], seed=0, folder=folder)[0]
 
 
 def record(
@@ -84,8 +84,11 @@ def record(
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
     finish: Callable[[Any], Any] = lambda model: model,
-) -> Plan:
-    """The plan of `entry(*init_args)(*inputs)`.
+) -> tuple[Plan, Plan]:
+    """The plans of two calls of one module: `model = entry(*init_args)`, then `model(*inputs)` twice.
+
+    The second call has inputs of its own, of the same shapes. Its outputs are {"answer": what it returned,
+    "state": {name: parameter or buffer that a step may have written to}}.
 
     inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
     seed: of torch, numpy and random before the constructor runs, as the reference's was.
@@ -109,15 +112,36 @@ def record(
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
-                arguments = tree_map(
-                    lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs)
-                )
-            tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
-            result = _stage(tape, "runtime_error", lambda: model(*arguments))
-        tape.plan.outputs = _outputs(tape, result)
-        return tape.plan
+            first = _call(tape, model, inputs, lambda result: result)
+            tape.begin_second_call()
+            second = _call(
+                tape, model, inputs, lambda result: {"answer": result, "state": _state(tape, model)}
+            )
+        return first, second
     finally:
         Tape.active = None
+
+
+def _call(tape: Tape, model: Any, inputs: list, outputs: Callable[[Any], Any]) -> Plan:
+    """Record one call of forward -> its plan. outputs: what the plan hands out, given what forward returned."""
+    with quiet():
+        arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
+    tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
+    result = _stage(tape, "runtime_error", lambda: model(*arguments))
+    tape.plan.outputs = _outputs(tape, outputs(result))
+    return tape.plan
+
+
+def _state(tape: Tape, model: Any) -> dict[str, torch.Tensor]:
+    """The parameters and buffers, by name, that a step may have written to. Those on the host are no part of a plan."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    with quiet():
+        named = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        return {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
 
 
 def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:

@@ -1,9 +1,8 @@
 """Replay of one plan on the GPU: its kernels are compiled in sandboxed servers, its buffers lie in the arena."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-
-import torch
 
 from nanotriton.executor.gpu.arena import CudaBackend
 from nanotriton.executor.gpu.compiler import Binary
@@ -20,65 +19,82 @@ from nanotriton.verdict import Fault, out_of_memory
 
 
 class GpuRunner(Runner):
-    """As `Runner`, on the GPU."""
+    """As `Runner`, on the GPU. Both plans are replayed in one arena, one after the other."""
 
     def __init__(
-        self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]
+        self,
+        worker,
+        job: Job,
+        reference: Reference,
+        plan: Plan,
+        second: Plan,
+        recorded: int,
+        binaries: dict[str, Binary],
     ):
-        super().__init__(worker, job, reference, plan, recorded)
-        self.replay = Replay(
-            plan, backend=CudaBackend(binaries, worker.gpu.budget), known=reference.large_weights(recorded)
-        )
-        self.calls = 0
+        self.backend = CudaBackend(binaries, worker.gpu.budget)
+        self.runs = 0
+        super().__init__(worker, job, reference, plan, second, recorded)
 
-    def __call__(
-        self, inputs: list, seed: int, skip: int | range | None = None
-    ) -> tuple[object, dict[int, torch.Tensor]]:
-        # by a run before this one, without a launch that kept the next in bounds: that launch
-        # mattered
+    def make_replay(self, plan: Plan) -> Replay:
+        return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        # An earlier run, without a launch that kept the next one in bounds, lost it: that launch mattered.
         if self.worker.gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
         self.worker.gpu.own(self)
-        self.calls, backend = self.calls + 1, self.replay.backend
-        backend.order = (None, (1, 0), (0, 1))[(self.calls - 1) % 3]
+        self.backend.order = (None, (1, 0), (0, 1))[self.runs % 3]
+        self.runs += 1
         try:
-            outputs, changed = super().__call__(inputs, seed, skip)
+            with super().running():
+                yield
         finally:
-            backend.order = None  # not while it is timed
+            self.backend.order = None  # not while it is timed
         if self.worker.gpu.crowded(self.job, self.reference):
             self.worker.gpu.own(None)  # the arena makes room for the reference
-        return outputs, changed
 
 
 def make_runner(
-    job: Job, worker, reference: Reference, plan: Plan, recorded: int
+    job: Job, worker, reference: Reference, plan: Plan, second: Plan, recorded: int
 ) -> Generator[Spawn, Ended, GpuRunner]:
     """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile.
 
     Of an autotuner's configurations only the first that compiles is needed, unless they are to be timed.
     """
     binaries: dict[str, Binary] = {}
-    refused: dict[int, Fault] = {}
-    tried: set[int] = set()
-    while (
-        missing := (
-            set(range(len(plan.kernels))) if job.time else {launch.kernel for launch in plan.launches()}
-        )
-        - tried
-    ):
-        for number in sorted(missing):
-            kernel = plan.kernels[number]
-            try:
-                binaries[kernel.key] = yield from compile_one(job, worker, kernel)
-            except Fault as fault:
-                refused[number] = fault
-        tried |= missing
-        drop_refused(plan, refused)
-    runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
+    refused: dict[str, Fault] = {}  # by a kernel's key
+    for call in (plan, second):
+        yield from compile_kernels(job, worker, call, binaries, refused)
+    runner = GpuRunner(worker, job, reference, plan, second, recorded, binaries)
     if job.time and any(isinstance(s, Choice) for s in plan.steps):
         tune(job, worker, reference, runner)
     yield from add_halves(job, worker, runner)
     return runner
+
+
+def compile_kernels(
+    job: Job, worker, plan: Plan, binaries: dict[str, Binary], refused: dict[str, Fault]
+) -> Generator[Spawn, Ended, None]:
+    """Compile what a plan's launches need, into `binaries` or `refused`, and drop the configurations that are refused.
+
+    Both plans of a recording have the same configurations in the same order, and so lose the same ones.
+    """
+    while True:
+        if job.time:
+            needed = set(range(len(plan.kernels)))
+        else:
+            needed = {launch.kernel for launch in plan.launches()}
+        kernels = [plan.kernels[number] for number in sorted(needed)]
+        missing = [k for k in kernels if k.key not in binaries and k.key not in refused]
+        for kernel in missing:
+            try:
+                binaries[kernel.key] = yield from compile_one(job, worker, kernel)
+            except Fault as fault:
+                refused[kernel.key] = fault
+        drop_refused(plan, {n: refused[k.key] for n, k in enumerate(plan.kernels) if k.key in refused})
+        if not missing:
+            return
 
 
 def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
