@@ -64,20 +64,18 @@ def twice(
     dtype, names of what it changed).
     """
     reference.pause()
-    model = reference.build(first.weights)
+    model, wide = reference.build(first.weights), reference.build(first.weights)
     before = {name: t.clone() for name, t in state_of(model).items()}
-    with torch.no_grad(), reference.default_device():
+    with reference.own(first.kind), torch.no_grad(), reference.default_device():
         seed_everything(first.weights)
         model(*reference.inputs(first.kind, first.inputs))
         own = model(*reference.inputs(second.kind, second.inputs))
-    state = state_of(model)
-    changed = frozenset(n for n in state if n not in before or not identical([state[n]], [before[n]]))
-    with torch.no_grad(), reference.default_device():
-        wide = reference.build(first.weights)
         start, _ = in_float64(wide, reference.inputs(first.kind, first.inputs), first.weights)
         exact = None
         if start is not None:
             exact, _ = in_float64(wide, reference.inputs(second.kind, second.inputs), first.weights)
+    state = state_of(model)
+    changed = frozenset(n for n in state if n not in before or not identical([state[n]], [before[n]]))
     return Answer(own, exact, None, None), state, None if exact is None else state_of(wide), changed
 
 
