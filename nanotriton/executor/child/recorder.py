@@ -88,8 +88,7 @@ def record(
 ) -> tuple[Plan, Plan]:
     """The plans of two calls of one module: `model = entry(*init_args)`, then `model(*inputs)` twice.
 
-    The second call has inputs of its own, of the same shapes. Its outputs are {"answer": what it returned,
-    "state": {name: parameter or buffer that a step may have written to}}.
+    The second call has inputs of its own, of the same shapes. Its plan also names the state afterwards.
 
     inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
     seed: of torch, numpy and random before the constructor runs, as the reference's was.
@@ -115,28 +114,27 @@ def record(
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
-            first = _call(tape, model, inputs, lambda result: result)
+            first = _call(tape, model, inputs)
             tape.begin_second_call()
-            second = _call(
-                tape, model, inputs, lambda result: {"answer": result, "state": _state(tape, model)}
-            )
+            second = _call(tape, model, inputs)
+            second.state = _state(tape, model)
         return first, second
     finally:
         Tape.active = None
 
 
-def _call(tape: Tape, model: Any, inputs: list, outputs: Callable[[Any], Any]) -> Plan:
-    """Record one call of forward -> its plan. outputs: what the plan hands out, given what forward returned."""
+def _call(tape: Tape, model: Any, inputs: list) -> Plan:
+    """Record one call of forward -> its plan."""
     with quiet():
         arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
     tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
     result = _stage(tape, "runtime_error", lambda: model(*arguments))
-    tape.plan.outputs = _outputs(tape, outputs(result))
+    tape.plan.outputs = _outputs(tape, result)
     return tape.plan
 
 
-def _state(tape: Tape, model: Any) -> dict[str, torch.Tensor]:
-    """The parameters and buffers, by name, that a step may have written to. Those on the host are no part of a plan."""
+def _state(tape: Tape, model: Any) -> dict[str, int]:
+    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part of a plan."""
     if not isinstance(model, torch.nn.Module):
         return {}
     with quiet():
@@ -144,7 +142,8 @@ def _state(tape: Tape, model: Any) -> dict[str, torch.Tensor]:
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ]
-        return {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+        changed = {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+    return {name: tape.tensor_id(t) for name, t in changed.items()}
 
 
 def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:

@@ -60,11 +60,12 @@ class Runner:
         with self.running():
             try:
                 found = replay.run(more, weights, carried=left)
+                state = {name: replay.tensor(i).clone() for name, i in self.second.state.items()}
                 ids = tensor_ids(self.second.inputs)
                 changed = {i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs}
             finally:
                 replay.forget()
-        return found["answer"], found["state"], changed
+        return found, state, changed
 
     @contextmanager
     def running(self) -> Iterator[None]:
