@@ -131,5 +131,18 @@ def test_a_task_that_takes_probabilities_is_asked_for_certainties():
     assert verdict(reference, clamped) == "correct"
 
 
+def test_a_draw_that_the_reference_refuses_is_no_trial():
+    """Of a kind some draws stay within the table. A candidate is not asked for the others, and not blamed."""
+    init = "self.w = nn.Parameter(torch.randn(9, 5))"
+    reference = Reference(task("return F.embedding((4 * x.abs()).long(), self.w)", "torch.rand(3)", init))
+    assert reference.picky and len(reference.kinds) > 1
+    asked = [reference.trials(b"s", str(candidate)) for candidate in range(30)]
+    assert len({len(trials) for trials in asked}) > 1
+    for trials in asked:
+        assert trials[0].kind == "plain"
+        for trial in trials:
+            reference.answer(trial.kind, trial.inputs, trial.weights)
+
+
 def test_a_task_that_takes_more_than_probabilities_is_asked_for_more():
     assert "edges" not in Reference(task("return torch.sqrt(x)", "torch.rand(8, 33)")).kinds
