@@ -80,7 +80,7 @@ def alive() -> bool:
             task(
                 "return x * keep", "torch.randn(64, 33), torch.bernoulli(torch.rand(64, 33))", more=", keep"
             ),
-            {"plain"},
+            {"plain", "edges"},
         ),
         (
             task(

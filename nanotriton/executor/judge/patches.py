@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 MISSING = object()  # in place of a name that is not there
+STARTED = {"default_generators"}  # what torch.cuda sets when CUDA starts
 # Modules whose names are watched: those that tasks and the judge call. They are 15,000: two milliseconds.
 WATCHED = re.compile(
     r"torch|torch\.(_C|_C\._nn|_VF|_tensor|amp|functional|linalg|fft|overrides|random|special)"
@@ -70,7 +71,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, 
 def _is_internal(name: str, old: Any, new: Any) -> bool:
     """Whether that is a module's own business: an imported submodule, or a private value that is no function."""
     submodule = old is MISSING and isinstance(new, types.ModuleType)
-    return submodule or (name.startswith("_") and not callable(old) and not callable(new))
+    return submodule or name in STARTED or (name.startswith("_") and not callable(old) and not callable(new))
 
 
 def _is_watched_class(value: Any) -> bool:
