@@ -54,6 +54,14 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
+@pytest.mark.parametrize(("ty", "size"), [("f16", 2), ("bf16", 2), ("f32", 4)])
+def test_a_number_that_its_type_cannot_hold_is_infinite(ty, size):
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[ty]
+    for value in (1e300, -1e300):
+        data, _, _ = driver.pack(function([size, 8, 8]), [(ty, value)], 0, 0)
+        assert torch.frombuffer(bytearray(data), dtype=dtype).item() == value * float("inf")
+
+
 def turns(tmp_path) -> Turns:
     return Turns(str(tmp_path / "gpu"))
 
@@ -289,14 +297,14 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
         [],
     )
 
-    def compile_one(job, worker, kernel):
+    def binary_of(job, worker, kernel):
         asked.append(int(kernel.key))
         if kernel.key == "0":
             raise Fault("out_of_resources", "shared memory")
         return kernel.key
         yield
 
-    monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
+    monkeypatch.setattr(gpu_runner, "binary_of", binary_of)
     monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
     monkeypatch.setattr(
         gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries

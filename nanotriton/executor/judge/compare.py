@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nanotriton.plan.trees import describe, leaves, tensors
+from nanotriton.plan.trees import describe, identical, leaves, tensors
 from nanotriton.verdict import Fault, ValueFault
 
 FLOOR = {
@@ -113,6 +113,8 @@ def repeats(answer: Answer, own, exact) -> bool:
     so what is left there was drawn, or read off a clock. It may be half of FLOOR / SLACK, which cannot widen
     the tolerance: that comes of two runs.
     """
+    if _same_bits(own, answer.own) and _same_bits(exact, answer.exact):
+        return True
     if not passes(own, Answer(answer.own, None, None, None)):
         return False
     if answer.exact is None or exact is None:
@@ -124,6 +126,10 @@ def repeats(answer: Answer, own, exact) -> bool:
         if difference(x, y) > FLOOR.get(dtype, 0.3) / SLACK.get(dtype, 3.0) / 2:
             return False
     return True
+
+
+def _same_bits(one, other) -> bool:
+    return len(leaves(one)) == len(leaves(other)) and identical(one, other)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
