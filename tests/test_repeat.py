@@ -51,6 +51,7 @@ def test_to_put_a_generator_back_hides_no_draw():
         "CALLS.append(1); return torch.sin(x) * len(CALLS)",
         "return torch.sin(x), x > random.SystemRandom().gauss(0, 1)",
         "CALLS.append(1); return torch.sin(x)[: len(CALLS)]",
+        "CALLS.append(1); return torch.sin(x), 1.0 * len(CALLS)",
     ],
 )
 def test_a_reference_that_no_seed_makes_repeat_itself_is_no_question(forward):
