@@ -136,7 +136,10 @@ def _same_bits(one, other) -> bool:
     for (_, x), (_, y) in zip(ones, others, strict=True):
         if type(x) is not type(y):
             return False
-        if not (identical(x, y) if isinstance(x, torch.Tensor) else x == y):
+        if not isinstance(x, torch.Tensor):
+            if x != y:
+                return False
+        elif x.shape != y.shape or x.dtype != y.dtype or not identical(x, y):
             return False
     return True
 
