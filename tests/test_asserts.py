@@ -77,6 +77,18 @@ def test_an_operand_out_of_range_is_an_exception(name):
             call(operand)
 
 
+def test_probabilities_are_looked_at_in_both_operands():
+    with pytest.raises(RuntimeError, match="an operand is not between"), Asserts():
+        F.binary_cross_entropy(P, LABELS + 1)
+
+
+def test_on_a_cpu_operators_look_for_themselves():
+    asserts = Asserts(looks=False)
+    with pytest.raises(IndexError), asserts:
+        F.embedding(OFF, ROWS)
+    assert asserts.met
+
+
 def test_most_operators_assert_nothing():
     asserts = Asserts()
     with asserts:

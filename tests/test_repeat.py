@@ -51,6 +51,7 @@ def test_to_put_a_generator_back_hides_no_draw():
         "CALLS.append(1); return torch.sin(x) * len(CALLS)",
         "return torch.sin(x), x > random.SystemRandom().gauss(0, 1)",
         "CALLS.append(1); return torch.sin(x)[: len(CALLS)]",
+        "CALLS.append(1); return torch.sin(x), 1.0 * len(CALLS)",
     ],
 )
 def test_a_reference_that_no_seed_makes_repeat_itself_is_no_question(forward):
@@ -129,6 +130,19 @@ def test_a_task_that_takes_probabilities_is_asked_for_certainties():
 
     assert verdict(reference, naive) == "not_finite"
     assert verdict(reference, clamped) == "correct"
+
+
+def test_a_draw_that_the_reference_refuses_is_no_trial():
+    """Of a kind some draws stay within the table. A candidate is not asked for the others, and not blamed."""
+    init = "self.w = nn.Parameter(torch.randn(9, 5))"
+    reference = Reference(task("return F.embedding((4 * x.abs()).long(), self.w)", "torch.rand(3)", init))
+    assert reference.picky and len(reference.kinds) > 1
+    asked = [reference.trials(b"s", str(candidate)) for candidate in range(30)]
+    assert len({len(trials) for trials in asked}) > 1
+    for trials in asked:
+        assert trials[0].kind == "plain"
+        for trial in trials:
+            reference.answer(trial.kind, trial.inputs, trial.weights)
 
 
 def test_a_task_that_takes_more_than_probabilities_is_asked_for_more():

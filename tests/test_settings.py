@@ -80,6 +80,12 @@ UNDONE = {
 GENERATORS = "[torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]"
 
 
+@pytest.fixture(autouse=True)
+def torchs_default(monkeypatch):
+    """What was timed before leaves this off."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+
 def task(at: str = "", forward: str = "return torch.tanh(x)", name: str = "task", **places: str) -> Task:
     """A task with statements at its top, in its constructor, in get_inputs or before forward's last."""
     lines = {

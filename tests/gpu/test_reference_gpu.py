@@ -80,7 +80,7 @@ def alive() -> bool:
             task(
                 "return x * keep", "torch.randn(64, 33), torch.bernoulli(torch.rand(64, 33))", more=", keep"
             ),
-            {"plain"},
+            {"plain", "edges"},
         ),
         (
             task(
@@ -95,9 +95,11 @@ def alive() -> bool:
 )
 def test_a_stress_that_a_kernel_would_assert_against_is_not_asked(source, kinds):
     reference = Reference(source, "cuda")
-    assert reference.kinds == kinds and alive()
-    for trial in reference.trials(b"secret", "candidate"):
-        reference.answer(trial.kind, trial.inputs, trial.weights)
+    assert reference.kinds - {"positive", "uneven positive"} == kinds  # of those some draws stay in range
+    assert reference.picky and alive()
+    for candidate in "abcdef":
+        for trial in reference.trials(b"secret", candidate):
+            reference.answer(trial.kind, trial.inputs, trial.weights)
     assert alive()
 
 

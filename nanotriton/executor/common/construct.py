@@ -50,17 +50,16 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-def generator_states() -> list:
-    """The states of all generators that seed_everything seeds, to compare."""
+def whereabouts() -> list:
+    """Where all generators are that seed_everything seeds, to compare. It draws a number, so seed them again.
+
+    A number of NumPy's and of Python's tells as much as their states, which take 0.2 ms to read.
+    """
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         generators += torch.cuda.default_generators
-    _, numbers, *rest = np.random.get_state()
-    return [g.get_state().numpy().tobytes() for g in generators] + [
-        numbers.tobytes(),
-        rest,
-        random.getstate(),
-    ]
+    states = [g.get_state().numpy().tobytes() for g in generators]
+    return [*states, np.random.random(), random.random()]
 
 
 @contextlib.contextmanager

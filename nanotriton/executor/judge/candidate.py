@@ -113,7 +113,9 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference = worker.reference(job.task)
-    trials = reference.trials(worker.secret, job.source)
+    trials = in_room(
+        worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, job.source)
+    )
     try:
         first = yield from record(job, worker, reference, trials[0].weights)
     except Unrecordable as error:

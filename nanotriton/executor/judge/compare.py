@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nanotriton.plan.trees import describe, leaves, tensors
+from nanotriton.plan.trees import describe, identical, leaves, tensors
 from nanotriton.verdict import Fault, ValueFault
 
 FLOOR = {
@@ -113,6 +113,8 @@ def repeats(answer: Answer, own, exact) -> bool:
     so what is left there was drawn, or read off a clock. It may be half of FLOOR / SLACK, which cannot widen
     the tolerance: that comes of two runs.
     """
+    if _same_bits(own, answer.own) and _same_bits(exact, answer.exact):
+        return True
     if not passes(own, Answer(answer.own, None, None, None)):
         return False
     if answer.exact is None or exact is None:
@@ -122,6 +124,22 @@ def repeats(answer: Answer, own, exact) -> bool:
         return False
     for dtype, x, y in zip(dtypes, one, other, strict=True):
         if difference(x, y) > FLOOR.get(dtype, 0.3) / SLACK.get(dtype, 3.0) / 2:
+            return False
+    return True
+
+
+def _same_bits(one, other) -> bool:
+    """Whether two trees hold the same: as nearly all references give it on a CPU, and quick to tell."""
+    ones, others = leaves(one), leaves(other)
+    if len(ones) != len(others):
+        return False
+    for (_, x), (_, y) in zip(ones, others, strict=True):
+        if type(x) is not type(y):
+            return False
+        if not isinstance(x, torch.Tensor):
+            if x != y:
+                return False
+        elif x.shape != y.shape or x.dtype != y.dtype or not identical(x, y):
             return False
     return True
 

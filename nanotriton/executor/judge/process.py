@@ -35,7 +35,8 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         check_rules(job)
     reference: Reference = worker.reference(job.task)
     # whether its weights have the names only it knows
-    trials = [replace(t, weights=abs(t.weights)) for t in reference.trials(worker.secret, job.source)]
+    with worker.stage("task", worker.patience):
+        trials = [replace(t, weights=abs(t.weights)) for t in reference.trials(worker.secret, job.source)]
     fd = os.memfd_create("trials")
     try:
         with worker.stage("task", worker.patience):

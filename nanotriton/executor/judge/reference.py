@@ -108,10 +108,9 @@ class Reference:
         self.stress = stress
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
         self.settings = Settings()
-        self.asserts: Asserts | None = None
-        if self.device.type == "cuda":
-            torch.cuda.init()  # or torch would seem to be changed by the task
-            self.asserts = Asserts()
+        # on a CPU operators look for themselves
+        self.asserts = Asserts() if self.device.type == "cuda" else None
+        self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
@@ -227,14 +226,16 @@ class Reference:
         noise: the seed if forward draws, instead of that of the weights. While the task is examined, a draw
         is a Fault.
         """
-        model = self.build(weights)
+        model, noise = self.build(weights), weights if noise is None else noise
+        if not self.examined:
+            construct.seed_everything(noise)
+            before = construct.whereabouts()
         with self.own(kind), torch.no_grad(), self.default_device(), watched:
-            construct.seed_everything(weights if noise is None else noise)
-            before = None if self.examined else construct.generator_states()
+            construct.seed_everything(noise)
             answer = model(*inputs)
-            if before is not None and construct.generator_states() != before:
-                raise Fault("unsupported", RANDOM)
-            return answer
+        if not self.examined and construct.whereabouts() != before:
+            raise Fault("unsupported", RANDOM)
+        return answer
 
     def exactly(
         self, kind: str, seed: int, weights: int, noise: int | None = None
@@ -275,7 +276,7 @@ class Reference:
             fakes.look("plain", seed, answer, seed)
             del answer
             fakes.look("plain", seed + 1, self.plain_answer(seed + 1), seed + 1)
-        if self.asserts is not None and not self.asserts.met:
+        if not self.picky:
             self.asserts = None
         for kinds in TRIALS[1:] if self.stress else ():
             self.find_stress(kinds, fakes)
@@ -312,9 +313,11 @@ class Reference:
 
         This comes before any tolerance, which would be as wide as what the reference draws.
         """
-        seen = Computing()
+        seen, noted = Computing(), Asserts(looks=False)
         self.forget_weights()
-        again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
+        with noted:
+            again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
+        self.picky = noted.met
         if seen.draws:  # from a generator of its own: in float64 that gives other numbers
             raise Fault("unsupported", RANDOM)
         self.facts = seen.facts
@@ -353,17 +356,32 @@ class Reference:
         return True
 
     def trials(self, secret: bytes, source: str) -> list[Trial]:
-        """The trials of one candidate: the same for the same secret, task and source."""
+        """The trials of one candidate: the same for the same secret, task and source.
+
+        A draw that the reference refuses is no trial, or the candidate would be blamed for what it makes of it.
+        """
         weights = [
             seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1)
             for i in range(2)
         ]
         kinds = [kind for options in TRIALS if (kind := next((k for k in options if k in self.kinds), None))]
         inputs = [seed_from(secret, self.task.key, source, "inputs", i) for i in range(len(kinds))]
-        return [
+        found = [
             Trial(k, seed, weights[i % 2 if self.has_weights else 0])
             for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))
         ]
+        return [t for t in found if t.kind == "plain" or not self.picky or self.takes(t)]
+
+    def takes(self, trial: Trial) -> bool:
+        """Whether the reference takes this draw: it has taken another one of this kind."""
+        try:
+            with excused("under stress"):
+                self.run(self.inputs(trial.kind, trial.inputs), trial.weights, kind=trial.kind)
+        except TaskFault as fault:
+            if fault.status != "unsupported":
+                raise
+            return False
+        return True
 
 
 def trainable(model: torch.nn.Module) -> bool:
