@@ -4,7 +4,8 @@
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
 Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen` (torch.nn.attention.varlen),
-`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision; `sdpa` is everything else.
+`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision, for head sizes that are multiples of 8 up
+to WIDEST; `sdpa` is everything else.
 """
 
 import functools
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BACKENDS = ("flash2", "flash4", "varlen", "sdpa")
+WIDEST = {"flash2": 256, "flash4": 128, "varlen": 256}  # flash4 takes more on some cards and in some versions
 MAX_PADDING = 0.25  # sdpa pads a sequence to at most 1 / (1 - this) of its length
 
 
@@ -34,7 +36,7 @@ def packed(
     sdpa = functools.cache(lambda: _PaddedGroups(cu_seqlens.tolist(), cu_seqlens.device))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kernel = select(q.device.type, q.dtype, backend)
+        kernel = select(q.device.type, q.dtype, backend, q.shape[2])
         if kernel is None:
             return sdpa()(q, k, v)
         return kernel(q, k, v, cu_seqlens, max_seqlen)
@@ -43,31 +45,57 @@ def packed(
 
 
 @functools.cache
-def select(device: str, dtype: torch.dtype, backend: str | None = None) -> Callable | None:
+def select(
+    device: str, dtype: torch.dtype, backend: str | None = None, head_dim: int = 128
+) -> Callable | None:
     """The kernel for packed sequences, or None for sdpa. Says once, on stderr, what a GPU run uses."""
     if backend not in (None, *BACKENDS):
         raise RuntimeError(f"unknown attention backend {backend!r}; one of {', '.join(BACKENDS)}")
     if backend == "sdpa":
         return None
-    if device != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        if backend is not None:
-            raise RuntimeError(
-                f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}"
-            )
-        return None
+    half = device == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if backend is None:
+        return _first(head_dim) if half else None
+    if not half:
+        raise RuntimeError(
+            f"attention backend {backend} needs CUDA and bf16 or fp16, not {device} and {dtype}"
+        )
+    if not _takes(backend, head_dim):
+        raise RuntimeError(
+            f"attention backend {backend} takes head sizes that are multiples of 8 up to {WIDEST[backend]}, not {head_dim}"
+        )
+    kernel, reason = _load(backend)
+    if kernel is None:
+        raise RuntimeError(f"attention backend {backend} does not import: {reason}")
+    return kernel
+
+
+def _first(head_dim: int) -> Callable | None:
+    """The kernel of the first backend that takes such heads and can be loaded."""
     reasons = []
-    for name in BACKENDS[:-1] if backend is None else (backend,):
-        try:
-            kernel = LOADERS[name]()
-        except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another torch
-            reasons.append(f"{name}: {error}")
-            continue
-        _say(f"attention: {name}")
-        return kernel
-    if backend is not None:
-        raise RuntimeError(f"attention backend {backend} does not import: {reasons[0]}")
+    for name in BACKENDS[:-1]:
+        kernel, reason = (
+            _load(name) if _takes(name, head_dim) else (None, f"{name}: not for heads of {head_dim}")
+        )
+        if kernel is not None:
+            return kernel
+        reasons.append(reason)
     _say(f"attention: sdpa ({'; '.join(reasons)})")
     return None
+
+
+def _takes(backend: str, head_dim: int) -> bool:
+    return head_dim % 8 == 0 and head_dim <= WIDEST[backend]
+
+
+def _load(backend: str) -> tuple[Callable | None, str]:
+    """(the kernel, or None; why)."""
+    try:
+        kernel = LOADERS[backend]()
+    except (ImportError, OSError, AttributeError) as error:  # not installed, or built for another torch
+        return None, f"{backend}: {error}"
+    _say(f"attention: {backend}")
+    return kernel, ""
 
 
 def _say(line: str) -> None:

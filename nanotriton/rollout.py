@@ -1,6 +1,5 @@
 """Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -8,9 +7,9 @@ from dataclasses import dataclass, field
 from nanotriton import log
 from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
-from nanotriton.rules.extract import extract_candidate
+from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.sampler import Request, Sample, Sampler
-from nanotriton.tasks.prompt import build_prompt
+from nanotriton.tasks.prompt import build_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
@@ -18,7 +17,7 @@ from nanotriton.verdict import Verdict
 
 @dataclass
 class Episode:
-    """One sampled completion and all that became of it."""
+    """One sampled completion, with its verdict, reward and advantage as they become known."""
 
     task: Task
     prompt_ids: list[int]
@@ -26,16 +25,20 @@ class Episode:
     logprobs: list[float]  # of each sampled token, under the distribution it was drawn from
     finish_reason: str  # "stop" or "length"
     old: list[float] | None = None  # the trainer's logprobs of them, where a mismatch correction needs them
+    # their text without the end token, behind the <think> that the chat template opened, if it did
     completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
     # the place of its task in the step's batch, over all ranks: samples of one group are compared
     group: int = 0
-    reward: float | None = None
+    reward: float | None = None  # None: the sample leaves the batch
     advantage: float = 0.0
+    spread: bool = False  # the group has rewards that differ, so the advantage means something
 
     def row(self, step: int, split: str) -> dict:
-        """What samples.jsonl keeps of it. The candidate is nanotriton.rules.extract's of the completion; Verdict(**row["verdict"]) is the verdict."""
+        """The row that samples.jsonl keeps. The candidate is nanotriton.rules.extract's of the completion;
+        Verdict(**row["verdict"]) is the verdict.
+        """
         return {
             "step": step,
             "split": split,
@@ -50,25 +53,14 @@ class Episode:
         }
 
 
-def seed_of(seed: int, stream: int, step: int, task: int, sample: int) -> int:
-    """A seed for one sample, a function of what it is and not of who draws it: any number of ranks draws the same."""
-    value = seed
-    # splitmix64's finalizer between the parts keeps neighbours apart
-    for part in (stream, step, task, sample):
-        value = (value * 0x9E3779B97F4A7C15 + part + 1) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        value ^= value >> 31
-    return value & 0x7FFFFFFFFFFFFFFF
-
-
 def prompts_of(tasks: Sequence[Task], tokenizer: Tokenizer, longest: int) -> list[list[int]]:
     """ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model."""
     prompts = [build_prompt(task, tokenizer) for task in tasks]
     for task, prompt in zip(tasks, prompts):
         if len(prompt) >= longest:
             raise ConfigError(
-                f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}"
+                f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer "
+                f"in the model's {longest}"
             )
     return prompts
 
@@ -88,11 +80,13 @@ def rollout(
 ) -> list[list[Episode]]:
     """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
 
-    A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates are timed it
-    waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
+    A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
+    are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is
+    told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest)
+    opened = [opened_reasoning(prompt_text(task.source, tokenizer)) for task in tasks]
     requests = [
         Request(
             p,
@@ -113,7 +107,7 @@ def rollout(
         task = tasks[sample.request]
         episode = Episode(task, prompts[sample.request], sample.ids, sample.logprobs, sample.finish_reason)
         ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-        episode.completion = tokenizer.decode(ids)
+        episode.completion = opened[sample.request] + tokenizer.decode(ids)
         episode.candidate = extract_candidate(episode.completion)
         episodes[sample.request, sample.index] = episode
         progress.update()
@@ -136,7 +130,3 @@ def rollout(
             progress.update()
         clock("reward")
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
-
-
-def statuses(groups: Sequence[Sequence[Episode]]) -> dict[str, int]:
-    return dict(Counter(e.verdict.status for group in groups for e in group).most_common())

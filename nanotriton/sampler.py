@@ -23,7 +23,7 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import die
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
 from nanotriton.model import Transformer
@@ -71,7 +71,7 @@ class Sampler:
         )
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
         # samples that read a prompt at once
-        self.per_tile = max(64 * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
+        self.per_tile = max(TILE_ROWS * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
         self.width = pages_for(self.config.max_position_embeddings, self.page_size)
         self.kv = KVCache(
             self.config.num_hidden_layers,

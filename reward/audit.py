@@ -17,8 +17,8 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.config import reason
-from nanotriton.executor.__main__ import cuda_is_there
 from nanotriton.executor.executor import Executor
+from nanotriton.executor.processes import check_card
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, Verdict
@@ -199,8 +199,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--page", type=Path, help="where the page goes (default: audit.md in the run's folder)"
     )
     options = parser.parse_args(argv)
-    if options.device == "cuda" and not cuda_is_there():
-        parser.error("--device cuda: this machine has no usable CUDA GPU")
+    try:
+        check_card(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     if options.limit < 1 or options.worst < 1 or options.timeout <= 0:
         parser.error("--limit, --worst and --timeout must be positive")
     return options

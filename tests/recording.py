@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
+from nanotriton.executor.common.card import DEFAULT, Card
 from nanotriton.plan.plan import Plan
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\nimport triton.language as tl\n"
@@ -37,14 +38,21 @@ class Refused(Exception):
 def _start() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
+    _install(DEFAULT)
+
+
+def _install(card: Card) -> None:
+    """Record for that GPU from here on."""
     from nanotriton.executor.child import recorder
 
-    recorder.install()
+    recorder.uninstall()
+    recorder.install(card)
 
 
 def _record(source: str, init_args: list, inputs: list | None, options: dict):
     from nanotriton.executor.child import recorder
 
+    _install(options.pop("card"))
     with tempfile.TemporaryDirectory() as folder:
         try:
             if inputs is None:
@@ -63,8 +71,11 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def record(source: str, inputs: list, init_args: list | None = None, **options) -> Plan:
-    """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not."""
-    options.setdefault("seed", 0)
+    """The validated plan of `source`; raises Refused. Tensors of `inputs` travel as meta tensors: data does not.
+
+    card: the GPU that it is recorded for.
+    """
+    options = {"seed": 0, "card": DEFAULT} | options
     bare = [
         torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
         if isinstance(x, torch.Tensor)
@@ -75,7 +86,7 @@ def record(source: str, inputs: list, init_args: list | None = None, **options) 
 
 
 def record_script(source: str) -> Plan:
-    return _plan(source, [], None, {"seed": 0})
+    return _plan(source, [], None, {"seed": 0, "card": DEFAULT})
 
 
 def _plan(*request) -> Plan:

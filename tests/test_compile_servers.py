@@ -5,9 +5,11 @@ import os
 import select
 import signal
 import time
+from dataclasses import asdict
 
 import pytest
 
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu import compile_server, compiler
 from nanotriton.executor.gpu.compiler import Binary
 from nanotriton.executor.judge.job import check_ended
@@ -39,6 +41,7 @@ GOOD = {
         "maxnreg": None,
         "launch_cooperative_grid": False,
     },
+    "card": asdict(DEFAULT),
 }
 BAD = GOOD | {"ttir": TTIR.replace("arith.addf %x, %x", "arith.addf %x, %n")}
 LIMITS = sandbox.Limits(60.0, 4 << 30, output=64 << 20)
@@ -79,7 +82,7 @@ def test_good_and_bad_kernels_in_turns(zygote, tmp_path, monkeypatch):
     for i in range(8):
         pool.submit(i, BAD if i % 3 == 1 else GOOD, LIMITS)
     found = collect(pool, 8)
-    binaries = [Binary.from_bytes(e.payload) for i, e in found.items() if i % 3 != 1]
+    binaries = [Binary.from_bytes(e.payload, DEFAULT) for i, e in found.items() if i % 3 != 1]
     assert [(b.name, b.cubin[:4]) for b in binaries] == [("kernel", b"\x7fELF")] * 5
     assert {found[i].header["status"] for i in (1, 4, 7)} == {"compile_error"}
     assert all(e.cpu > 0 and e.seconds > 0 for e in found.values())
@@ -143,7 +146,7 @@ def test_an_answer_that_waits_for_a_busy_worker_is_not_late(zygote, tmp_path):
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_a_kernel_that_takes_too_much_memory_to_compile(monkeypatch, tmp_path, error):
-    def compile_kernel(kernel):
+    def compile_kernel(kernel, card):
         raise error
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)

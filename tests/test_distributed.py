@@ -13,19 +13,26 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 
+import train_grpo
 from nanotriton import distributed
+from nanotriton import run as run_module
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.run import launch
+from nanotriton.rollout import Episode
+from nanotriton.run import Run, heldout, launch
+from nanotriton.tasks.task import Task
+from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores, setup
+from reward.audit import read_samples
 
 ROOT = Path(__file__).parent.parent
 LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
@@ -240,6 +247,7 @@ def two_ranks(folder):
     assert len(distributed.balance([8] * (1 + 3 * world.rank), 8, world)) == 4
 
     train(world, 2, folder / "run")
+    samples_of_all_ranks(folder, world)
     full_disk(folder, world)
     (folder / "agreed").touch()
 
@@ -259,6 +267,85 @@ def full_disk(folder, world):
     world.barrier()
     assert [p.name for p in (folder / "disk").iterdir()] == ["step-00000001"]
     assert saver.load_latest(model, optimizer)[0] == 1
+
+
+# rank 0 has t0, t2 and t4, whose candidates are right; rank 1 the others
+TASKS = [Task(f"t{i}", f"source {i}") for i in range(5)]
+
+
+def judged(tasks, n, *_, **__):
+    """What rollout() would return: n samples of each task, told apart by their text."""
+    status = lambda task: "correct" if int(task.name[1:]) % 2 == 0 else "wrong_value"
+    text = "```python\nclass ModelNew: {}\n```"
+    return [
+        [
+            Episode(
+                t, [1], [2], [-1.0], "stop", completion=text.format(i), verdict=Verdict(status(t)), reward=1.0
+            )
+            for i in range(n)
+        ]
+        for t in tasks
+    ]
+
+
+def samples_of_all_ranks(folder, world):
+    """Files, statuses and the audit hold the samples of both ranks, and a resumed run cuts them back to its checkpoint."""
+    run_module.rollout = judged
+    model, optimizer = make(world)
+    file = folder / "samples" / "samples.jsonl"
+
+    def start():
+        run = Run(train_grpo.Config(name="samples", out=str(folder)), world, "grpo")
+        run.plot = lambda: None
+        return run, run.resume(model, optimizer)
+
+    def measure(run, step):
+        numbers = heldout(
+            run,
+            TASKS,
+            step=step,
+            split="test",
+            sampler=None,
+            executor=None,
+            tokenizer=None,
+            max_tokens=1,
+            seed=0,
+        )
+        run.evaluated("test", step, 2, **numbers)
+        assert numbers["statuses"] == {"correct": 6, "wrong_value": 4}
+        assert (numbers["success"], numbers["success_n"], numbers["greedy"], numbers["greedy_n"]) == (
+            0.6,
+            10,
+            0.6,
+            5,
+        )
+
+    def train_step(run, step):
+        episodes = chain(*judged(world.share(TASKS), 3))
+        run.samples(e.row(step, "train") for e in episodes)
+        run.step("grpo", step, 2, {}, ())
+
+    def splits():
+        world.barrier()
+        return [
+            f"{row['split']} {row['step']}"
+            for row in map(json.loads, file.read_text().splitlines())
+            for _ in range(row["count"])
+        ]
+
+    measured = ["test/success 0"] * 10 + ["test/greedy 0"] * 5
+    run, step = start()
+    measure(run, step)
+    run, step = start()  # killed before its first checkpoint: the measurement stays
+    assert step == 0 and run.found("test", 0)["success_n"] == 10 and splits() == measured
+    train_step(run, 1)
+    run.save(1, model, optimizer)
+    train_step(run, 2)
+    assert splits() == measured + ["train 1"] * 15 + ["train 2"] * 15
+    run, step = start()
+    assert step == 1 and splits() == measured + ["train 1"] * 15
+    rewarded = [(s.task.name, s.count) for s in read_samples(folder / "samples", "train")]
+    assert sorted(rewarded) == [(f"t{i}", 1) for i in range(5) for _ in range(3)]
 
 
 @pytest.mark.slow

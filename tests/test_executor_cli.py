@@ -78,13 +78,15 @@ def test_all_correct_is_exit_0_and_readable(folder):
         (["right.py", "right.py"], "get_inputs"),
         (["task.py", "nowhere.py"], "nowhere.py"),
         (["task.py", "right.py", "--device", "tpu"], "cuda"),
+        (["task.py", "right.py", "--device", "cuda"], "--device cuda: this machine has no usable CUDA GPU"),
         (["task.py", "right.py", "--policy", "lax"], "strict"),
         (["task.py", "right.py", "--timeout", "soon"], "soon"),
         (["task.py", "right.py", "--timeout", "-1"], "positive"),
         (["task.py", "right.py", "--jsn"], "--jsn"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue, capsys):
+def test_bad_usage_is_one_line_and_exit_2(folder, arguments, clue, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as stop:
         main([str(folder / a) if a.endswith(".py") else a for a in arguments])
     said = capsys.readouterr()

@@ -12,6 +12,7 @@ import torch
 
 from nanotriton.executor.gpu import arena, driver, gpu, timing
 from nanotriton.executor.gpu.compiler import Binary
+from nanotriton.executor.gpu.locks import Turns
 from nanotriton.executor.judge import gpu_runner, process
 from nanotriton.executor.judge.gpu_runner import drop_refused
 from nanotriton.executor.judge.job import Job
@@ -53,23 +54,27 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
-def locks(tmp_path) -> gpu.Gpu:
-    one = gpu.Gpu.__new__(gpu.Gpu)
-    one.lost = True  # it has no memory to look after
-    one._open_locks(str(tmp_path / "gpu"))
-    return one
+@pytest.mark.parametrize(("ty", "size"), [("f16", 2), ("bf16", 2), ("f32", 4)])
+def test_a_number_that_its_type_cannot_hold_is_infinite(ty, size):
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[ty]
+    for value in (1e300, -1e300):
+        data, _, _ = driver.pack(function([size, 8, 8]), [(ty, value)], 0, 0)
+        assert torch.frombuffer(bytearray(data), dtype=dtype).item() == value * float("inf")
 
 
-def close(*gpus: gpu.Gpu) -> None:
-    for one in gpus:
-        for fd in (one._room_wanted, one._room, one._memory_wanted, one._memory):
-            os.close(fd)
+def turns(tmp_path) -> Turns:
+    return Turns(str(tmp_path / "gpu"))
 
 
-def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch):
+def close(*workers: Turns) -> None:
+    for one in workers:
+        one.close()
+
+
+def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path):
     """One worker's judgement is long, another's stopwatch waits: it has the GPU alone at the next pause, and not before."""
 
-    judging, timing_, order = locks(tmp_path), locks(tmp_path), []
+    judging, timing_, order = turns(tmp_path), turns(tmp_path), []
 
     def time_it():
         with timing_.busy():
@@ -82,7 +87,7 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
     with judging.busy():
         thread.start()
         busy.wait()
-        while not _is_locked(judging._room_wanted):  # until it asks for quiet
+        while not _is_locked(judging.compute.wanted):  # until it asks for quiet
             pass
         order.append("first trial")
         judging.pause()
@@ -99,13 +104,12 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
                     pass
                 order.append("alone")
 
-    monkeypatch.setattr(gpu.Gpu, "clear", lambda self: None)
     busy.clear()
     thread = threading.Thread(target=take_all)
     with judging.busy():
         thread.start()
         busy.wait()
-        while not _is_locked(judging._memory_wanted):
+        while not _is_locked(judging.memory.wanted):
             pass
         judging.pause()  # what it has in memory stays there meanwhile
         with judging.quiet():
@@ -116,10 +120,10 @@ def test_who_waits_for_quiet_goes_first_where_others_pause(tmp_path, monkeypatch
 
 
 def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
-    judging, *stopwatches = [locks(tmp_path) for _ in range(4)]
+    judging, *stopwatches = [turns(tmp_path) for _ in range(4)]
     order, asked, busy = [], threading.Event(), threading.Semaphore(0)
 
-    def time_it(one: gpu.Gpu, number: int):
+    def time_it(one: Turns, number: int):
         with one.busy():
             busy.release()
             asked.wait()
@@ -133,7 +137,7 @@ def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
             thread.start()
             busy.acquire()
         asked.set()
-        while _holders(judging._room_wanted) < 3:
+        while _holders(judging.compute.wanted) < 3:
             pass
         judging.pause()
         order.append("judged")
@@ -143,12 +147,11 @@ def test_all_who_wait_for_quiet_have_it_at_one_pause(tmp_path):
     close(judging, *stopwatches)
 
 
-def test_several_who_want_all_memory_have_it_in_turns(tmp_path, monkeypatch):
+def test_several_who_want_all_memory_have_it_in_turns(tmp_path):
     """Beside stopwatches: nobody waits for the memory with the room in hand, or the other way round."""
-    monkeypatch.setattr(gpu.Gpu, "clear", lambda self: None)
-    gpus, inside, met = [locks(tmp_path) for _ in range(4)], [], []
+    gpus, inside, met = [turns(tmp_path) for _ in range(4)], [], []
 
-    def work(one: gpu.Gpu, needs_all: bool):
+    def work(one: Turns, needs_all: bool):
         for _ in range(100):
             with one.busy():
                 with one.alone() if needs_all else one.quiet():
@@ -294,14 +297,14 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
         [],
     )
 
-    def compile_one(job, worker, kernel):
+    def binary_of(job, worker, kernel):
         asked.append(int(kernel.key))
         if kernel.key == "0":
             raise Fault("out_of_resources", "shared memory")
         return kernel.key
         yield
 
-    monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
+    monkeypatch.setattr(gpu_runner, "binary_of", binary_of)
     monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
     monkeypatch.setattr(
         gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries

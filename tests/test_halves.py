@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nanotriton.executor import ttir
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import compile_kernel
 from nanotriton.executor.gpu.halves import half, may_meet
 from tests.recording import HEAD, record
@@ -63,7 +64,7 @@ def test_two_halves_make_a_launch():
     addresses = [memory.add(torch.zeros(1)), memory.add(y)]
     for part, came in zip(parts, (6, 12)):
         assert part.key != plan.kernels[0].key and part.signature == plan.kernels[0].signature
-        assert compile_kernel(part).cubin[:4] == b"\x7fELF"
+        assert compile_kernel(part, DEFAULT).cubin[:4] == b"\x7fELF"
         ttir.Evaluator(part.ttir, part.name).run((4, 3, 1), addresses, memory)
         assert sorted(y.tolist())[12 - came :] == list(range(came))
     assert y.reshape(4, 3)[0, 0] >= 6  # program 0 is in the half that came last
@@ -71,4 +72,6 @@ def test_two_halves_make_a_launch():
 
 def test_a_kernel_that_ends_early_can_be_halved():
     plan = plan_of("if p > 2:\n        return\n    tl.atomic_add(y, tl.sum(tl.load(x + p * 16 + i)))")
-    assert all(compile_kernel(half(plan.kernels[0], which)).cubin[:4] == b"\x7fELF" for which in (0, 1))
+    assert all(
+        compile_kernel(half(plan.kernels[0], which), DEFAULT).cubin[:4] == b"\x7fELF" for which in (0, 1)
+    )

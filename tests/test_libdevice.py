@@ -1,11 +1,13 @@
 """Kernels linked with the part of libdevice that they reach have the cubins that they have with all of it, and no line info changes none of their code."""
 
 import struct
+from dataclasses import replace
 
 import pytest
 import triton
 from triton._C.libtriton import llvm
 
+from nanotriton.executor.common.card import DEFAULT, Card
 from nanotriton.executor.gpu import compile_server, libdevice
 from nanotriton.executor.gpu.compiler import Binary, compile_kernel
 from nanotriton.executor.sandbox import sandbox
@@ -61,8 +63,8 @@ def ttir(kind: str, calls: list[str]) -> str:
     )
 
 
-def compiled(text: str) -> Binary:
-    return compile_kernel(Kernel(GOOD["name"], text, GOOD["options"], signature(text, GOOD["name"])))
+def compiled(text: str, card: Card = DEFAULT) -> Binary:
+    return compile_kernel(Kernel(GOOD["name"], text, GOOD["options"], signature(text, GOOD["name"])), card)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -74,6 +76,17 @@ def test_a_part_of_libdevice_makes_the_same_cubin_as_all_of_it(name, linked, mon
     assert len(paths) == (name != "none") and all(
         (what == libdevice.PATHS) == (name == "not among ours") for what in paths
     )
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)])
+def test_a_part_of_libdevice_is_the_same_for_all_cards(capability, linked, monkeypatch):
+    text, card = (
+        ttir("f32", ["__nv_tanhf", "__nv_powf"]),
+        replace(DEFAULT, major=capability[0], minor=capability[1]),
+    )
+    ours = compiled(text, card)
+    monkeypatch.setattr(llvm, "link_extern_libs", libdevice.WHOLE)
+    assert ours == compiled(text, card) and linked[0] != libdevice.PATHS and linked[1:] == [libdevice.PATHS]
 
 
 @pytest.mark.parametrize("broken", ["whole_text", "slim"])
@@ -93,7 +106,7 @@ def test_compile_servers_link_a_part_and_make_no_line_info(linked, tmp_path):
     zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     pool.submit(0, GOOD | {"ttir": text}, LIMITS)
-    theirs = Binary.from_bytes(collect(pool, 1)[0].payload)
+    theirs = Binary.from_bytes(collect(pool, 1)[0].payload, DEFAULT)
     zygote.sock.close()
     assert theirs == compiled(text)
     triton.knobs.compilation.disable_line_info = False

@@ -77,10 +77,6 @@ def test_every_way_to_memory_on_the_gpu(forward):
 def test_cuda_is_there_when_asked():
     forward = """
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
-assert torch.cuda.get_device_capability() == (9, 0) and "H100" in torch.cuda.get_device_name(0)
-assert torch.cuda.get_device_properties(x.device).multi_processor_count == 132
-assert triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == 132
-assert triton.runtime.driver.active.get_current_target().arch == 90
 stream = torch.cuda.Stream()
 with torch.cuda.device(x.device), torch.cuda.stream(stream):
     out = add(x, x)

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
 from nanotriton.executor.replay.backend import poison
 from nanotriton.executor.replay.operators import writes_into
 from nanotriton.executor.replay.replayer import Replay, ReplayError
-from nanotriton.plan.plan import DTYPES, OPTIONS, Kernel, PlanError
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import DTYPES, OPTIONS, Kernel
 from tests.recording import record
 from tests.test_recorder import X, line_with, module
 
@@ -206,13 +208,13 @@ def tile(src, dst, B: tl.constexpr):
 def test_cubins_come_out_without_a_gpu(tmp_path):
     forward = "y = torch.empty(20, 30, device=x.device)\nmatmul_kernel[lambda m: (2, 2)](x, x, y, 20, 30, 50)\nreturn y"
     plan = record(module(forward, top=MATMUL), [torch.randn(50, 50)], max_configs=1)
-    binary = compile_kernel(plan.kernels[0])
+    binary = compile_kernel(plan.kernels[0], DEFAULT)
     assert (
         binary.cubin[:4] == b"\x7fELF"
         and binary.name == "matmul_kernel"
         and (binary.num_warps, binary.num_ctas) == (2, 1)
     )
-    assert binary.shared > 0 and Binary.from_bytes(binary.to_bytes()) == binary
+    assert binary.shared > 0 and Binary.from_bytes(binary.to_bytes(), DEFAULT) == binary
     for data in (
         b"",
         binary.to_bytes()[:-1000].replace(b"\x7fELF", b"xxxx"),
@@ -220,12 +222,12 @@ def test_cubins_come_out_without_a_gpu(tmp_path):
         b"\xff" * 30,
     ):
         with pytest.raises(PlanError):
-            Binary.from_bytes(data)
-    cache = BinaryCache(tmp_path)
+            Binary.from_bytes(data, DEFAULT)
+    cache = BinaryCache(DEFAULT, tmp_path)
     assert cache.get(plan.kernels[0]) is None
     cache.put(plan.kernels[0], binary)
     assert (
-        cache.get(plan.kernels[0]) == BinaryCache(tmp_path).get(plan.kernels[0]) == binary
+        cache.get(plan.kernels[0]) == BinaryCache(DEFAULT, tmp_path).get(plan.kernels[0]) == binary
         and len(os.listdir(tmp_path)) == 1
     )
 
@@ -233,7 +235,7 @@ def test_cubins_come_out_without_a_gpu(tmp_path):
 def test_text_that_is_no_kernel_does_not_compile():
     text = "module {\n  tt.func public @k(%arg0: i32) {\n    %0 = no.such_op %arg0 : i32\n    tt.return\n  }\n}\n"
     with pytest.raises(CompileError) as e:
-        compile_kernel(Kernel("k", text, dict(OPTIONS)))
+        compile_kernel(Kernel("k", text, dict(OPTIONS)), DEFAULT)
     assert e.value.status == "compile_error"
 
 
@@ -247,7 +249,7 @@ def test_too_much_shared_memory_is_out_of_resources():
     )
     plan = record(module(forward, top=top), [torch.randn(512, 512, dtype=torch.float16)])
     with pytest.raises(CompileError, match="shared memory") as e:
-        compile_kernel(plan.kernels[0])
+        compile_kernel(plan.kernels[0], DEFAULT)
     assert e.value.status == "out_of_resources"
 
 

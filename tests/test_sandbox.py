@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import compile_kernel
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.process import confinement
@@ -257,7 +258,8 @@ def test_triton_can_build_its_launcher_where_cuda_candidates_run(tmp_path):
         Path("stub.c").write_text(source)
         path = _build("stub", "stub.c", ".", [], [], [], [])
         cubin = compile_kernel(
-            Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"]))
+            Kernel(GOOD["name"], GOOD["ttir"], GOOD["options"], signature(GOOD["ttir"], GOOD["name"])),
+            DEFAULT,
         ).cubin
         return os.path.basename(path).split(".")[0], len(cubin) > 0
 

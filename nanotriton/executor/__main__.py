@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
+from nanotriton.executor.processes import check_card
 from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import load_task
 from nanotriton.verdict import Verdict
@@ -96,11 +97,10 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     try:
         task = load_task(options.task)
+        check_card(options.device, options.time)
     except ValueError as error:
         fail(str(error))
     sources = [read(path) for path in options.candidates]
-    if options.device == "cuda" and not cuda_is_there():
-        fail("--device cuda: this machine has no usable CUDA GPU")
     if options.mode == "process" and options.device == "cpu":
         fail(f"--mode process: {NEEDS_GPU}")
     if options.time and options.device == "cpu":
@@ -119,12 +119,6 @@ def main(argv: list[str]) -> int:
                 line = readable(path, verdict)
             print(line, flush=True)
     return 0 if all_correct else 1
-
-
-def cuda_is_there() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

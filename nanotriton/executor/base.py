@@ -15,20 +15,21 @@ from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.protocol import receive, remove_folder, send
 
 
-def base_main(control_fd: int, parent: int, flavour: str, root: str) -> None:
+def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict) -> None:
     """The base's life. It ends when the executor does.
 
     It knows one command: a message with two file descriptors, a worker's socket and beacon, forks that
-    worker.
+    worker. card: the GPU that candidates are judged for, the fields of a Card.
     """
     sandbox.die_with_parent(parent, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    from nanotriton.executor.common.card import Card
     from nanotriton.executor.judge import worker
 
     control = socket.socket(fileno=control_fd)
     workers: set[int] = set()
     try:
-        worker.prepare(flavour)
+        worker.prepare(flavour, Card(**card))
         gc.collect()
         sandbox.stop_counting_references()
         gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share

@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from nanotriton.executor.common import probe
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
     Base,
@@ -38,6 +39,7 @@ from nanotriton.executor.processes import (
     ask_for_worker,
     end_processes,
     make_root,
+    read_card,
     start_base,
     visible_devices,
 )
@@ -73,7 +75,7 @@ class Executor:
     time: time correct candidates (on a GPU).
     memory_gib: for each process. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
-    Raises ValueError (one line) for impossible arguments.
+    Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Executor:
         self.depth = depth
         self.memory = int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
+        self.card = DEFAULT if kind == "cpu" else read_card(self.visible, time)
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")
         if missing := sandbox.support():
             log.warning(missing)
@@ -290,7 +293,7 @@ class Executor:
     # ---- processes
 
     def _start(self, flavour: str) -> None:
-        base = self._bases[flavour] = start_base(flavour, self.root, self.visible)
+        base = self._bases[flavour] = start_base(flavour, self.root, self.visible, self.card)
         self._groups.append(base.popen.pid)
 
     def _base_died(self, base: Base) -> None:
@@ -334,7 +337,7 @@ class Executor:
             return
         self._processes.remove(process)
         process.sock.close()
-        job, due, _ = process.computing()
+        job, due, stage = process.computing()
         process.beacon.close()
         shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
@@ -342,6 +345,7 @@ class Executor:
             entry.restarts += not process.finished
             if number == job and due:
                 entry.deaths += 1
+                entry.died_in = stage
             self._run_again(entry)
 
     def _run_again(self, entry: Entry) -> None:
@@ -358,16 +362,22 @@ class Executor:
     def _probe(self, suspect: Entry) -> None:
         """Two workers died of this candidate, or so it seems. Judge one that is known to be right instead."""
         job = suspect.job | {"task": probe.TASK, "source": probe.CANDIDATE, "policy": "none"}
-        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, is_probe=True)
+        entry = dataclasses.replace(
+            suspect, job=job, deaths=0, restarts=0, given=0.0, is_probe=True, passed=0
+        )
         self._queue(entry).appendleft(entry)
 
     def _probed(self, entry: Entry, healthy: bool) -> None:
         """The verdict of a suspect, after its probe: we are healthy or not."""
-        if healthy:
+        stage = ""
+        if healthy and entry.died_in == "task":  # no candidate runs in that stage
+            status, message = "unsupported", "the reference itself crashes the process that runs it"
+            stage = "task"
+        elif healthy:
             status, message = "crashed", "it crashed the process that ran it, twice"
         else:
             status, message = "infra_error", "the executor's own health check fails"
-        self._finish(dataclasses.replace(entry, is_probe=False), status, message)
+        self._finish(dataclasses.replace(entry, is_probe=False), status, message, stage)
 
     # ---- work
 
@@ -391,7 +401,9 @@ class Executor:
             self._next_id += 1
             try:
                 base = self._bases[flavour]
-                started.append(ask_for_worker(base, self.root, self._next_id, self.memory, self.visible))
+                started.append(
+                    ask_for_worker(base, self.root, self._next_id, self.memory, self.visible, self.card)
+                )
             except OSError:  # the base just died: its socket will say so
                 break
         self._processes += started

@@ -2,7 +2,9 @@
 
 import contextlib
 import fcntl
+import functools
 import glob
+import json
 import mmap
 import os
 import shutil
@@ -13,15 +15,18 @@ import sys
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nanotriton.config import ConfigError
+from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES
 from nanotriton.executor.sandbox.protocol import BEACON, pair, remove_folder, send
 from nanotriton.executor.sandbox.zygote import SLOW
 
 PREFIX = "nanotriton-executor-"
+ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # The variables of the environment that the processes inherit. Candidates can read the memory that they are
 # forked from, so there are no keys and no tokens among them.
@@ -35,6 +40,7 @@ ENVIRONMENT = (
     "CUDA_HOME",
     "CUDA_PATH",
     "SYSTEMROOT",
+    "CUDA_DEVICE_ORDER",
 )
 
 
@@ -92,18 +98,72 @@ def visible_devices(index: int | None) -> str | None:
     return names[index].strip() if index < len(names) else str(index)
 
 
-def start_base(flavour: str, root: str, visible: str | None) -> Base:
-    """Start a base.
+def environment(folder: str) -> dict[str, str]:
+    """The environment of a process that is started here.
+
+    folder: its home, and the place of its temporary files.
+    """
+    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env |= {"HOME": folder, "TMPDIR": folder}
+    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return env
+
+
+@functools.cache
+def ask_driver(visible: str | None) -> Card:
+    """The GPU that processes with this CUDA_VISIBLE_DEVICES (None: unset) would use.
+
+    A process of its own asks: where CUDA has been initialised, forks can't use it, and which devices are
+    seen is settled. Raises ConfigError, one line, if candidates can't run there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        env = environment(folder)
+        if visible is not None:
+            env["CUDA_VISIBLE_DEVICES"] = visible
+        command = [sys.executable, "-c", "from nanotriton.executor.gpu.ask import main; main()"]
+        options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        try:
+            done = subprocess.run(command, timeout=ANSWERING, **options)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"this machine's CUDA GPU has not answered for {ANSWERING:g} s") from None
+    if done.returncode:
+        silent = f"the process that asked the CUDA driver ended with code {done.returncode}"
+        raise ConfigError((done.stderr.strip().splitlines() or [silent])[-1])
+    return Card(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def read_card(visible: str | None, timed: bool = False) -> Card:
+    """As `ask_driver`. timed: it also raises where candidates can't be timed."""
+    card = ask_driver(visible)
+    if timed and not card.bandwidth:
+        reason = "the driver does not tell how fast its memory is"
+        raise ConfigError(f"candidates can't be timed on this machine's {card}: {reason}")
+    return card
+
+
+def check_card(device: str, timed: bool = False) -> None:
+    """ConfigError if candidates can't run on the GPU of --device. Call it before anything else is done."""
+    if device == "cuda":
+        try:
+            read_card(visible_devices(None), timed)
+        except ConfigError as error:
+            raise ConfigError(f"--device cuda: {error}") from None
+
+
+def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base:
+    """Start a base. card: the GPU that candidates are judged for.
 
     Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the
     thread.
     """
     ours, theirs = pair()
-    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r})"
+    call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
     command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command,
-        env=_environment(flavour, root, visible),
+        env=_base_environment(flavour, root, visible),
         pass_fds=[theirs.fileno()],
         start_new_session=True,
         stdin=subprocess.DEVNULL,
@@ -113,12 +173,8 @@ def start_base(flavour: str, root: str, visible: str | None) -> Base:
     return Base(flavour, popen, ours)
 
 
-def _environment(flavour: str, root: str, visible: str | None) -> dict[str, str]:
-    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    env |= {"HOME": root, "TMPDIR": root}
-    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+def _base_environment(flavour: str, root: str, visible: str | None) -> dict[str, str]:
+    env = environment(root)
     if flavour != "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ""
         return env
@@ -128,7 +184,9 @@ def _environment(flavour: str, root: str, visible: str | None) -> dict[str, str]
     return env
 
 
-def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str | None) -> Process:
+def ask_for_worker(
+    base: Base, root: str, number: int, memory: int, visible: str | None, card: Card
+) -> Process:
     """Let a base fork a worker. Its process id comes later, but work may be sent to it at once.
 
     memory: bytes for each of its processes. Raises OSError if the base is dead.
@@ -145,6 +203,7 @@ def ask_for_worker(base: Base, root: str, number: int, memory: int, visible: str
         "cubins": os.path.join(root, "cubins"),
         "locks": tempfile.gettempdir(),
         "visible": visible,
+        "card": asdict(card),
         "device": "cuda" if on_gpu else "cpu",
         "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
     }

@@ -18,6 +18,7 @@ class Entry:
     facts: dict = field(default_factory=dict)  # fields of its verdict that are known already
     cost: dict = field(default_factory=dict)  # stage -> seconds
     deaths: int = 0  # workers that died while they were computing it
+    died_in: str = ""  # the stage that the last of them was in
     restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False

@@ -7,7 +7,8 @@ Softmax over the two is merged through log-sum-exp, exactly (Hydragen, arXiv 240
     prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows, against each prefix page
     tail:    one sample's queries against its own pages; it starts from the prefix's (max, sum, output), so it ends merged
 
-One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is contiguous.
+One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is contiguous. Any head
+size is taken: the kernels' tiles are as wide as the next power of two, and what is past the head is masked.
 On CUDA two Triton kernels run (three when long tails are split), all reading lengths and page tables on the device: a
 CUDA graph replays them for any lengths. The torch twin makes *pages* the batch dimension of its matrix products, so that
 a dense cache is read in place and no key is gathered.
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 import torch
 import triton
 import triton.language as tl
+
+from nanotriton.kernels.layers import device_limits
 
 MASKED = -1e30  # finite, so that a page that belongs to nobody gives garbage for nobody and no NaN
 
@@ -209,8 +212,14 @@ def decode_attention_torch(
 
 PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
 MAX_SPLITS = 32
-PREFIX_OPTIONS = dict(num_warps=4, num_stages=3)
-TAIL_OPTIONS = dict(num_warps=4, num_stages=3)
+TILE_ROWS = 64  # of queries in a prefix tile, at most
+
+
+def _options(q: torch.Tensor, lanes: int, page_size: int) -> dict[str, int]:
+    """Warps and stages for tiles of heads that are `lanes` wide. Three stages hold two pages of keys and values and the queries in
+    shared memory; where that is too much, pages are not loaded ahead. Four warps' registers hold a tile of 128 lanes."""
+    need = (2 * 2 * page_size + TILE_ROWS) * lanes * q.element_size()
+    return dict(num_warps=8 if lanes > 128 else 4, num_stages=3 if need <= device_limits(q)[1] else 1)
 
 
 def _splits(units: int, kv_heads: int) -> int:
@@ -245,6 +254,15 @@ def _write_kernel(
 
 
 @triton.jit
+def _heads_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
+    """For a tile of one head a row, LANES wide: the rows that are live, and of those DIM elements."""
+    mask = live[:, None]
+    if LANES > DIM:
+        mask = mask & (d < DIM)[None, :]
+    return mask
+
+
+@triton.jit
 def _attend_pages_kernel(
     q,
     top,
@@ -260,21 +278,23 @@ def _attend_pages_kernel(
     scale,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes out."""
-    n, d = tl.arange(0, PAGE), tl.arange(0, DIM)
+    n, d = tl.arange(0, PAGE), tl.arange(0, LANES)
     inside = n[:, None] * DIM + d[None, :]
     for j in range(first, last):
         start = tl.load(table + j).to(tl.int64) * page_stride
         live = j * PAGE + n < length  # half a page of a tail, on average, is not read
-        k = tl.load(k_head + start + inside, mask=live[:, None], other=0.0)
+        mask = _heads_mask(live, d, DIM, LANES)
+        k = tl.load(k_head + start + inside, mask=mask, other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         score = tl.where(live[None, :], score, -1e30)
         best = tl.maximum(top, tl.max(score, 1))
         weight = tl.exp2(score - best[:, None])
         shrink = tl.exp2(top - best)
-        v = tl.load(v_head + start + inside, mask=live[:, None], other=0.0)
+        v = tl.load(v_head + start + inside, mask=mask, other=0.0)
         acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         total = total * shrink + tl.sum(weight, 1)
         top = best
@@ -303,6 +323,7 @@ def _prefix_kernel(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -314,15 +335,14 @@ def _prefix_kernel(
     pages = tl.cdiv(length, PAGE)
     part = tl.cdiv(pages, SPLITS)
     first, last = split * part, tl.minimum(split * part + part, pages)
-    i, d = tl.arange(0, BLOCK), tl.arange(0, DIM)
+    i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     row = tl.load(tile_rows + tile * R + i // SHARE, mask=i < R * SHARE, other=-1)
     live = row >= 0
     head = kv_head * SHARE + i % SHARE
-    tile_q = tl.load(
-        q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0
-    )
+    mask = _heads_mask(live, d, DIM, LANES)
+    tile_q = tl.load(q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    acc = tl.zeros([BLOCK, DIM], tl.float32)
+    acc = tl.zeros([BLOCK, LANES], tl.float32)
     top, total, acc = _attend_pages_kernel(
         tile_q,
         top,
@@ -338,14 +358,13 @@ def _prefix_kernel(
         scale,
         PAGE,
         DIM,
+        LANES,
         PRECISION,
     )
     at = (split * rows + row) * HEADS + head
     empty = first >= last
     tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
-    tl.store(
-        out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=live[:, None]
-    )
+    tl.store(out + at[:, None] * DIM + d[None, :], tl.where(empty, 0.0, acc / total[:, None]), mask=mask)
 
 
 @triton.jit
@@ -370,6 +389,7 @@ def _tail_kernel(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
+    LANES: tl.constexpr,
     PREFIX_SPLITS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -383,17 +403,18 @@ def _tail_kernel(
     pages = tl.cdiv(length, PAGE)
     part = tl.cdiv(pages, SPLITS)
     first, last = split * part, tl.minimum(split * part + part, pages)
-    i, d = tl.arange(0, BLOCK), tl.arange(0, DIM)
+    i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     live = i < SHARE
     head = kv_head * SHARE + i
-    tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=live[:, None], other=0.0)
+    mask = _heads_mask(live, d, DIM, LANES)
+    tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    acc = tl.zeros([BLOCK, DIM], tl.float32)
+    acc = tl.zeros([BLOCK, LANES], tl.float32)
     reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
     for s in tl.static_range(PREFIX_SPLITS):
         at = (s * rows + row) * HEADS + head
         part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
-        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=reads[:, None], other=0.0)
+        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=mask & reads[:, None], other=0.0)
         best = tl.maximum(top, part_lse)
         shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
         acc = acc * shrink[:, None] + part_out * weight[:, None]
@@ -414,26 +435,27 @@ def _tail_kernel(
         scale,
         PAGE,
         DIM,
+        LANES,
         PRECISION,
     )
     at = (split * rows + row) * HEADS + head
     empty = total == 0.0  # a split without pages, or padding
     answer = tl.where(empty[:, None], 0.0, acc / total[:, None])
-    tl.store(out + at[:, None] * DIM + d[None, :], answer.to(out.dtype.element_ty), mask=live[:, None])
+    tl.store(out + at[:, None] * DIM + d[None, :], answer.to(out.dtype.element_ty), mask=mask)
     if SPLITS > 1:
         tl.store(lse + at, tl.where(empty, -1e30, top + tl.log2(total)), mask=live)
 
 
 @triton.jit
-def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr):
+def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
     """parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D], one (row, head) a program."""
     at = tl.program_id(0)
-    s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, LANES)
     part_lse = tl.load(lse + s * count + at)
     weight = tl.exp2(part_lse - tl.max(part_lse, 0))
-    part = tl.load(parts + (s * count + at)[:, None] * DIM + d[None, :])
+    part = tl.load(parts + (s * count + at)[:, None] * DIM + d[None, :], mask=(d < DIM)[None, :], other=0.0)
     answer = tl.sum(part * (weight / tl.sum(weight, 0))[:, None], 0)
-    tl.store(out + at * DIM + d, answer.to(out.dtype.element_ty))
+    tl.store(out + at * DIM + d, answer.to(out.dtype.element_ty), mask=d < DIM)
 
 
 def _decode_cuda(
@@ -441,8 +463,6 @@ def _decode_cuda(
 ) -> torch.Tensor:
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
-    if dim not in (64, 128):
-        raise ValueError(f"decode attention on CUDA has head sizes 64 and 128, not {dim}")
     if q.stride(1) != dim or q.stride(2) != 1:
         q = q.contiguous()
     share, (tiles, per_tile) = heads // kv_heads, batch.tile_rows.shape
@@ -456,11 +476,14 @@ def _decode_cuda(
     prefix_out, prefix_lse = batch.cache["prefix"]
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     tail_out, tail_lse = batch.cache["tail"] if splits > 1 else (out, prefix_lse)
+    lanes = max(16, triton.next_power_of_2(dim))  # tl.dot wants 16 at least
+    options = _options(q, lanes, page_size)
     shape = dict(
         HEADS=heads,
         SHARE=share,
         PAGE=page_size,
         DIM=dim,
+        LANES=lanes,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
     )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
@@ -484,7 +507,7 @@ def _decode_cuda(
         BLOCK=block,
         SPLITS=prefix_splits,
         **shape,
-        **PREFIX_OPTIONS,
+        **options,
     )
     _tail_kernel[(rows, kv_heads, splits)](
         q,
@@ -506,10 +529,10 @@ def _decode_cuda(
         PREFIX_SPLITS=prefix_splits,
         SPLITS=splits,
         **shape,
-        **TAIL_OPTIONS,
+        **options,
     )
     if splits > 1:
         _merge_kernel[(rows * heads,)](
-            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, num_warps=1
+            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1
         )
     return out

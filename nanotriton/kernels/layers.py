@@ -157,7 +157,7 @@ def rms_norm_backward(
     if not rows:
         return dx, dw.zero_()
     tile = block * per_program
-    processors, shared = _device(x)
+    processors, shared = device_limits(x)
     programs = min(triton.cdiv(rows, per_program), processors)
     parts = torch.empty(programs, n, dtype=torch.float32, device=x.device)
     _rms_norm_backward_kernel[(programs,)](
@@ -196,7 +196,7 @@ def rms_norm_backward_torch(
     return dx.to(x.dtype), per_row.sum(0).to(weight.dtype)
 
 
-def _device(x: Tensor) -> tuple[int, int]:
+def device_limits(x: Tensor) -> tuple[int, int]:
     """Multiprocessors of the device that x is on, and the shared memory in bytes that a program may fill."""
     if not x.is_cuda:  # the interpreter
         return 4, 2**16

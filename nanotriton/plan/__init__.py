@@ -1,13 +1,22 @@
-"""The contract between the side that is not trusted and the side that is: a plan, and values on the wire.
+"""The plan: what a candidate's forward would do, written down as data. This wing is the contract between
+both sides.
 
-The recorder (executor/child) writes a plan from a candidate's forward. The judge checks it and replays
-it. This wing holds the data alone: it runs nothing but torch's meta functions, and both sides may import it.
-It imports no other part of the project.
+Who runs here. Both sides do: the untrusted child writes a plan, and the trusted worker reads it. The code
+parses, checks and describes; it launches nothing, opens no file and starts no process.
 
-    plan.py, parts.py   the plan and its parts
-    validate.py         the checks that a plan must pass
-    aten.py             the operators that a plan may name, and their arguments as JSON
-    signature.py        a kernel's parameters, read off its TTIR
-    facts.py            the calls of a plan that touch data, and their bytes and FLOPs
-    trees.py, wire.py   tensors in nested containers, and as bytes between processes
+What it trusts. It trusts nothing. `Plan.from_bytes` takes bytes from a stranger and raises `PlanError`, in
+one line, for anything that is not a well-formed plan within its limits. Plans and trees of tensors travel
+as JSON and raw bytes, and are never unpickled, so that reading one cannot run code.
+
+Who may import it. Everybody may: the rules, both sides of the executor, the benchmarks. It imports no other
+wing.
+
+    plan.py        the plan, and its way to bytes and back
+    parts.py       the dataclasses that it consists of
+    validate.py    the checks that a plan must pass
+    aten.py        which ATen operators a plan may name, and how their arguments are written as JSON
+    signature.py   what a kernel's own signature, read off its TTIR, says about the arguments of a launch
+    wire.py        a tree of tensors as a description and bytes, for what processes exchange beside plans
+    trees.py       leaves, maps and comparisons over tensors in nested tuples, lists and dicts
+    facts.py       what torch did in a plan: which calls compute, which only move, how many bytes and FLOPs
 """

@@ -1,11 +1,24 @@
-"""The rules: does a candidate obey its policy? They judge its text and its plan, and run nothing.
+"""The rules: what counts as Triton. They are applied to a candidate's text before it runs, and to its plan
+afterwards.
 
-The judge calls rules.py. This wing imports nothing but the plan, and nothing here is secret or hostile.
+Who runs here. The trusted side does: a worker calls `check_source`, `check_plan` and `check_effective`, and
+the trainer calls `extract_candidate`. A candidate's Python is parsed here and never executed.
 
-    rules.py          the entry: source, plan and effective launches against a policy
-    policy.py         the policies
-    extract.py        the candidate in a completion
+What it trusts. It trusts neither the text nor the plan. The text decides little: the rules on it refuse
+only what is certain, make a refusal cheap, and name the line. The plan decides, because it lists every call
+that was really made. Rules are no wall either; what a candidate could do to the machine is the sandbox's
+matter.
+
+Who may import it. The executor, the trainer, the benchmarks and the audit may. It imports `plan` and
+`verdict` only.
+
+    rules.py          the three checks, and the policies strict, kernelbench, autotriton and none
+    extract.py        which part of a completion is the candidate
     source.py         a candidate's text, with its imports, definitions and kernels looked up
-    hidden_code.py, source_rules.py, constants.py, names.py    rules on the text
+    source_rules.py   rules on the text
+    hidden_code.py    the rule against code that hides what it runs
+    constants.py      which expressions of a function hold no data
     plan_rules.py     rules on the plan
+    names.py          the lists of names behind the rules
+    policy.py         the names of the policies, and `Violation`
 """

@@ -3,8 +3,8 @@
     The candidate is the last fenced Python block after the reasoning that defines the entry point.
 
 - *After the reasoning*: behind the first `</think>`. A text that opens with `<think>` and never closes it
-  has no answer. Where a chat template has already opened the reasoning in the prompt, pass "<think>" +
-  completion.
+  has no answer. A chat template may have opened the reasoning in the prompt:
+  whoever samples puts `opened_reasoning(prompt)` before the completion.
 - *Fenced Python block*: Markdown's rule. It opens with a line of three or more backticks or tildes, then
   nothing or one of python, py, python3. It ends at a line with at least as many of the same character and
   nothing else, or at the end of the text.
@@ -17,6 +17,7 @@ import ast
 import re
 import warnings
 
+OPEN, CLOSE = "<think>", "</think>"  # of reasoning
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$")
 _LANGUAGES = frozenset({"", "python", "py", "python3"})
 MAX_CHARS = 200_000  # a longer source is no kernel; it would only cost the parser time
@@ -95,12 +96,21 @@ def _defines_entry(block: str, entry: str) -> bool:
         return re.search(rf"^(class|def)[ \t]+{re.escape(entry)}\b", block, re.M) is not None
 
 
+def opened_reasoning(prompt: str) -> str:
+    """The `<think>` that a prompt ends with, else "".
+
+    Chat templates of R1's distillations and of Qwen3-Thinking end so. Put before the completion it makes the
+    model's whole turn, in which a draft that was cut inside the reasoning is no answer.
+    """
+    return OPEN if prompt.rstrip().endswith(OPEN) else ""
+
+
 def after_reasoning(completion: str) -> str | None:
     """The text behind the first `</think>`: all of it without reasoning, None if the reasoning never ends."""
-    _, closed, answer = completion.partition("</think>")
+    _, closed, answer = completion.partition(CLOSE)
     if closed:
         return answer
-    return None if completion.lstrip().startswith("<think>") else completion
+    return None if completion.lstrip().startswith(OPEN) else completion
 
 
 def extract_candidate(completion: str, entry: str = "ModelNew") -> str | None:
@@ -112,7 +122,7 @@ def extract_candidate(completion: str, entry: str = "ModelNew") -> str | None:
     answer = after_reasoning(completion)
     if answer is None:
         return None
-    answer = answer.replace("</think>```", "</think>\n```")  # reasoning that had quoted its own end
+    answer = answer.replace(f"{CLOSE}```", f"{CLOSE}\n```")  # reasoning that had quoted its own end
     for block in reversed(python_blocks(answer)):
         if entry in block and _defines_entry(block, entry):
             return block

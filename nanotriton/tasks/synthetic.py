@@ -124,7 +124,7 @@ def _init(parameters: list[str]) -> str:
     return "    def __init__(self, cols):\n        super().__init__()\n" + "".join(lines) + "\n"
 
 
-def _render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tuple[str, str]:
+def render(chain: list[tuple[Op, str]], sizes: dict[str, int], block: int) -> tuple[str, str]:
     """(task source, solution) of a chain of (operation, constant), at these sizes."""
     ops = [op for op, _ in chain]
     tiled, reduced = ops[0].kind == "matmul", any(op.kind == "reduce" for op in ops)
@@ -321,7 +321,7 @@ def generate(split: str, n: int, seed: int, size: str = "cpu") -> list[Task]:
         while len(tasks) < n:
             chain = _draw_fair(rng, split)
             tiled = chain[0][0].kind == "matmul"
-            source, solution = _render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 32)
+            source, solution = render(chain, _draw_sizes(rng, tiled, size), 16 if size == "cpu" else 32)
             meta = {"split": split, "ops": [op.name for op, _ in chain], "constants": [c for _, c in chain]}
             tasks.setdefault(source, Task(f"{split}-{seed}-{len(tasks)}", source, solution, meta))
     finally:

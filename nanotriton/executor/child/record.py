@@ -1,10 +1,13 @@
-"""What runs inside a sandboxed child: the candidate's Python. Nothing that comes out of here is trusted.
+"""Replay mode, the untrusted side: the candidate is recorded in a sandboxed child.
 
-A target is called as target(report, fds, folder, args): `report` takes the answer, `fds` are memory files of the worker, `folder` holds the
-candidate's file, `args` came from the worker. It may raise anything: a child without an answer has crashed.
+A target is the function that a child runs, as target(report, fds, folder, args). `report` takes the answer,
+`fds` are memory files of the worker, `folder` holds the candidate's file, and `args` came from the worker.
+A target may raise anything: a child that leaves no answer has crashed.
 """
 
 from pathlib import Path
+
+import torch
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.sandbox.protocol import Report
@@ -12,13 +15,18 @@ from nanotriton.plan import wire
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
-    need not be sent), configs (of an autotuner, at most). The answer's payload is a plan."""
+    """Record the candidate. The answer's payload is its plan.
+
+    args: inputs and init (descriptions), seed (of weights), buffers (names of those whose constants are
+    moved), known (hashes of weights that need not be sent), configs (the most of an autotuner that are
+    recorded), defaults (Reference.defaults).
+    """
     from nanotriton.executor.child import recorder
 
     report.stage("record")
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
+    torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
@@ -30,6 +38,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 folder=folder,
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
+                default_cuda=args["defaults"]["cuda"],
                 finish=settled,
             )
         report.finish({}, plan.to_bytes())

@@ -1,9 +1,10 @@
-"""Record a candidate: run its Python once, on no data and with no GPU, and return what it would do as a Plan.
+"""Record a candidate: run its Python once, without data and without a GPU, and write its work down as a Plan.
 
-`record` runs in an untrusted process (a sandboxed child of the zygote, where `install` was called once before the fork). The
-candidate's file is imported, `ModelNew` is built on the CPU with real weights, and `forward` runs under no_grad on
-meta tensors that claim to be on a GPU. ATen calls and Triton launches end up on a Tape (tape.py), through fake_torch.py
-and fake_triton.py. Nothing here is trusted afterwards: the plan is validated by whoever reads its bytes.
+`record` runs in an untrusted process, a sandboxed child of the zygote, in which `install` was called once
+before the fork. The candidate's file is imported, `ModelNew` is built on the CPU with real weights, and
+`forward` runs under no_grad on meta tensors that claim to be on a GPU. fake_torch.py and fake_triton.py put
+ATen calls and Triton launches on a Tape (tape.py).
+Nothing here is trusted afterwards: the worker validates the plan whose bytes it reads.
 """
 
 import importlib.util
@@ -21,6 +22,7 @@ from triton.runtime.errors import OutOfResources
 
 from nanotriton.executor.child import fake_torch, fake_triton
 from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
+from nanotriton.executor.common.card import Card
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
@@ -51,23 +53,26 @@ _replaced: list[tuple[object, str, Any]] = []
 _MISSING = object()
 
 
-def install() -> None:
-    """Make torch and Triton record in this process: once, before forking. CUDA must not have been initialised."""
+def install(card: Card) -> None:
+    """Make torch and Triton record in this process, for that GPU. It is called once, before forking.
+
+    CUDA must not have been initialised.
+    """
     if not _replaced:
-        for owner, name, value in [*fake_torch.answers(), *fake_triton.answers()]:
+        for owner, name, value in [*fake_torch.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
 
 
 def uninstall() -> None:
-    """Give torch and Triton back: a process that forked its recording children may use the GPU from here on."""
+    """Undo `install`: a process that has forked its recording children may use the GPU from here on."""
     while _replaced:
         owner, name, value = _replaced.pop()
         delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
 
 
 def warm_up(folder: str | Path) -> Plan:
-    """One small recording: torch and Triton import for seconds at first use; pay for it before forking."""
+    """Make one small recording before forking: torch and Triton import for seconds at their first use."""
     x = torch.empty(4, 8, device="meta")
     return record(WARM_UP, [8], [x], seed=0, folder=folder)
 
@@ -82,20 +87,25 @@ def record(
     entry: str = "ModelNew",
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
+    default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
 ) -> Plan:
     """The plan of `entry(*init_args)(*inputs)`.
 
-    inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
-    seed: of torch, numpy and random before the constructor runs, as the reference's was.
-    folder: a private folder; the source is written there, because Triton reads it back.
-    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner. finish: what is done to the module once it is built.
-    Raises RecordError with a Verdict status, a message and the candidate's line.
+    inputs: of tensors only shape, stride and dtype are used, so meta tensors will do. Other values are passed
+    as they are.
+    seed: of torch, numpy and random before the constructor runs, as for the reference.
+    folder: a private folder. The source is written there, because Triton reads it back.
+    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
+    returns the module that runs.
+    Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
         Path(path).write_text(source, encoding="utf-8")
     tape = Tape.active = Tape(path, known, max_configs)
+    tape.default_cuda = default_cuda
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
         with torch.no_grad(), functions, calls:
@@ -120,10 +130,11 @@ def record(
 
 
 def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:
-    """The plan of a whole file that calls its own kernels, as TritonBench's do: random tensors are constants of the plan.
+    """The plan of a whole file that calls its own kernels, as TritonBench's files do.
 
-    Its outputs are what the file leaves in its last variable named result... or test_results; None if it has none and none is
-    `required`. Raises RecordError.
+    Random tensors are constants of the plan. Its outputs are the value of the file's last variable named
+    result... or test_results. Without such a variable they are None, or an error if it is `required`.
+    Raises RecordError.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # as in `record`
@@ -151,13 +162,13 @@ def record_script(source: str, *, seed: int, folder: str | Path, required: bool 
 
 
 def _uploaded(tape: Tape, t: torch.Tensor) -> torch.Tensor:
-    """A script may compute some of its answers on the host: they are known already."""
+    """An answer as a constant of the plan, if the script has computed it on the host."""
     with quiet():
         return t.detach() if tape.on_cuda(t) else tape.constant(t)
 
 
 def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
-    """Run some of the candidate's code; whatever it raises becomes a RecordError that names its line."""
+    """Run some of the candidate's code. Any error in it becomes a RecordError that names its line."""
     try:
         result = run()
     except RecordError:
@@ -204,7 +215,7 @@ def _build(cls: Callable, init_args: list, seed: int):
 
 
 def _move_weights(tape: Tape, model: Any) -> None:
-    """What `model.cuda()` does: every parameter and buffer goes to the GPU, tied ones stay tied."""
+    """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied."""
     if not isinstance(model, torch.nn.Module):
         return
     for prefix, module in model.named_modules():
@@ -255,7 +266,7 @@ def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
     line, source, chain = line_of(error, tape.path), Path(tape.path).read_text(encoding="utf-8"), [error]
     while isinstance(chain[-1].__cause__, CompilationError):
         chain.append(chain[-1].__cause__)
-    # the last of them in the candidate's file gives the line: Triton's own functions aren't there
+    # the last of them in the candidate's file gives the line, because Triton's own functions aren't there
     for inner in chain:
         # the source without its decorators
         start = source.find(inner.src.strip("\n")) if inner.src is not None else -1

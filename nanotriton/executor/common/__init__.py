@@ -1,8 +1,15 @@
-"""Code and numbers that both the judge and the candidate's child need. Nothing here is secret.
+"""Common: what both sides of the wall need, and what neither side may decide alone.
 
-The child is not trusted with anything that it computes by this code: the judge computes it again.
+Who runs here. An untrusted child and a trusted worker do, each with its own copy in its own memory.
+Reference and candidate must be built alike, so the code that builds them exists once.
 
-    construct.py   seeds, and constants that are moved while a module is constructed
+What it trusts. It trusts nothing. No secret is in these files. A seed is an argument, and of all seeds a
+child is told only the one of its weights; the seed of the inputs stays with the worker.
+
+Who may import it. Every part of the executor may. It imports `plan` at most.
+
+    construct.py   seeds, and how constants are moved while a module is constructed
+    probe.py       a candidate that is known to be right, to find out whose fault a crash is
+    card.py        the GPU that candidates are judged for, as plain data
     limits.py      numbers that several processes must agree on
-    probe.py       a candidate that is known to be right
 """

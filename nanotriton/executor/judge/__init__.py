@@ -1,1 +1,30 @@
+"""The judge: the worker process, which decides about a candidate. Trusted; no candidate's Python runs here.
 
+Who runs here. A worker does: one for each core, or a few for each GPU. It runs the task's own `Model`,
+`get_inputs` and `get_init_inputs`, draws secret inputs, has the plan replayed, compares, and says what was
+wrong in one line. While a child or a compiler works, it goes on with the next candidate: each job is a
+generator that yields the children it wants (candidate.py is the spine).
+
+What it trusts. It trusts the task, whose file is executed in this process, without a sandbox. Of a
+candidate it has a text, which it parses, and a plan, which it validates. What a child says of itself may be
+a failure from a short list, or that a plan cannot express it, with one line of message. It can say neither
+`correct` nor `infra_error`.
+
+Who may import it. `executor/base.py` may, to start a worker, and `executor/script.py`, for one path. It may
+import every other wing of the executor, `rules`, `plan` and `tasks`.
+
+    worker.py       the process: its loop, its stages and their limits
+    job.py          a candidate on its way, the child that it waits for, and what a child's end means
+    candidate.py    the spine: rules, recording, trials, timing, ablation
+    reference.py    the task: loaded, examined, drawn for, run in its own dtype and in float64
+    settings.py     what a task sets for the whole process: active for its own code, undone for all other
+    patches.py      the same for functions and modules that it replaces
+    asserts.py      what CUDA would assert inside a kernel, as an exception
+    draws.py        draws of inputs and weights that a candidate cannot foresee
+    fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
+    trial.py        one trial: the candidate runs, then the reference, then they are compared
+    compare.py      the tolerance
+    runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU
+    measure.py      how fast a right candidate is
+    process.py, script.py      the trusted halves of process mode and of whole files
+"""

@@ -1,4 +1,4 @@
-"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in children.py.
+"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in the wing child/.
 
 Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and returns the facts for a
 Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
@@ -47,6 +47,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         "seed": seed,
         "known": known,
         "buffers": sorted(reference.moved_buffers),
+        "defaults": reference.defaults,
     }
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)

@@ -1,6 +1,7 @@
-"""Replay of one plan on the GPU: its kernels are compiled in sandboxed servers, its buffers lie in the arena."""
+"""Replay of one plan on the GPU. Compile servers compile its kernels, and the arena holds its buffers."""
 
 from collections.abc import Generator
+from dataclasses import asdict
 
 import torch
 
@@ -13,8 +14,12 @@ from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.plan.plan import Choice, Kernel, Launch, Plan, PlanError
+from nanotriton.plan.aten import PlanError
+from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
 from nanotriton.verdict import Fault, out_of_memory
+
+# Launches of kernels whose programs may meet, in three runs: whole, then in halves, in either order
+ORDERS = (None, (1, 0), (0, 1))
 
 
 class GpuRunner(Runner):
@@ -24,86 +29,92 @@ class GpuRunner(Runner):
         self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]
     ):
         super().__init__(worker, job, reference, plan, recorded)
-        self.replay = Replay(
-            plan, backend=CudaBackend(binaries, worker.gpu.budget), known=reference.large_weights(recorded)
-        )
+        backend = CudaBackend(binaries, worker.gpu.budget)
+        self.replay = Replay(plan, backend=backend, known=reference.large_weights(recorded))
         self.calls = 0
 
     def __call__(
         self, inputs: list, seed: int, skip: int | range | None = None
     ) -> tuple[object, dict[int, torch.Tensor]]:
-        # by a run before this one, without a launch that kept the next in bounds: that launch
-        # mattered
-        if self.worker.gpu.lost:
+        gpu, backend = self.worker.gpu, self.replay.backend
+        # An ablation can lose it: without the launch that was left out, a later one left its buffers.
+        if gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
-        self.worker.gpu.own(self)
-        self.calls, backend = self.calls + 1, self.replay.backend
-        backend.order = (None, (1, 0), (0, 1))[(self.calls - 1) % 3]
+        gpu.own(self)
+        backend.order = ORDERS[self.calls % len(ORDERS)]
+        self.calls += 1
         try:
             outputs, changed = super().__call__(inputs, seed, skip)
         finally:
-            backend.order = None  # not while it is timed
-        if self.worker.gpu.crowded(self.job, self.reference):
-            self.worker.gpu.own(None)  # the arena makes room for the reference
+            backend.order = None  # timed runs are whole
+        if gpu.crowded(self.job, self.reference):
+            gpu.own(None)  # the arena makes room for the reference
         return outputs, changed
 
 
 def make_runner(
     job: Job, worker, reference: Reference, plan: Plan, recorded: int
 ) -> Generator[Spawn, Ended, GpuRunner]:
-    """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile.
+    """Compile the plan's kernels, tune them, and drop configurations that don't compile.
 
-    Of an autotuner's configurations only the first that compiles is needed, unless they are to be timed.
+    Raises Fault if a kernel without an alternative does not compile.
     """
-    binaries: dict[str, Binary] = {}
-    refused: dict[int, Fault] = {}
+    binaries: dict[str, Binary] = {}  # by a kernel's key
+    refused: dict[int, Fault] = {}  # by a kernel's number
     tried: set[int] = set()
-    while (
-        missing := (
-            set(range(len(plan.kernels))) if job.time else {launch.kernel for launch in plan.launches()}
-        )
-        - tried
-    ):
+    # dropping a configuration makes another one the first, whose kernels are then needed
+    while missing := needed_kernels(plan, job.time) - tried:
         for number in sorted(missing):
             kernel = plan.kernels[number]
             try:
-                binaries[kernel.key] = yield from compile_one(job, worker, kernel)
+                binaries[kernel.key] = yield from binary_of(job, worker, kernel)
             except Fault as fault:
                 refused[number] = fault
         tried |= missing
         drop_refused(plan, refused)
     runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
-    if job.time and any(isinstance(s, Choice) for s in plan.steps):
+    if job.time and any(isinstance(step, Choice) for step in plan.steps):
         tune(job, worker, reference, runner)
     yield from add_halves(job, worker, runner)
     return runner
 
 
+def needed_kernels(plan: Plan, every: bool) -> set[int]:
+    """Numbers of the kernels to compile, with the first alternative of each choice, or with every one."""
+    if every:
+        return set(range(len(plan.kernels)))
+    return {launch.kernel for launch in plan.launches()}
+
+
 def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
-    """Compile kernels whose programs may meet in halves too, for runs in which one half ends before the other begins."""
+    """Compile both halves of each kernel whose programs may meet (gpu/halves.py)."""
     plan, backend = runner.plan, runner.replay.backend
     calls = plan.launches(runner.replay.chosen)
     for number in sorted({call.kernel for call in calls}):
         if may_meet(plan, number, calls):
-            backend.halves[plan.kernels[number].key] = parts = (
-                half(plan.kernels[number], 0),
-                half(plan.kernels[number], 1),
-            )
-            for part in parts:
-                backend.binaries[part.key] = yield from compile_one(job, worker, part)
+            kernel = plan.kernels[number]
+            halves = half(kernel, 0), half(kernel, 1)
+            backend.halves[kernel.key] = halves
+            for part in halves:
+                backend.binaries[part.key] = yield from binary_of(job, worker, part)
 
 
-def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
-    """From the cache, or in a child. Raises Fault."""
+def binary_of(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
+    """The compiled kernel, from the cache or from a compile server, which may die of it. Raises Fault."""
     if known := worker.gpu.binaries.get(kernel):
         return known
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
-    args = {"name": kernel.name, "ttir": kernel.ttir, "options": kernel.options}
+    args = {
+        "name": kernel.name,
+        "ttir": kernel.ttir,
+        "options": kernel.options,
+        "card": asdict(worker.gpu.card),
+    }
     ended = yield Spawn("compile", args, limits)
     worker.add_child("compile", ended)
     check_ended(ended, limits)
     try:
-        binary = Binary.from_bytes(ended.payload)
+        binary = Binary.from_bytes(ended.payload, worker.gpu.card)
     except PlanError as error:
         raise Fault("compile_error", f"kernel {kernel.name}: {error}") from None
     worker.gpu.binaries.put(kernel, binary)
@@ -111,29 +122,34 @@ def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Bin
 
 
 def drop_refused(plan: Plan, refused: dict[int, Fault]) -> None:
-    """Take configurations whose kernels don't compile out of every choice. Raises Fault if nothing is left, or there was no choice."""
-    bad: dict[int, set[int]] = {}  # choice's key -> alternatives
+    """Take alternatives whose kernels don't compile out of every choice. refused: by a kernel's number.
+
+    Choices with one key are one choice: an alternative that fails in one of them goes from all.
+    Raises Fault if such a kernel is launched without a choice, or if a choice has no alternative left.
+    """
+    bad: dict[int, set[int]] = {}  # choice's key -> numbers of alternatives
     for step in plan.steps:
         if isinstance(step, Launch) and step.kernel in refused:
             raise refused[step.kernel]
         if isinstance(step, Choice):
-            failing = {
-                i
-                for i, calls in enumerate(step.alternatives)
-                for c in calls
-                if isinstance(c, Launch) and c.kernel in refused
-            }
-            bad[step.key] = bad.get(step.key, set()) | failing
+            failing = bad.setdefault(step.key, set())
+            for number, calls in enumerate(step.alternatives):
+                if any(isinstance(call, Launch) and call.kernel in refused for call in calls):
+                    failing.add(number)
     for step in plan.steps:
         if isinstance(step, Choice):
-            kept = [calls for i, calls in enumerate(step.alternatives) if i not in bad[step.key]]
+            failing = bad[step.key]
+            kept = [calls for number, calls in enumerate(step.alternatives) if number not in failing]
             if not kept:
                 raise next(iter(refused.values()))
             step.alternatives = kept
 
 
 def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
-    """The configuration that is timed is the one that is judged, so choose before judging."""
+    """Choose the fastest alternative of every choice. The candidate is judged as it is timed, with these.
+
+    Raises Fault.
+    """
     inputs = reference.inputs("plain", 1)
     worker.gpu.own(runner)
     with worker.stage("tune", job.timeout):

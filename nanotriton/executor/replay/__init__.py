@@ -1,9 +1,16 @@
-"""The replay of a plan on real data. Trusted code in the worker's process.
+"""Replay: a plan is carried out on real data. The code is trusted; the data that steers it is a stranger's.
 
-It believes nothing of a plan but that it passed `Plan.validate`, and it never runs a candidate's Python.
-The judge and the GPU's backend import it.
+Who runs here. A worker does. For every run it takes fresh memory, poisons it, puts inputs and weights in
+place, and goes through the plan's steps: ATen calls from a closed list, and launches of kernels.
 
-    replayer.py    a plan's steps on a device
+What it trusts. It trusts the form of a validated plan (`Plan.validate`) and no more: every tensor lies in
+its storage, every operator is on the list, every argument fits the kernel's signature. What the kernels
+then do is caught by memory that can be checked: exact bounds on the CPU, guard zones on a GPU.
+
+Who may import it. `judge` may, to run plans, and `gpu`, whose backend the replayer drives. It imports
+`plan`, `verdict`, `executor.common` and `executor.ttir`. It knows no reference and no tolerance.
+
+    replayer.py    Replay: load, execute, outputs
     backend.py     memory and kernels of a device; the CPU's
-    operators.py   ATen operators, run as torch would run them
+    operators.py   how an ATen operator is run: into which memory, with which of torch's kernels
 """

@@ -218,7 +218,7 @@ def make_forks_cheap() -> None:
 
 
 def readable_paths() -> list[str]:
-    """The paths that every candidate may read: Python's environment, system libraries, our packages."""
+    """The paths that every candidate may read: the Python environment, system libraries, this package."""
     import numpy
     import torch
     import triton
@@ -229,7 +229,7 @@ def readable_paths() -> list[str]:
     paths |= {str(Path(m.__file__).resolve().parent.parent) for m in (numpy, torch, triton)}
     paths |= {"/usr", "/lib", "/lib64", "/bin"}
     paths |= {"/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom"}
-    paths |= {str(root / "nanotriton"), str(root / "reward")}
+    paths.add(str(root / "nanotriton"))
     real = sorted({os.path.realpath(p) for p in paths if p != "/"})
     # a rule covers everything below its path
     return [path for path in real if not _below_any(path, real)]

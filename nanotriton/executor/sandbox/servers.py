@@ -28,7 +28,7 @@ class Order:
     """One kernel to compile."""
 
     owner: Any  # handed back with the result
-    args: dict  # name, ttir, options, as gpu/compile_server.py's fill_order reads them
+    args: dict  # name, ttir, options, card, as gpu/compile_server.py's fill_order reads them
     limits: sandbox.Limits
     started: float = 0.0
     result: int = -1  # memory file

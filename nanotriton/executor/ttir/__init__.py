@@ -1,8 +1,16 @@
-"""TTIR on the CPU: a trusted evaluator of the text that Triton's front end makes of a kernel.
+"""TTIR on the CPU: `Evaluator` runs a kernel as Triton's front end prints it, `GlobalMemory` has the tensors.
 
-`Evaluator` runs one kernel, and `GlobalMemory` holds the tensors that it loads and stores. The text is
-hostile, and the evaluator believes nothing of it. This wing imports no other part of the project. The
-replayer runs it, and gpu/halves.py reads kernels with its parser.
+Who runs here. A worker does, on a machine without a GPU: the evaluator stands for compiler and GPU. On a
+GPU two questions about a kernel are answered here too: may its programs meet, and do they wait for each
+other.
+
+What it trusts. It trusts nothing in the text. TTIR comes out of a child and may be anything: faulty text
+raises one of `TTIRError`'s children, its work is bounded by a budget, and every access is checked against
+the buffers of `GlobalMemory`. The evaluator itself is trusted. It decides what a kernel computes, with the
+rounding of each dtype and of TF32, and which races make the answer a matter of chance.
+
+Who may import it. `replay` and `gpu` may. It imports no other wing: no plan, no task, no torch beyond the
+tensors that it is given.
 
     types.py, parse.py               TTIR as data, read from text
     analysis.py                      facts of a kernel before it runs
