@@ -57,7 +57,7 @@ def _record(source: str, init_args: list, inputs: list | None, options: dict):
         try:
             if inputs is None:
                 return recorder.record_script(source, folder=folder, **options).to_bytes()
-            return recorder.record(source, init_args, inputs, folder=folder, **options).to_bytes()
+            return recorder.record(source, init_args, inputs, folder=folder, **options)[0].to_bytes()
         except recorder.RecordError as error:
             return error.status, error.message, error.line, error.recordable
 

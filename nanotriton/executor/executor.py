@@ -109,7 +109,7 @@ class Executor:
         self.depth = depth
         self.memory = int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
-        self.card = DEFAULT if kind == "cpu" else read_card(self.visible, time)
+        self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")
         if missing := sandbox.support():
             log.warning(missing)
@@ -344,8 +344,7 @@ class Executor:
             # where something was finished, running the rest again comes to an end
             entry.restarts += not process.finished
             if number == job and due:
-                entry.deaths += 1
-                entry.died_in = stage
+                entry.deaths, entry.died_in = entry.deaths + 1, stage
             self._run_again(entry)
 
     def _run_again(self, entry: Entry) -> None:
@@ -369,11 +368,12 @@ class Executor:
 
     def _probed(self, entry: Entry, healthy: bool) -> None:
         """The verdict of a suspect, after its probe: we are healthy or not."""
-        stage = ""
         if healthy and entry.died_in == "task":  # no candidate runs in that stage
-            status, message = "unsupported", "the reference itself crashes the process that runs it"
-            stage = "task"
-        elif healthy:
+            suspect = dataclasses.replace(entry, is_probe=False)
+            message = "the reference itself crashes the process that runs it"
+            self._finish(suspect, "unsupported", message, stage="task")
+            return
+        if healthy:
             status, message = "crashed", "it crashed the process that ran it, twice"
         else:
             status, message = "infra_error", "the executor's own health check fails"

@@ -153,7 +153,7 @@ def check_card(device: str, timed: bool = False) -> None:
 
 
 def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base:
-    """Start a base. card: the GPU that candidates are judged for.
+    """Start a base.
 
     Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the
     thread.
@@ -163,7 +163,7 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command,
-        env=_base_environment(flavour, root, visible),
+        env=env,
         pass_fds=[theirs.fileno()],
         start_new_session=True,
         stdin=subprocess.DEVNULL,
@@ -171,17 +171,6 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     )
     theirs.close()
     return Base(flavour, popen, ours)
-
-
-def _base_environment(flavour: str, root: str, visible: str | None) -> dict[str, str]:
-    env = environment(root)
-    if flavour != "cuda":
-        env["CUDA_VISIBLE_DEVICES"] = ""
-        return env
-    env |= {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "NVIDIA_"))}
-    if visible is not None:
-        env["CUDA_VISIBLE_DEVICES"] = visible
-    return env
 
 
 def ask_for_worker(
@@ -206,6 +195,7 @@ def ask_for_worker(
         "card": asdict(card),
         "device": "cuda" if on_gpu else "cpu",
         "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
+        "card": asdict(card),
     }
     try:
         send(base.sock, options, (theirs.fileno(), fd))

@@ -15,7 +15,7 @@ MAX_ALTERNATIVES = 256
 MAX_TTIR = 4 << 20
 MAX_DIMS = 25  # torch's own limit is 64; Triton's and ATen's kernels stop at 25
 GRID_LIMIT = (2**31 - 1, 65_535, 65_535)  # CUDA's
-KINDS = ("input", "weight", "const", "temp")
+KINDS = ("input", "weight", "const", "temp", "carried")
 DTYPES = {
     str(d).removeprefix("torch."): d
     for d in (
@@ -49,7 +49,7 @@ _NOT_COMPILED = re.compile(
 class Storage:
     """A flat block of bytes."""
 
-    kind: str  # input, weight, const or temp
+    kind: str  # input, weight, const, temp, or carried: the plan of the call before left it
     nbytes: int
     dtype: str  # of the first tensor in it: it chooses the poison
     # hash of the initial bytes (of a weight or constant); `Plan.blobs` may lack those of a weight

@@ -94,6 +94,10 @@ class Plan:
     weights: list[Weight] = field(default_factory=list)
     inputs: Any = None  # tree of the arguments of forward
     outputs: Any = None  # tree of its result
+    # of a second call: (storage here, storage of the first call's plan), for what the first call left behind
+    carried: list[tuple[int, int]] = field(default_factory=list)
+    # of a second call: the tensor of each parameter and buffer that a step may have written to, by name
+    state: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)  # hash -> bytes
 
     # -- questions that rules and verdicts ask
@@ -161,6 +165,8 @@ class Plan:
             "weights": [[w.names, w.tensor] for w in self.weights],
             "inputs": self.inputs,
             "outputs": self.outputs,
+            "carried": [list(pair) for pair in self.carried],
+            "state": self.state,
             "blobs": [[key, len(data)] for key, data in self.blobs.items()],
         }
         text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
@@ -187,6 +193,8 @@ class Plan:
             weights=[Weight(*w) for w in header["weights"]],
             inputs=header["inputs"],
             outputs=header["outputs"],
+            carried=[tuple(pair) for pair in header["carried"]],
+            state=header["state"],
             blobs=blobs,
         )
         plan.validate(max_memory)

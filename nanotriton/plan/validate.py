@@ -59,6 +59,12 @@ def check_fields(plan, max_memory: int) -> None:
     check_value(plan.inputs, len(plan.tensors), "inputs")
     check_value(plan.outputs, len(plan.tensors), "outputs")
     _check_inputs(plan)
+    _check_carried(plan)
+    check(
+        type(plan.state) is dict and len(plan.state) <= MAX_COUNT["weights"], "the state is tensors by name"
+    )
+    for name, tensor in plan.state.items():
+        check(len(name) < 1024 and _tensor(plan, tensor) is not None, "a name of the state is a short string")
     for step in plan.steps:
         _check_step(plan, step, nested=False)
 
@@ -121,6 +127,27 @@ def _check_inputs(plan) -> None:
     check(len(filled) == len(ids), "two inputs share a storage")
     storages = sum(s.kind == "input" for s in plan.storages)
     check(len(ids) == storages, "an input storage that no input fills")
+
+
+def _check_carried(plan) -> None:
+    """Every carried storage comes from exactly one storage of the first call's plan.
+
+    Whether that storage is there, and of the same size, `check_follows` says, which knows both plans.
+    """
+    here = [index for index, _ in plan.carried]
+    wanted = [i for i, s in enumerate(plan.storages) if s.kind == "carried"]
+    check(sorted(here) == wanted, "a carried storage comes from one storage of the first call")
+    check(
+        all(_is_size(source) for _, source in plan.carried), "a carried storage comes from a storage's number"
+    )
+
+
+def check_follows(second, first) -> None:
+    """Check that the plan of a second call can take over what the plan of the first call leaves behind."""
+    for here, source in second.carried:
+        check(source < len(first.storages), f"the first call has no storage {source}")
+        same = first.storages[source].nbytes == second.storages[here].nbytes
+        check(same, f"storage {here} is carried over from one of another size")
 
 
 # -- steps

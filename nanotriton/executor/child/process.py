@@ -34,10 +34,12 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     """Process mode: run the candidate for real, on every trial.
 
     fds[0] holds the bytes of all trials, described as in wire.py.
-    args: trials (descriptions of inputs and of state, a seed of weights), bytes (of fds[0]), init (a
+    args: trials (descriptions of inputs and of state, a seed of weights; the first also has the inputs of a
+    second call, `more`), bytes (of fds[0]), init (a
     description), buffers (names of those whose constants are moved), device, defaults (Reference.defaults),
     wait (seconds before it begins).
-    The answer has a description for each trial, of the outputs and of the inputs afterwards, and their bytes.
+    The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call also
+    of the module's state), and their bytes.
     """
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
     data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
@@ -61,6 +63,10 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             inputs, used = wire.rebuild(trial["inputs"], data)
             state, more = wire.rebuild(trial["state"], data[used:])
             data = data[used + more :]
+            again = None
+            if "more" in trial:
+                again, used = wire.rebuild(trial["more"], data)
+                data = data[used:]
             report.stage("build")
             init, buffers = wire.stand_ins(args["init"]), frozenset(args["buffers"])
             model = build(module.ModelNew, init, trial["seed"], state, device, buffers)
@@ -68,10 +74,13 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             report.stage("run")
             with torch.no_grad():
                 outputs = model(*inputs)
-            description, found = wire.describe([outputs, inputs])
-            described.append(description)
-            tensors += [t.cpu() for t in found]
-        report.finish({"trials": described}, wire.raw(tensors))
+            described.append(keep([outputs, inputs], tensors))
+            if again is not None:
+                again = mapped(again, lambda t: t.to(device))
+                with torch.no_grad():
+                    outputs = model(*again)
+                described.append(keep([outputs, again, state_of(model)], tensors))
+        report.finish({"calls": described}, wire.raw(tensors))
     except (Exception, SystemExit) as error:
         report.finish(explain(error, failure, path))
 
@@ -85,6 +94,21 @@ def prepare(device: torch.device, defaults: dict) -> None:
     triton.set_allocator(allocate)
     torch.set_default_dtype(getattr(torch, defaults["dtype"]))
     torch.set_default_device(device if defaults["cuda"] else None)
+
+
+def keep(tree: list, tensors: list[torch.Tensor]) -> list:
+    """Add a tree's tensors to `tensors`, on the host -> its description."""
+    description, found = wire.describe(tree)
+    tensors += [t.cpu() for t in found]
+    return description
+
+
+def state_of(model) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: t.detach() for name, t in named}
 
 
 def load(path: str):

@@ -15,7 +15,8 @@ from nanotriton.plan import wire
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Record the candidate. The answer's payload is its plan.
+    """Record the candidate. The answer's payload is the plan of a first call, whose length the header
+    says, and the plan of a second.
 
     args: inputs and init (descriptions), seed (of weights), buffers (names of those whose constants are
     moved), known (hashes of weights that need not be sent), configs (the most of an autotuner that are
@@ -30,7 +31,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
-            plan = recorder.record(
+            first, second = recorder.record(
                 source,
                 init,
                 inputs,
@@ -41,7 +42,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 default_cuda=args["defaults"]["cuda"],
                 finish=settled,
             )
-        report.finish({}, plan.to_bytes())
+        data = first.to_bytes()
+        report.finish({"first": len(data)}, data + second.to_bytes())
     except recorder.RecordError as error:
         report.finish(
             {

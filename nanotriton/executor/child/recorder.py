@@ -74,7 +74,7 @@ def uninstall() -> None:
 def warm_up(folder: str | Path) -> Plan:
     """Make one small recording before forking: torch and Triton import for seconds at their first use."""
     x = torch.empty(4, 8, device="meta")
-    return record(WARM_UP, [8], [x], seed=0, folder=folder)
+    return record(WARM_UP, [8], [x], seed=0, folder=folder)[0]
 
 
 def record(
@@ -89,8 +89,10 @@ def record(
     max_configs: int = 64,
     default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
-) -> Plan:
-    """The plan of `entry(*init_args)(*inputs)`.
+) -> tuple[Plan, Plan]:
+    """The plans of two calls of one module: `model = entry(*init_args)`, then `model(*inputs)` twice.
+
+    The second call has inputs of its own, of the same shapes. Its plan also names the state afterwards.
 
     inputs: of tensors only shape, stride and dtype are used, so meta tensors will do. Other values are passed
     as they are.
@@ -118,15 +120,36 @@ def record(
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
-                arguments = tree_map(
-                    lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs)
-                )
-            tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
-            result = _stage(tape, "runtime_error", lambda: model(*arguments))
-        tape.plan.outputs = _outputs(tape, result)
-        return tape.plan
+            first = _call(tape, model, inputs)
+            tape.begin_second_call()
+            second = _call(tape, model, inputs)
+            second.state = _state(tape, model)
+        return first, second
     finally:
         Tape.active = None
+
+
+def _call(tape: Tape, model: Any, inputs: list) -> Plan:
+    """Record one call of forward -> its plan."""
+    with quiet():
+        arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
+    tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
+    result = _stage(tape, "runtime_error", lambda: model(*arguments))
+    tape.plan.outputs = _outputs(tape, result)
+    return tape.plan
+
+
+def _state(tape: Tape, model: Any) -> dict[str, int]:
+    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part of a plan."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    with quiet():
+        named = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
+        changed = {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+    return {name: tape.tensor_id(t) for name, t in changed.items()}
 
 
 def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:

@@ -67,6 +67,13 @@ class Tape:
         self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
+        self._first: dict[
+            int, int
+        ] = {}  # the same for the first call's plan, while a second call is recorded
+        # of the first call's: the known values that nothing wrote to, and what may have been written to
+        self._unchanged: dict[int, torch.UntypedStorage] = {}
+        self._changed: set[int] = set()
+        self._dtypes: list[str] = []
         self._tensors: dict[Tensor, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
         self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
@@ -124,14 +131,51 @@ class Tape:
         return len(self.plan.storages) - 1
 
     def knows(self, t: torch.Tensor) -> bool:
-        return t.untyped_storage()._cdata in self._storages
+        address = t.untyped_storage()._cdata
+        return address in self._storages or address in self._first
+
+    def may_have_changed(self, t: torch.Tensor) -> bool:
+        """Whether a step of the first or of the second call has written to a tensor's storage, or may have."""
+        address = self.lower(t).untyped_storage()._cdata
+        return address in self._changed or self._storages.get(address) in self._written
+
+    def begin_second_call(self) -> None:
+        """The plan so far is the first call's. What follows goes to a plan of its own.
+
+        Whatever the second call finds of the first one (weights, buffers, tensors that were kept) is carried
+        over when a step or the answer names it.
+        """
+        for address, index in self._storages.items():
+            if index in self._written:
+                self._changed.add(address)
+            elif index in self._hosts:
+                self._unchanged[address] = self._hosts[index]
+        self._first, self._storages = self._storages, {}
+        self._dtypes = [storage.dtype for storage in self.plan.storages]
+        self.plan = Plan()
+        self.steps = self.plan.steps
+        self._tensors, self._kernels, self._weights = {}, {}, {}
+        self._hosts, self._written = {}, set()
+
+    def _carry(self, t: torch.Tensor) -> int:
+        """Enter a storage of the first call's plan into the second's."""
+        address = t.untyped_storage()._cdata
+        index = self.new_storage(t, "carried")
+        self.plan.carried.append((index, self._first[address]))
+        self.plan.storages[index].dtype = self._dtypes[self._first[address]]
+        if address in self._unchanged:
+            self._hosts[index] = self._unchanged[address]
+        return index
 
     def tensor_id(self, t: torch.Tensor) -> int:
         with quiet():
             t = self.lower(t)
             if t.is_conj() or t.is_neg():
                 self.unrecordable("a tensor with a pending conjugation or negation")
-            storage = self._storages.get(t.untyped_storage()._cdata)
+            address = t.untyped_storage()._cdata
+            storage = self._storages.get(address)
+            if storage is None and address in self._first:
+                storage = self._carry(t)
             if storage is None:
                 self.unrecordable("a tensor that was made where the recorder could not see it")
             key = Tensor(storage, _name(t.dtype), tuple(t.shape), tuple(t.stride()), t.storage_offset())
@@ -173,6 +217,8 @@ class Tape:
             whole = base[: base.numel() // size * size].view(t.dtype)
             meta = whole.as_strided(t.shape, t.stride(), t.storage_offset())
             tid = self.tensor_id(meta)
+            if self.plan.storages[self.plan.tensors[tid].storage].kind == "carried":
+                return meta
             if tid not in self._weights:
                 self._weights[tid] = Weight([], tid)
                 self.plan.weights.append(self._weights[tid])
@@ -201,7 +247,10 @@ class Tape:
         anew (candidate.judge_trials).
         """
         with quiet():
-            sid = self._storages.get(self.lower(t).untyped_storage()._cdata)
+            address = self.lower(t).untyped_storage()._cdata
+            if address in self._first and address not in self._storages:
+                self._carry(self.lower(t))
+            sid = self._storages.get(address)
             if sid not in self._hosts or sid in self._written:
                 return None
             return (

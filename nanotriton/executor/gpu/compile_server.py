@@ -62,7 +62,7 @@ def cpu_seconds() -> float:
 def fill_order(report: Report, job: dict) -> None:
     """Compile the kernel of an order (sandbox/servers.py), and write the answer.
 
-    Raises MemoryError or OSError, which end the server, if it lacks memory itself.
+    Raises MemoryError or OSError, which end the server, if the server lacks memory itself.
     """
     from nanotriton.executor.gpu.compiler import CompileError, compile_kernel
     from nanotriton.plan.plan import Kernel

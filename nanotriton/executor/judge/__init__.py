@@ -23,6 +23,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     draws.py        draws of inputs and weights that a candidate cannot foresee
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
+    second.py       a second call of the same module: its answer, and the state that both leave
     compare.py      the tolerance
     runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU
     measure.py      how fast a right candidate is

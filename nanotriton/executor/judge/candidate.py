@@ -13,10 +13,13 @@ from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.reference import Reference, Trial, excused
 from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.plan.plan import DTYPES, Plan, PlanError
+from nanotriton.plan.aten import check
+from nanotriton.plan.plan import DTYPES, Plan, PlanError, malformed
+from nanotriton.plan.validate import check_follows
 from nanotriton.rules import rules
 from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
 
@@ -56,12 +59,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     worker.add_child("record", ended)
     check_ended(ended, limits)
     with worker.stage("validate", job.timeout):
-        try:
-            plan = Plan.from_bytes(ended.payload, job.memory if worker.gpu is None else worker.gpu.budget)
-        except PlanError as error:
-            raise Fault(
-                "memory_limit" if "bytes of tensors" in str(error) else "crashed", f"plan: {error}"
-            ) from None
+        plan, second = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
         job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
         facts = rules.facts(plan)
         job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
@@ -70,6 +68,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             job.facts["torch_share"] = facts.flops / reference.facts.flops
         if violation := rules.check_plan(plan, job.policy, reference.facts):
             raise Fault(violation.status, str(violation))
+        if violation := rules.check_plan(second, job.policy, reference.facts):
+            raise Fault(violation.status, f"in a second call of the same module: {violation}")
         size = sum(
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
             for t in (plan.tensors[i] for i in plan.output_tensors())
@@ -80,10 +80,26 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
                 f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}",
             )
     if worker.gpu is None:
-        return Runner(worker, job, reference, plan, seed)
+        return Runner(worker, job, reference, plan, second, seed)
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-    return (yield from gpu_runner.make_runner(job, worker, reference, plan, seed))
+    return (yield from gpu_runner.make_runner(job, worker, reference, plan, second, seed))
+
+
+def read_plans(ended: Ended, max_memory: int) -> tuple[Plan, Plan]:
+    """The plans of a first and of a second call, from a child's answer. Raises Fault for anything that is not that."""
+    try:
+        with malformed():
+            first = ended.header["first"]
+            check(type(first) is int and first >= 0, "its length is a number")
+            plan = Plan.from_bytes(ended.payload[:first], max_memory)
+            second = Plan.from_bytes(ended.payload[first:], max_memory)
+            check(not plan.carried, "a first call takes over nothing")
+            check_follows(second, plan)
+    except PlanError as error:
+        status = "memory_limit" if "bytes of tensors" in str(error) else "crashed"
+        raise Fault(status, f"plan: {error}") from None
+    return plan, second
 
 
 def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -114,6 +130,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
+    work = partial(judge_second, reference, trials[0], first)
+    in_room(worker, reference, "judge", worker.patience, work)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
 

@@ -1,9 +1,8 @@
 """Replay of one plan on the GPU. Compile servers compile its kernels, and the arena holds its buffers."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-
-import torch
 
 from nanotriton.executor.gpu.arena import CudaBackend
 from nanotriton.executor.gpu.compiler import Binary
@@ -23,60 +22,80 @@ ORDERS = (None, (1, 0), (0, 1))
 
 
 class GpuRunner(Runner):
-    """As `Runner`, on the GPU."""
+    """As `Runner`, on the GPU. Both plans are replayed in one arena, one after the other."""
 
     def __init__(
-        self, worker, job: Job, reference: Reference, plan: Plan, recorded: int, binaries: dict[str, Binary]
+        self,
+        worker,
+        job: Job,
+        reference: Reference,
+        plan: Plan,
+        second: Plan,
+        recorded: int,
+        binaries: dict[str, Binary],
     ):
-        super().__init__(worker, job, reference, plan, recorded)
-        backend = CudaBackend(binaries, worker.gpu.budget)
-        self.replay = Replay(plan, backend=backend, known=reference.large_weights(recorded))
-        self.calls = 0
+        self.backend = CudaBackend(binaries, worker.gpu.budget)
+        self.runs = 0
+        super().__init__(worker, job, reference, plan, second, recorded)
 
-    def __call__(
-        self, inputs: list, seed: int, skip: int | range | None = None
-    ) -> tuple[object, dict[int, torch.Tensor]]:
-        gpu, backend = self.worker.gpu, self.replay.backend
+    def make_replay(self, plan: Plan) -> Replay:
+        return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        gpu = self.worker.gpu
         # An ablation can lose it: without the launch that was left out, a later one left its buffers.
         if gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
         gpu.own(self)
-        backend.order = ORDERS[self.calls % len(ORDERS)]
-        self.calls += 1
+        self.backend.order = ORDERS[self.runs % len(ORDERS)]
+        self.runs += 1
         try:
-            outputs, changed = super().__call__(inputs, seed, skip)
+            with super().running():
+                yield
         finally:
-            backend.order = None  # timed runs are whole
+            self.backend.order = None  # timed runs are whole
         if gpu.crowded(self.job, self.reference):
             gpu.own(None)  # the arena makes room for the reference
-        return outputs, changed
 
 
 def make_runner(
-    job: Job, worker, reference: Reference, plan: Plan, recorded: int
+    job: Job, worker, reference: Reference, plan: Plan, second: Plan, recorded: int
 ) -> Generator[Spawn, Ended, GpuRunner]:
-    """Compile the plan's kernels, tune them, and drop configurations that don't compile.
+    """Compile both plans' kernels, tune them, and drop configurations that don't compile.
 
     Raises Fault if a kernel without an alternative does not compile.
     """
-    binaries: dict[str, Binary] = {}  # by a kernel's key
-    refused: dict[int, Fault] = {}  # by a kernel's number
-    tried: set[int] = set()
-    # dropping a configuration makes another one the first, whose kernels are then needed
-    while missing := needed_kernels(plan, job.time) - tried:
-        for number in sorted(missing):
-            kernel = plan.kernels[number]
-            try:
-                binaries[kernel.key] = yield from binary_of(job, worker, kernel)
-            except Fault as fault:
-                refused[number] = fault
-        tried |= missing
-        drop_refused(plan, refused)
-    runner = GpuRunner(worker, job, reference, plan, recorded, binaries)
+    binaries: dict[str, Binary] = {}  # by a kernel's key, as all of these
+    refused: dict[str, Fault] = {}
+    for call in (plan, second):
+        yield from compile_kernels(job, worker, call, binaries, refused)
+    runner = GpuRunner(worker, job, reference, plan, second, recorded, binaries)
     if job.time and any(isinstance(step, Choice) for step in plan.steps):
         tune(job, worker, reference, runner)
     yield from add_halves(job, worker, runner)
     return runner
+
+
+def compile_kernels(
+    job: Job, worker, plan: Plan, binaries: dict[str, Binary], refused: dict[str, Fault]
+) -> Generator[Spawn, Ended, None]:
+    """Compile the kernels that a plan needs, into `binaries` or `refused`, and drop configurations that are refused.
+
+    Both plans of a recording have the same configurations in the same order, and so lose the same ones.
+    """
+    while True:
+        kernels = [plan.kernels[number] for number in sorted(needed_kernels(plan, job.time))]
+        missing = [k for k in kernels if k.key not in binaries and k.key not in refused]
+        for kernel in missing:
+            try:
+                binaries[kernel.key] = yield from binary_of(job, worker, kernel)
+            except Fault as fault:
+                refused[kernel.key] = fault
+        drop_refused(plan, {n: refused[k.key] for n, k in enumerate(plan.kernels) if k.key in refused})
+        # dropping a configuration makes another one the first, whose kernels are then needed
+        if not missing:
+            return
 
 
 def needed_kernels(plan: Plan, every: bool) -> set[int]:

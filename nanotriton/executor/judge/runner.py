@@ -1,4 +1,7 @@
-"""Replay of one plan on the CPU, in the form in which the judge asks for it."""
+"""Replay of one recording on the CPU, in the form in which the judge asks for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -6,33 +9,72 @@ from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.plan.aten import tensor_ids
-from nanotriton.plan.plan import DTYPES, Plan, Weight
+from nanotriton.plan.plan import DTYPES, Choice, Plan, Weight
 from nanotriton.verdict import Fault, out_of_memory
 
 
 class Runner:
-    """Replays one plan on the CPU, as `judge_trial` wants it: (inputs, weight seed) -> (outputs, {input: what it was changed to})."""
+    """Replays what one child recorded: the plan of a first call of forward, and that of a second.
 
-    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, recorded: int):
-        self.worker, self.job, self.reference, self.plan, self.recorded = (
-            worker,
-            job,
-            reference,
-            plan,
-            recorded,
-        )
+    recorded: the seed of the weights that the child had.
+    """
+
+    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, second: Plan, recorded: int):
+        self.worker, self.job, self.reference = worker, job, reference
+        self.plan, self.second, self.recorded = plan, second, recorded
         self.launches = len(plan.launches())
-        self.replay = Replay(plan, "cpu", known=reference.large_weights(recorded))
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.replay = self.make_replay(plan)
+
+    def make_replay(self, plan: Plan) -> Replay:
+        return Replay(plan, "cpu", known=self.reference.large_weights(self.recorded))
 
     def __call__(
         self, inputs: list, seed: int, skip: int | range | None = None
     ) -> tuple[object, dict[int, torch.Tensor]]:
-        weights, ids = self.by_name(seed), tensor_ids(self.plan.inputs)
+        """One call, as `judge_trial` wants it: (outputs, {input tensor's number: what it was changed to}).
+
+        seed: of the weights. skip: leave out that launch, or those. Raises Fault.
+        """
+        with self.running():
+            outputs = self.replay.run(inputs, self.by_name(seed), skip_launch=skip)
+            ids = tensor_ids(self.plan.inputs)
+            changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
+        return outputs, changed
+
+    def twice(
+        self, inputs: list, more: list, seed: int
+    ) -> tuple[object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
+        """Two calls, the second on what the first left.
+
+        Returns (answer of the second, {name: parameter or buffer afterwards} of those that the candidate may have
+        written to, {input tensor's number: what the second call changed it to}). more: the inputs of the second
+        call. Raises Fault.
+        """
+        weights = self.by_name(seed)
+        with self.running():
+            self.replay.run(inputs, weights)
+            left = self.replay.left(self.second)
+        replay = self.make_replay(self.second)
+        replay.chosen = {
+            key: n for key, n in self.replay.chosen.items() if n < fewest_alternatives(self.second, key)
+        }
+        with self.running():
+            try:
+                found = replay.run(more, weights, carried=left)
+                state = {name: replay.tensor(i).clone() for name, i in self.second.state.items()}
+                ids = tensor_ids(self.second.inputs)
+                changed = {i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs}
+            finally:
+                replay.forget()
+        return found, state, changed
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A stage in which the candidate's kernels run. What goes wrong is a Fault."""
         with self.worker.stage("run", self.job.timeout):
             try:
-                outputs = self.replay.run(inputs, weights, skip_launch=skip)
-                changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
+                yield
             except ReplayError as error:
                 if error.fatal:
                     self.worker.gpu.lost = True
@@ -45,18 +87,24 @@ class Runner:
                 raise Fault("memory_limit", f"it used more than {self.job.memory >> 20} MiB") from None
             finally:
                 self.replay.forget()
-        return outputs, changed
 
     def by_name(self, seed: int) -> dict[str, torch.Tensor]:
-        """The reference's weights for this seed, if every weight of the plan has a twin there; else none: draw order decides."""
+        """The reference's weights for this seed, if every weight of the plan has a twin there.
+
+        Else there are none, and the order in which the constructor drew them decides.
+        """
         if seed not in self.weights:
             state = self.reference.weights(seed) if self.plan.weights else {}
-            self.weights[seed] = state if all(self.has_twin(w, state) for w in self.plan.weights) else {}
+            twins = all(self.has_twin(weight, state) for weight in self.plan.weights)
+            self.weights[seed] = state if twins else {}
         return self.weights[seed]
 
     def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
-        twin, own = (
-            next((state[n] for n in weight.names if n in state), None),
-            self.plan.tensors[weight.tensor],
-        )
+        twin = next((state[name] for name in weight.names if name in state), None)
+        own = self.plan.tensors[weight.tensor]
         return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+
+
+def fewest_alternatives(plan: Plan, key: int) -> int:
+    """The number of alternatives that every choice of this key has; 0 if there is no such choice."""
+    return min((len(s.alternatives) for s in plan.steps if isinstance(s, Choice) and s.key == key), default=0)

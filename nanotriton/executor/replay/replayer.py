@@ -66,21 +66,31 @@ class Replay:
         inputs: list,
         weights: dict[str, torch.Tensor] | None = None,
         skip_launch: int | range | None = None,
+        carried: dict[int, torch.Tensor] | None = None,
     ) -> Any:
         """The outputs as forward returned them: the same containers, tensors of their own.
 
         inputs: the arguments of forward: shapes, dtypes and other values as recorded. They are copied,
         never written.
         weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0), or
-        those.
+        those. carried: for the plan of a second call, what `left` gave after the first.
         Raises ReplayError for the candidate's failures, ValueError if inputs or weights do not fit the
         plan.
         """
-        self.load(inputs, weights)
+        self.load(inputs, weights, carried)
         self.execute(skip_launch)
         return self.outputs()
 
-    def load(self, inputs: list, weights: dict[str, torch.Tensor] | None = None) -> None:
+    def left(self, second: Plan) -> dict[int, torch.Tensor]:
+        """After a run: the bytes that the plan of a second call takes over, by storage of this plan."""
+        return {source: self._bytes(source).clone() for _, source in second.carried}
+
+    def load(
+        self,
+        inputs: list,
+        weights: dict[str, torch.Tensor] | None = None,
+        carried: dict[int, torch.Tensor] | None = None,
+    ) -> None:
         """First third of `run`: poisoned memory, then inputs, weights and constants in their places."""
         self.backend.reset(self.plan.storages)
         self._storages = dict(self._adopted)  # a captured graph goes on writing there
@@ -90,6 +100,8 @@ class Replay:
         for index, given in self._given:
             self._fill(index, given, "input")
         self._fill_weights(weights or {})
+        for here, source in self.plan.carried:
+            self._bytes(here).copy_(carried[source])
 
     def execute(self, skip_launch: int | range | None = None) -> None:
         """Second third: every step. Only this is timed."""

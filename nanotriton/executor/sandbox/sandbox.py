@@ -218,7 +218,7 @@ def make_forks_cheap() -> None:
 
 
 def readable_paths() -> list[str]:
-    """The paths that every candidate may read: the Python environment, system libraries, this package."""
+    """The paths that every candidate may read: Python's environment, system libraries, and this package."""
     import numpy
     import torch
     import triton
