@@ -377,7 +377,7 @@ class Executor:
             status, message = "crashed", "it crashed the process that ran it, twice"
         else:
             status, message = "infra_error", "the executor's own health check fails"
-        self._finish(dataclasses.replace(entry, is_probe=False), status, message, stage)
+        self._finish(dataclasses.replace(entry, is_probe=False), status, message)
 
     # ---- work
 

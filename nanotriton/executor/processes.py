@@ -159,6 +159,13 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     thread.
     """
     ours, theirs = pair()
+    env = environment(root)
+    if flavour == "cuda":
+        env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
+        if visible is not None:
+            env["CUDA_VISIBLE_DEVICES"] = visible
+    else:
+        env["CUDA_VISIBLE_DEVICES"] = ""
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
     command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
@@ -192,7 +199,6 @@ def ask_for_worker(
         "cubins": os.path.join(root, "cubins"),
         "locks": tempfile.gettempdir(),
         "visible": visible,
-        "card": asdict(card),
         "device": "cuda" if on_gpu else "cpu",
         "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
         "card": asdict(card),
