@@ -99,30 +99,29 @@ def visible_devices(index: int | None) -> str | None:
 
 
 def environment(folder: str) -> dict[str, str]:
-    """What a process that is started here gets. folder: its home, and where its temporary files go."""
-    env = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
-    env |= {
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "HOME": folder,
-        "TMPDIR": folder,
-    }
-    return env | {
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    }
+    """The environment of a process that is started here.
+
+    folder: its home, and the place of its temporary files.
+    """
+    env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    env |= {"HOME": folder, "TMPDIR": folder}
+    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    return env
 
 
 @functools.cache
 def ask_driver(visible: str | None) -> Card:
     """The GPU that processes with this CUDA_VISIBLE_DEVICES (None: unset) would use.
 
-    A process of its own asks: where CUDA has been initialised, forks can't use it, and which devices are seen is
-    settled. Raises ConfigError, one line, if candidates can't run there.
+    A process of its own asks: where CUDA has been initialised, forks can't use it, and which devices are
+    seen is settled. Raises ConfigError, one line, if candidates can't run there.
     """
     with tempfile.TemporaryDirectory() as folder:
-        env = environment(folder) | ({"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
+        env = environment(folder)
+        if visible is not None:
+            env["CUDA_VISIBLE_DEVICES"] = visible
         command = [sys.executable, "-c", "from nanotriton.executor.gpu.ask import main; main()"]
         options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
@@ -136,7 +135,7 @@ def ask_driver(visible: str | None) -> Card:
 
 
 def read_card(visible: str | None, timed: bool = False) -> Card:
-    """As `ask_driver`. timed: also raises where candidates can't be timed."""
+    """As `ask_driver`. timed: it also raises where candidates can't be timed."""
     card = ask_driver(visible)
     if timed and not card.bandwidth:
         reason = "the driver does not tell how fast its memory is"
@@ -145,7 +144,7 @@ def read_card(visible: str | None, timed: bool = False) -> Card:
 
 
 def check_card(device: str, timed: bool = False) -> None:
-    """ConfigError if candidates can't run on what --device names: call it before anything else is done."""
+    """ConfigError if candidates can't run on the GPU of --device. Call it before anything else is done."""
     if device == "cuda":
         try:
             read_card(visible_devices(None), timed)
@@ -163,7 +162,8 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     env = environment(root)
     if flavour == "cuda":
         env |= {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "NVIDIA_"))}
-        env |= {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
+        if visible is not None:
+            env["CUDA_VISIBLE_DEVICES"] = visible
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"

@@ -97,9 +97,10 @@ def _defines_entry(block: str, entry: str) -> bool:
 
 
 def opened_reasoning(prompt: str) -> str:
-    """The `<think>` that a prompt ends with, as in the chat templates of R1's distillations and Qwen3-Thinking, else "".
+    """The `<think>` that a prompt ends with, else "".
 
-    Before the completion it makes the model's whole turn, in which a draft that was cut inside the reasoning is no answer.
+    Chat templates of R1's distillations and of Qwen3-Thinking end so. Put before the completion it makes the
+    model's whole turn, in which a draft that was cut inside the reasoning is no answer.
     """
     return OPEN if prompt.rstrip().endswith(OPEN) else ""
 

@@ -14,7 +14,8 @@ from torch.utils._device import _device_constructors
 BLANK = 1 << 20
 INITIALISERS = ("zeros_", "ones_", "constant_", "eye_", "dirac_")  # of nn.init
 NOISE = 0.25
-# torch keeps the first answer, of which functions take a default device: it must not come while they are patched.
+# torch asks once which functions take a default device, and keeps the answer. It must not ask while they are
+# patched.
 _device_constructors()
 
 

@@ -1,13 +1,13 @@
-"""TTIR on the CPU: `Evaluator` runs what Triton's front end made of a kernel, `GlobalMemory` holds the tensors.
+"""TTIR on the CPU: `Evaluator` runs a kernel as Triton's front end prints it, `GlobalMemory` has the tensors.
 
 Who runs here. A worker does, on a machine without a GPU: the evaluator stands for compiler and GPU. On a
 GPU two questions about a kernel are answered here too: may its programs meet, and do they wait for each
 other.
 
-What it trusts. It trusts nothing in the text. TTIR comes out of a child and may be anything; whatever is
-wrong with it raises one of `TTIRError`'s children, its work is bounded by a budget, and every access is
-checked against the buffers of `GlobalMemory`. The evaluator itself is trusted: it decides what a kernel computes,
-with the rounding of each dtype and of TF32, and which races make the answer a matter of chance.
+What it trusts. It trusts nothing in the text. TTIR comes out of a child and may be anything: faulty text
+raises one of `TTIRError`'s children, its work is bounded by a budget, and every access is checked against
+the buffers of `GlobalMemory`. The evaluator itself is trusted. It decides what a kernel computes, with the
+rounding of each dtype and of TF32, and which races make the answer a matter of chance.
 
 Who may import it. `replay` and `gpu` may. It imports no other wing: no plan, no task, no torch beyond the
 tensors that it is given.
