@@ -13,6 +13,9 @@ import torch
 from nanotriton.collect.ir import Graph, Node, Unfit
 
 
+ALONE = ("total", "rank", "attention")  # kernels that nothing else is computed in
+
+
 @dataclass(eq=False)
 class Stage:
     kind: str  # "pointwise", "rows", "total" or an anchor's op
@@ -91,7 +94,7 @@ class Fuser:
             return None
         stage = max(stages, key=lambda s: s.number)
         others = [a for a in self.leaves(node) if self.inside.get(a) is not stage]
-        if any(self.ready(a) >= stage.number for a in others) or stage.kind == "total":
+        if any(self.ready(a) >= stage.number for a in others) or stage.kind in ALONE:
             return None
         return stage
 
@@ -110,7 +113,7 @@ class Fuser:
     def view(self, node: Node) -> None:
         if node.attrs["alias"]:
             stage = self.inside.get(node.args[0])
-            if stage and stage.kind != "total" and stage.holds(node):
+            if stage and stage.kind not in ALONE and stage.holds(node):
                 self.pull(node, stage)
         else:
             self.settle(node.args[0])

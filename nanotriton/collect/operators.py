@@ -143,7 +143,7 @@ ALIASES = {
     "truediv": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg", "absolute": "abs", "swish": "silu",
     "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1", "special_log1p": "log1p", "special_sinc": "sinc",
     "special_logit": "logit", "log_sigmoid": "logsigmoid", "fix": "trunc", "arctan": "atan", "arcsin": "asin", "arccos": "acos", "clip": "clamp",
-    "greater": "gt", "less": "lt", "and_": "bitwise_and", "or_": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
+    "greater": "gt", "less": "lt", "and_": "bitwise_and", "or_": "bitwise_or", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
     "mod": "remainder", "max_elementwise": "maximum", "special_expit": "sigmoid", "arctan2": "atan2", "iadd": "add", "imul": "mul", "isub": "sub",
     "itruediv": "div", "bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "leakyrelu": "leaky_relu", "hard_sigmoid": "hardsigmoid",
 }  # fmt: skip

@@ -22,6 +22,8 @@ NAMES: dict[Callable, str] = {}  # F.max_pool2d calls itself boolean_dispatch: n
 for _owner in (torch, F, torch.special, torch.linalg):
     for _name in dir(_owner):
         if callable(_found := getattr(_owner, _name)) and not _name.startswith("_") and getattr(_found, "__hash__", None):
+            if _name in LOWER or _name in OPS:  # torch.mm has other names too
+                NAMES[_found] = _name
             NAMES.setdefault(_found, _name)
 
 # nn modules whose tensors and numbers are the functional's arguments: (operator, tensors, numbers).
@@ -166,8 +168,8 @@ class Reader:
     # ---- operators ----
 
     def call(self, name: str, args: tuple, kwargs: dict):
-        if name == "getattr" and isinstance(args[0], Node):
-            return self.attribute(*args)
+        if name == "getattr":
+            return self.attribute(*args) if isinstance(args[0], Node) else args[0][("values", "indices").index(args[1])]
         if name in ("size", "dim", "numel", "ndimension", "__len__", "len"):
             return self.size(name, *args)
         if name == "getitem" and not isinstance(args[0], Node):
@@ -231,7 +233,8 @@ class Reader:
             raise Unfit(f"{name}: {error}") from None
 
     def elementwise(self, name: str, args: tuple, kwargs: dict):
-        op, alpha = OPS[name], kwargs.pop("alpha", None)
+        op = OPS[name]
+        alpha = kwargs.pop("alpha", None) if name in ("add", "sub") else None
         if kwargs.get("rounding_mode"):
             raise Unfit("a division that rounds")
         try:

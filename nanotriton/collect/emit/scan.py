@@ -52,7 +52,7 @@ def along_lanes(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> N
     (x,), attrs, dim, rank = stage.anchor.args, stage.anchor.attrs, stage.anchor.attrs["dim"], len(stage.full)
     if attrs["kind"] == "logcumsumexp" or stage.anchor.dtype == torch.int64:
         raise Unfit("this scan along another dimension than the last")
-    kernel.taken |= {"row", "lane", "k", "mask", "BLOCK", "acc"}
+    kernel.taken |= {"row", "lane", "k", "mask", "BLOCK", "acc", "x"}
     before, after = tuple(range(dim)), tuple(range(dim + 1, rank))
     groups = [Group(before, "row", "rows"), Group((dim,), "k", "length"), Group(after, "lane", "inner", "mask")]
     space = Space(stage.full, [g for g in groups if g.dims], texts, kernel, "mask")
@@ -71,8 +71,8 @@ def along_lanes(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> N
     place, _ = space.place(stage.full)
     kernel.add(f"acc {'+' if attrs['kind'] == 'cumsum' else '*'}= tl.load({px} + {place}, mask=mask)")
     if len(stage.nodes) > 1:
-        raise Unfit("something after a scan along another dimension than the last")
-    epilogue(kernel, stage, space, host, outs, "acc")
+        kernel.add("x = acc")
+    epilogue(kernel, stage, space, host, outs, "x" if len(stage.nodes) > 1 else "acc")
     kernel.lines = outer + [f"    {line}" for line in kernel.lines]
 
 
