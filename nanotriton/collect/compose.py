@@ -173,7 +173,8 @@ class Assembly:
 
     def allocation(self, node: Node, stage: Stage, texts: list[str]) -> str:
         shape = node.shape
-        alike = [a for n in stage.nodes for a in n.args if a in self.host and a.shape == shape and a.dtype == node.dtype and self.simple(a)]
+        operands = [a for n in stage.nodes if n is not stage.anchor for a in n.args]  # what an anchor reads is like its result by chance only
+        alike = [a for a in operands if a in self.host and a.shape == shape and a.dtype == node.dtype and self.simple(a)]
         if alike and stage.kind != "total":
             return f"torch.empty_like({self.host[alike[0]]})"
         if stage.is_statistic(node):

@@ -129,12 +129,17 @@ class Fuser:
             self.view(node)
             return
         if not (stage and x.shape == stage.full and self.takes(stage, dims)):
-            stage = self.open("rows", x.shape)
-            stage.dims = dims
+            stage = self.companion(node) or self.open("rows", x.shape)
         stage.kind, stage.dims = "rows", dims
         self.pull(x, stage)
         stage.nodes.append(node)
         self.inside[node] = stage
+
+    def companion(self, node: Node) -> Stage | None:
+        """A stage that goes over rows of this kind already, and begins when what is reduced lies in memory."""
+        x = node.args[0]
+        alike = [s for s in self.stages if s.kind == "rows" and s.full == x.shape and s.dims == node.attrs["dims"]]
+        return next((s for s in reversed(alike) if self.ready(x) < s.number), None)
 
     @staticmethod
     def takes(stage: Stage, dims: tuple[int, ...]) -> bool:

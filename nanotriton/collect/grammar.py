@@ -312,6 +312,8 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple[int, int]]:
             found[name] = (value, value)
             continue
         small, large = rng.randint(*SMALL[name]), size(rng, *LARGE[name])
+        while any(small == other for n, (other, _) in found.items() if n not in FIXED):  # shapes that are alike only by chance would mislead
+            small += 1
         if name in ("channels", "out_channels") or (draft.even and name in ("cols", "features", "height", "width")):
             small, large = 4 * max(small // 4, 1) if "channels" in name else 2 * (small // 2), 4 * max(large // 4, 1)
         found[name] = (small, large)

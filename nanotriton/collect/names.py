@@ -15,7 +15,7 @@ def unpacked(lines: list[str], ranks: dict[str, int], taken: set[str]) -> list[s
     for tensor, rank in ranks.items():
         pattern = re.compile(rf"(?<![\w.]){re.escape(tensor)}\.shape\[(\d+)\]")
         asked = {int(i) for line in lines for i in pattern.findall(line)}
-        if len(asked) < min(rank, 2) or not asked:
+        if len(asked) < 2:
             continue
         names = chosen(lines, pattern, tensor, rank, taken)
         names = {i: names[i] for i in asked}

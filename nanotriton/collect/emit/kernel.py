@@ -4,6 +4,7 @@ A Kernel collects pointers, sizes and lines. A Space says how the places in the 
 from that how any operand that broadcasts against it is read. A Body writes the element-wise nodes of a stage, loading what they need.
 """
 
+import builtins
 import re
 from dataclasses import dataclass, field
 
@@ -241,10 +242,11 @@ class Body:
 
 
 def plain_name(node: Node) -> str:
-    """A node's name without the number that tells it from others of the graph."""
+    """A node's name without the number that tells it from others of the graph, and none of Python's own (`abs`, `pow`)."""
     while node.op == "view":
         node = node.args[0]
-    return re.sub(r"_\d+$", "", node.name) if node.op != "input" else node.name
+    name = re.sub(r"_\d+$", "", node.name) if node.op != "input" else node.name
+    return "y" if name in vars(builtins) else name
 
 
 def base_name(text: str) -> str:
