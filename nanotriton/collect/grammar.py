@@ -50,9 +50,10 @@ def get_init_inputs():
 # Families of modules and their shares; a family names the heads, the middle and the end of its chains.
 FAMILIES = {"map": 16, "rows": 15, "matmul": 15, "conv": 14, "pool": 6, "channel": 9, "scan": 4, "layout": 8, "sort": 3, "integer": 3, "whole": 24}
 SMALL = {"rows": (3, 9), "cols": (33, 90), "batch": (2, 4), "length": (9, 40), "features": (17, 70), "channels": (4, 8), "height": (7, 13), "width": (7, 13),
-         "depth": (5, 8), "inner": (17, 40), "hidden": (17, 40), "out_channels": (4, 12), "heads": (2, 4), "keys": (17, 40), "kv_heads": (2, 3)}
+         "depth": (4, 6), "inner": (17, 40), "hidden": (17, 40), "out_channels": (4, 12), "heads": (2, 4), "keys": (17, 40), "kv_heads": (2, 3)}
 LARGE = {"rows": (512, 16384), "cols": (256, 8192), "batch": (8, 64), "length": (256, 2048), "features": (256, 2048), "channels": (16, 128), "height": (32, 256),
          "width": (32, 256), "depth": (8, 32), "inner": (256, 4096), "hidden": (256, 4096), "out_channels": (32, 128), "heads": (8, 32), "keys": (256, 2048), "kv_heads": (2, 8)}
+LONG_ROW = 4096  # elements; longer rows are gone over block by block
 FIXED = {"kernel_size": ("3", "5", "2"), "stride": ("2",), "padding": ("1",), "dilation": ("2",), "groups": ("2", "4")}
 
 
@@ -87,6 +88,10 @@ class Draft:
         if not self.dtype:
             return draw
         return re.sub(r"torch\.(randn?)\(([^()]*)\)", rf"torch.\1(\2, dtype=torch.{self.dtype})", draw)
+
+    def looped(self) -> bool:
+        """Whether rows of the large sizes are too long for one block."""
+        return max((large for name, (_, large) in self.sizes.items() if name in ("cols", "features", "inner", "hidden")), default=0) > LONG_ROW
 
     def task(self, name: str, large: bool) -> Task:
         return Task(name, self.source(large), None, {"family": self.family, "ops": self.ops, "dtype": self.dtype or "float32"})
@@ -198,12 +203,15 @@ MAPS = [op for op in OPS.values() if op.spellings and op.domain in ("real", "pos
 INTEGER_MAPS = [op for op in OPS.values() if op.domain == "int"]
 
 
-def draw(rng: random.Random) -> Draft:
-    """One module, with both sets of sizes."""
+def draw(rng: random.Random, hard: bool = False) -> Draft:
+    """One module, with both sets of sizes. hard: a longer chain, of two families' steps."""
     while True:
         family = rng.choices(list(FAMILIES), list(FAMILIES.values()))[0]
         try:
-            draft = whole(rng) if family == "whole" else integers(rng) if family == "integer" else chain(rng, family)
+            if hard:
+                draft = long_chain(rng)
+            else:
+                draft = whole(rng) if family == "whole" else integers(rng) if family == "integer" else chain(rng, family)
         except Misfit:
             continue
         draft.sizes = sizes(rng, draft)
@@ -231,6 +239,22 @@ def chain(rng: random.Random, family: str) -> Draft:
     if not made.ended:
         maps(made, rng.choice((0, 1, 1, 2, 3)) if family in ("matmul", "conv") else rng.choice((0, 0, 1, 2)))
         ending(made, family)
+    return finish(made)
+
+
+def long_chain(rng: random.Random) -> Draft:
+    """A product or a convolution, maps, a norm or a row operation, maps, and another of those: harder than what there are solutions for."""
+    family = rng.choice(("matmul", "conv"))
+    step = rng.choice(HEADS[family])
+    made = Chain(rng, "hard_" + family, rng.choice(step.kinds))
+    made.step(step)
+    for _ in range(rng.randint(2, 3)):
+        maps(made, rng.randint(1, 2))
+        if len(made.dims) != len(SHAPES[made.kind]):
+            break
+        table = CHANNEL_STEPS + POOL_STEPS if made.kind in IMAGES else ROW_STEPS + REDUCE_STEPS
+        made.step(rng.choice([s for s in table if made.kind in s.kinds and s.needs != "last"]))
+    maps(made, 1)
     return finish(made)
 
 
