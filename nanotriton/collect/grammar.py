@@ -53,6 +53,7 @@ SMALL = {"rows": (3, 9), "cols": (33, 90), "batch": (2, 4), "length": (9, 40), "
          "depth": (4, 6), "inner": (17, 40), "hidden": (17, 40), "out_channels": (4, 12), "heads": (2, 4), "keys": (17, 40), "kv_heads": (2, 3)}
 LARGE = {"rows": (512, 16384), "cols": (256, 8192), "batch": (8, 64), "length": (256, 2048), "features": (256, 2048), "channels": (16, 128), "height": (32, 256),
          "width": (32, 256), "depth": (8, 32), "inner": (256, 4096), "hidden": (256, 4096), "out_channels": (32, 128), "heads": (8, 32), "keys": (256, 2048), "kv_heads": (2, 8)}
+TINY = {"height": (4, 6), "width": (4, 6), "batch": (2, 2), "channels": (4, 4), "out_channels": (4, 8)}  # of volumes, which have so many elements
 LONG_ROW = 4096  # elements; longer rows are gone over block by block
 FIXED = {"kernel_size": ("3", "5", "2"), "stride": ("2",), "padding": ("1",), "dilation": ("2",), "groups": ("2", "4")}
 
@@ -111,7 +112,8 @@ class Chain:
     def step(self, step: Step) -> None:
         text, init = step.text, step.init
         values = {"c": self.rng.choice(step.constants) if step.constants else "", "last": self.dims[-1], "channels": self.dims[1] if len(self.dims) > 1 else ""}
-        if "?" in (values["last"] if "{last}" in init else "", values["channels"] if "{channels}" in init else ""):
+        unnamed = {values["last"] if "{last}" in init else "", values["channels"] if "{channels}" in init else ""}
+        if unnamed & {"?", "1"}:
             raise Misfit
         if init:
             init = init.format(**values)
@@ -335,7 +337,7 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple[int, int]]:
             value = int(rng.choice(FIXED[name]))
             found[name] = (value, value)
             continue
-        small, large = rng.randint(*SMALL[name]), size(rng, *LARGE[name])
+        small, large = rng.randint(*(TINY if "depth" in text and name in TINY else SMALL)[name]), size(rng, *LARGE[name])
         while any(small == other for n, (other, _) in found.items() if n not in FIXED):  # shapes that are alike only by chance would mislead
             small += 1
         if name in ("channels", "out_channels") or (draft.even and name in ("cols", "features", "height", "width")):

@@ -115,8 +115,7 @@ class Pipeline:
                 if judge:
                     while judge.full():
                         self.collect(judge)
-                progress.n = self.found
-                progress.refresh()
+                progress.update(self.found - progress.n)
                 if self.enough():
                     break
             pool.shutdown(cancel_futures=True)

@@ -8,7 +8,7 @@ or in shards, agrees.
 import zlib
 from itertools import pairwise
 
-OPERATOR, COMPOSITION, SHAPE = 40, 25, 25  # one in so many is held out
+OPERATOR, COMPOSITION, SHAPE = 50, 50, 50  # one in so many is held out
 
 
 def bucket(kind: str, text: str, of: int) -> bool:
