@@ -35,6 +35,7 @@ class Config:
     reasoning: bool = True  # put a short account of the kernel before the code
     rl_share: Annotated[float, ">= 0"] = 0.35  # RL tasks without a solution for each pair, of the grammar
     max_tokens: Annotated[int, ">= 1"] = 2000  # longest solution that is kept
+    max_chars: Annotated[int, ">= 1"] = 6000  # longest module that is taken from --modules
     tokenizer: str = ""  # folder of the tokenizer that lengths are counted with; empty: words and marks
     endpoint: str = ""  # of --route distil: base URL of an OpenAI-compatible server
     model: str = ""  # of --route distil: the teacher's name there

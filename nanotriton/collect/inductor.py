@@ -5,6 +5,7 @@ weights fix stays a number. Refused, with a reason: library calls, random number
 """
 
 import ast
+import logging
 import re
 
 import torch
@@ -22,6 +23,7 @@ FOREIGN = re.compile(r"extern_kernels|torch\.ops|aten\.|inductor_seeds|inductor_
 def compiled(task: Task) -> str:
     """The source of a ModelNew for a task. Raises Unfit."""
     torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)  # Inductor logs a traceback for every module that it can't trace: the reason is in the report
     names: dict = {"__name__": "task"}
     try:
         exec(compile(task.source, f"<task {task.name}>", "exec"), names)

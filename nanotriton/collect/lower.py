@@ -285,8 +285,8 @@ def cosine_embedding(b: Builder, input1: Node, input2: Node, target: Node, margi
 
 
 @lowers("cross_entropy", "nll_loss")
-def cross_entropy(b: Builder, input: Node, target: Node, weight=None, reduction="mean", label_smoothing=0.0, op="") -> Node:
-    if target.dtype in FLOATS or input.rank != 2 or weight is not None or label_smoothing:
+def cross_entropy(b: Builder, input: Node, target: Node, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, op="") -> Node:
+    if target.dtype in FLOATS or input.rank != 2 or weight is not None or label_smoothing or ignore_index != -100:
         raise Unfit("a cross entropy with weights, soft targets or more than two dimensions")
     logp = log_softmax(b, input, 1) if op == "cross_entropy" else input
     chosen = b.map("chosen", "tl.where({col} == {1}, -{0}, 0.0)", logp, column(b, target))

@@ -62,10 +62,13 @@ def given(job: dict) -> Candidate:
     elif job["route"] == "compile":
         from nanotriton.collect.inductor import compiled
 
+        made.source = made.small  # what weights fix is a number in Inductor's text: it serves these sizes alone
         try:
             made.solution = compiled(Task(job["key"], made.source))
         except Unfit as error:
             made.status, made.message = "unfit", str(error)[:200]
+        except Exception as error:
+            made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
     else:
         fill(made, Task(job["key"], made.source), None)
     return made

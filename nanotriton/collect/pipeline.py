@@ -75,7 +75,7 @@ class Pipeline:
         yield from itertools.islice(everything, self.shard - 1, None, self.shards)
 
     def module_jobs(self) -> Iterator[dict]:
-        tasks = modules(self.cfg.modules)
+        tasks = (t for t in modules(self.cfg.modules) if len(t.source) <= self.cfg.max_chars)
         if self.cfg.count:
             tasks = itertools.islice(tasks, self.cfg.count)
         for task in tasks:

@@ -75,7 +75,9 @@ class Row:
         self.reductions = [n for n in stage.nodes if n.op == "reduce"]
         kernel.taken |= {"row", "col", "mask", "BLOCK"}
         self.space = self.make_space()
-        self.body = Body(kernel, self.space, stage, host)
+        matrix = {"{row}": "row"} if len(stage.full) == 2 else {}
+        places = {} if isinstance(self, Lanes) else {"{col}": "col"} | matrix
+        self.body = Body(kernel, self.space, stage, host, places)
 
     def per_row(self, node: Node) -> bool:
         """Whether a node has one value a row: a statistic, or a map of nothing but those."""
@@ -131,7 +133,6 @@ class OnePass(Row):
         if split_dims(self.stage)[0] or len(self.stage.full) > len(self.stage.dims):
             self.kernel.add("row = tl.program_id(0)")
         self.kernel.add("col = tl.arange(0, BLOCK)", f"mask = col < {cols}")
-        self.body.places = {"{col}": "col"}
         self.choose_tails(self.reductions)
         for node in self.stage.nodes:
             if node.op == "reduce":
