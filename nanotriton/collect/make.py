@@ -1,8 +1,11 @@
 """One job, one candidate: what the processes of the pool run. A job is data, and so is its result; nothing here is executed on values."""
 
 import ast
+import contextlib
 import random
 import re
+import signal
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 
@@ -12,6 +15,9 @@ from nanotriton.collect.ir import Unfit
 from nanotriton.collect.reasoning import reasoning
 from nanotriton.collect.sources import small
 from nanotriton.tasks.task import Task
+
+
+LIMIT = 60  # seconds for one module
 
 
 @dataclass
@@ -29,14 +35,45 @@ class Candidate:
     meta: dict = field(default_factory=dict)
 
 
+class Late(BaseException):
+    """A module takes too long; no `except Exception` on the way may hold it up."""
+
+
 def make(job: dict) -> dict:
     """job: {"key", "route", and "seed" (a grammar's draw) or "task"} -> a Candidate as a dict."""
     start = time.monotonic()
-    made = drawn(job) if "seed" in job else given(job)
+    if "seed" in job:
+        made = drawn(job)
+    else:
+        try:
+            with limited(LIMIT):
+                made = given(job)
+        except Late:
+            task = job["task"]
+            made = Candidate(job["key"], task["source"], task["source"], status="unfit", message=f"not made after {LIMIT} s", meta=dict(task["meta"]))
     made.meta.setdefault("route", job["route"])
     made.meta["literals"] = computed_literals(made.source, made.solution) if made.solution else 0
     made.seconds = round(time.monotonic() - start, 3)
     return asdict(made)
+
+
+@contextlib.contextmanager
+def limited(seconds: int):
+    """Late is raised inside after so long, in a process whose main thread this is; in another thread nothing limits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_):
+        raise Late
+
+    old = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
 
 
 def drawn(job: dict) -> Candidate:
@@ -59,6 +96,8 @@ def given(job: dict) -> Candidate:
     if task["solution"]:
         made.solution = task["solution"]
         made.meta.setdefault("route", "given")
+    elif job["route"] == "distil":
+        pass  # the teacher is asked later, by the process that can judge
     elif job["route"] == "compile":
         from nanotriton.collect.inductor import compiled
 

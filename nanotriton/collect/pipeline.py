@@ -12,16 +12,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from nanotriton import log
-from nanotriton.collect import report
+from nanotriton.collect import distil, report
+from nanotriton.collect.distil import Conversation, Teacher, TeacherError, converse
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.make import make
 from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
-from nanotriton.collect.verify import PROBE, Verifier, verifier
+from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.tasks.prompt import USER, build_completion
 from nanotriton.tasks.task import Task
 
@@ -103,8 +104,43 @@ class Pipeline:
             self.go(None)
         else:
             with verifier(self.cfg.verify, self.workers, self.cfg.timeout) as judge:
-                self.go(judge)
+                (self.distil if self.cfg.route == "distil" else self.go)(judge)
         self.finish(time.monotonic() - start)
+
+    def distil(self, judge: Verifier | None) -> None:
+        """Conversations with the teacher, several at a time. A teacher that can't be used ends the run; what is done is in the journal."""
+        teacher = Teacher(self.cfg.endpoint, self.cfg.model)
+
+        def judged(task: Task, solution: str) -> tuple[str, str]:
+            for text in (solution, solution + AGAIN):
+                verdict = judge.executor.submit(task, text).result()
+                if not verdict.correct:
+                    break
+            return verdict.status, verdict.message
+
+        def talk(row: dict) -> tuple[dict, Conversation]:
+            task = Task(row["key"], row["source"] if self.cfg.verify == "cuda" else row["small"])
+            return row, converse(teacher, task.source, lambda solution: judged(task, solution), self.cfg.attempts)
+
+        rows = [row for job in self.jobs() if (row := self.asked(job))]
+        with ThreadPoolExecutor(2 * self.workers) as pool:
+            try:
+                for future in log.bar(as_completed([pool.submit(talk, row) for row in rows]), total=len(rows), desc="modules"):
+                    row, found = future.result()
+                    row["solution"], row["seconds"] = found.solution, found.seconds
+                    row["meta"] |= distil.meta(found)
+                    self.settle(row, "kept" if found.solution else found.status if found.status in UNFAIR else "task", found.message)
+            except TeacherError as error:
+                pool.shutdown(cancel_futures=True)
+                raise ValueError(str(error)) from None
+
+    def asked(self, job: dict) -> dict | None:
+        """A row for the teacher; None if the module is done or filtered."""
+        if job["key"] in self.journal.rows:
+            return None
+        row = make(job | {"route": "distil"})
+        row["source"] = row["source"] if self.cfg.verify == "cuda" else row["small"]  # what the teacher sees is what is judged
+        return None if self.filtered(row) else row
 
     def go(self, judge: Verifier | None) -> None:
         total = self.cfg.count // self.shards if not self.cfg.modules else None
@@ -142,6 +178,16 @@ class Pipeline:
 
     def take(self, row: dict, judge: Verifier | None) -> None:
         """The filters that need no execution; then to the executor."""
+        if self.filtered(row):
+            return
+        if judge is None:
+            self.settle(row, row["status"], row["message"])
+        else:
+            shown = row["source"] if self.cfg.verify == "cuda" else row["small"] or row["source"]
+            judge.submit(Task(row["key"], shown), row["solution"] or PROBE, row)
+
+    def filtered(self, row: dict) -> bool:
+        """Whether a row goes for what it says: then it is settled."""
         kind, which = self.decontaminator.check(row["source"], row["solution"])
         if kind == "same operator":
             row["meta"]["same_operator_as"] = Path(which).name
@@ -153,11 +199,9 @@ class Pipeline:
             self.settle(row, "failed", row["message"])
         elif row["solution"] and self.length(row["solution"]) > self.cfg.max_tokens:
             self.settle(row, "too_long", f"more than {self.cfg.max_tokens} tokens")
-        elif judge is None:
-            self.settle(row, row["status"], row["message"])
         else:
-            shown = row["source"] if self.cfg.verify == "cuda" else row["small"] or row["source"]
-            judge.submit(Task(row["key"], shown), row["solution"] or PROBE, row)
+            return False
+        return True
 
     def collect(self, judge: Verifier, until_empty: bool = False) -> None:
         for row, status, message in judge.results(until_empty):
