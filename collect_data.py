@@ -6,6 +6,8 @@
     python collect_data.py --modules emitted/candidates.jsonl --verify cuda --out data      # ... and verify them where a GPU is
     python collect_data.py --route distil --endpoint http://host:8000/v1 --modules FOLDER --out data
 
+    python collect_data.py --from MANIFEST [--modules ...] --out data            # the pairs of a manifest again, in minutes
+
 --modules takes task files and folders, .jsonl with rows of {pytorch_code, triton_code}, a clone of pytorch-jit-paritybench, and names of
 installed packages; without it modules are drawn from the grammar. --exclude names folders of benchmarks of which nothing may come in.
 The output folder gets sft.jsonl, rl.jsonl, heldout.jsonl, report.md and report.json. The same command continues a run that was stopped;
@@ -17,6 +19,7 @@ import nanotriton  # first, because it says what is supported where something is
 # isort: split
 
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -39,6 +42,7 @@ class Config:
     tokenizer: str = ""  # folder of the tokenizer that lengths are counted with; empty: words and marks
     endpoint: str = ""  # of --route distil: base URL of an OpenAI-compatible server
     model: str = ""  # of --route distil: the teacher's name there
+    manifest: str = ""  # rebuild the pairs that this manifest lists, without verifying them again; also spelt --from
     attempts: Annotated[int, ">= 1"] = 4  # of --route distil: answers asked for each module
     shard: str = "1/1"  # which part of how many of the list is done here
     seed: Annotated[int, ">= 0"] = 0  # of the grammar's draws
@@ -56,11 +60,13 @@ class Config:
 
 
 if __name__ == "__main__":
-    options = config.parse(Config)  # before torch is imported: --help and a mistake are answered at once
+    arguments = [re.sub(r"^--from\b", "--manifest", a) for a in sys.argv[1:]]  # no field of a class can be called from
+    options = config.parse(Config, arguments)  # before torch is imported: --help and a mistake are answered at once
 
+    from nanotriton.collect.manifest import rebuild
     from nanotriton.collect.pipeline import Pipeline
 
     try:
-        Pipeline(options).run()
+        rebuild(options) if options.manifest else Pipeline(options).run()
     except ValueError as error:
         config.die(error)

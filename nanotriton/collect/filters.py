@@ -37,11 +37,11 @@ class Decontaminator:
         telling = {name: frozenset(g for g in p.ngrams if count[g] <= BOILERPLATE) for name, p in problems.items()}
         return cls(problems, telling)
 
-    def check(self, source: str, solution: str = "") -> tuple[str, str]:
-        """("", ""), ("copy", which file) or ("same operator", which file)."""
+    def check(self, source: str, solution: str = "", found: Fingerprint | None = None) -> tuple[str, str]:
+        """("", ""), ("copy", which file) or ("same operator", which file). found: the source's fingerprint, where it is known already."""
         if not self.problems:
             return "", ""
-        found = fingerprint(source)
+        found = found or fingerprint(source)
         texts = found.ngrams | (ngrams(solution) if solution else frozenset())
         for name, problem in self.problems.items():
             if found.operators and found.operators == problem.operators and found.shapes == problem.shapes:

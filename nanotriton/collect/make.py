@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from nanotriton.collect.compose import compose
+from nanotriton.collect.fingerprint import fingerprint
 from nanotriton.collect.grammar import draw
 from nanotriton.collect.ir import Unfit
 from nanotriton.collect.reasoning import reasoning
@@ -17,7 +18,7 @@ from nanotriton.collect.sources import small
 from nanotriton.tasks.task import Task
 
 
-LIMIT = 60  # seconds for one module
+LIMIT = 40  # seconds for one module
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Late(BaseException):
 
 
 def make(job: dict) -> dict:
-    """job: {"key", "route", and "seed" (a grammar's draw) or "task"} -> a Candidate as a dict."""
+    """job: {"key", "route", and "seed" (a grammar's draw) or "task"} -> a Candidate as a dict, with its source's fingerprint if the job asks for it."""
     start = time.monotonic()
     if "seed" in job:
         made = drawn(job)
@@ -54,7 +55,7 @@ def make(job: dict) -> dict:
     made.meta.setdefault("route", job["route"])
     made.meta["literals"] = computed_literals(made.source, made.solution) if made.solution else 0
     made.seconds = round(time.monotonic() - start, 3)
-    return asdict(made)
+    return asdict(made) | {"fingerprint": fingerprint(made.source) if job.get("fingerprint") else None}
 
 
 @contextlib.contextmanager

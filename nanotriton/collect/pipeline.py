@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from pathlib import Path
 
 from nanotriton import log
-from nanotriton.collect import distil, report
+from nanotriton.collect import distil, manifest, report
 from nanotriton.collect.distil import Conversation, Teacher, TeacherError, converse
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.make import make
@@ -170,7 +170,7 @@ class Pipeline:
                 continue
             if not self.wanted(job):
                 continue
-            waiting.append(pool.submit(make, job))
+            waiting.append(pool.submit(make, job | {"fingerprint": bool(self.cfg.exclude)}))
             if len(waiting) >= AHEAD:
                 yield waiting.popleft().result()
         while waiting:
@@ -188,7 +188,7 @@ class Pipeline:
 
     def filtered(self, row: dict) -> bool:
         """Whether a row goes for what it says: then it is settled."""
-        kind, which = self.decontaminator.check(row["source"], row["solution"])
+        kind, which = self.decontaminator.check(row["source"], row["solution"], row.pop("fingerprint"))
         if kind == "same operator":
             row["meta"]["same_operator_as"] = Path(which).name
         if kind == "copy" or (kind and self.cfg.strict_decontamination):
@@ -225,7 +225,7 @@ class Pipeline:
         pairs = [r for r in order if is_pair(r)]
         wanted = -(-self.cfg.count // self.shards) if self.cfg.count and not self.cfg.modules else len(pairs)
         kept = {
-            "sft": [self.pair(r) for r in pairs[:wanted]],
+            "sft": [pair(r, self.cfg.reasoning) for r in pairs[:wanted]],
             "rl": [rl_task(r) for r in order if is_rl(r)],
             "heldout": [rl_task(r) | {"split": r["split"]} for r in order if r["status"] in ("kept", "task") and r["split"] != "train"],
         }
@@ -234,6 +234,7 @@ class Pipeline:
         if self.cfg.verify == "later":
             rows = [emitted(r) for r in order if r["status"] == "emitted"]
             report.put(self.out / "candidates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        report.put(self.out / "manifest.jsonl", "".join(json.dumps(manifest.line(row)) + "\n" for row in pairs[:wanted]))
         settings = {k: v for k, v in vars(self.cfg).items() if k != "out"}
         numbers = report.report(order, kept, settings, seconds, self.length)
         report.write(self.out, numbers, kept, self.length)
@@ -244,12 +245,13 @@ class Pipeline:
             return [self.journal.rows[j["key"]] for j in self.jobs() if j["key"] in self.journal.rows]
         return sorted(self.journal.rows.values(), key=lambda r: int(r["key"].rsplit("-", 1)[1]))
 
-    def pair(self, row: dict) -> dict:
-        """A line of sft.jsonl. `task` is what GRPO's prompt is made of; `prompt` is the same as plain text."""
-        answer = build_completion(Task(row["key"], row["source"], row["solution"]))
-        text = f"{row['reasoning']}\n\n{answer}" if self.cfg.reasoning and row["reasoning"] else answer
-        return {"name": row["key"], "prompt": USER.format(source=row["source"].strip()), "completion": text, "task": row["source"],
-                "solution": row["solution"], "meta": row["meta"]}
+
+def pair(row: dict, reasoning: bool) -> dict:
+    """A line of sft.jsonl. `task` is what GRPO's prompt is made of; `prompt` is the same as plain text."""
+    answer = build_completion(Task(row["key"], row["source"], row["solution"]))
+    text = f"{row['reasoning']}\n\n{answer}" if reasoning and row["reasoning"] else answer
+    return {"name": row["key"], "prompt": USER.format(source=row["source"].strip()), "completion": text, "task": row["source"],
+            "solution": row["solution"], "meta": row["meta"]}
 
 
 def is_pair(row: dict) -> bool:
