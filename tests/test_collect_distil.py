@@ -1,4 +1,6 @@
-"""Route distil against a scripted teacher over real HTTP: right, wrong then right, never right, slow, rate-limited, malformed; killed and started again."""
+"""Route distil against a scripted teacher over real HTTP: right, wrong then right, never right, slow,
+rate-limited, malformed; killed and started again.
+"""
 
 import json
 import os
@@ -13,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from nanotriton.collect.compose import compose
-from nanotriton.collect.distil import RETRIES, Conversation, Teacher, TeacherError, converse, knowledge, opening
+from nanotriton.collect.distil import (
+    RETRIES,
+    Conversation,
+    Teacher,
+    TeacherError,
+    converse,
+    knowledge,
+    opening,
+)
 from nanotriton.tasks.task import Task
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +48,9 @@ RIGHT, WRONG = "```python\nclass ModelNew: pass\n```", "```python\nclass ModelNe
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with what a script says: a text, a status code, raw bytes, or a number of seconds to wait before the next."""
+    """Answers with what a script says: a text, a status code, raw bytes, or a number of seconds to wait
+    before the next.
+    """
 
     daemon_threads = True
 
@@ -56,14 +68,27 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append(body["messages"])
-        said = self.server.script(body["messages"]) if callable(self.server.script) else self.server.script.pop(0)
+        said = (
+            self.server.script(body["messages"])
+            if callable(self.server.script)
+            else self.server.script.pop(0)
+        )
         if isinstance(said, float):
             time.sleep(said)
             said = RIGHT
         if isinstance(said, int):
             self.send_error(said)
             return
-        answer = said if isinstance(said, bytes) else json.dumps({"choices": [{"message": {"content": said}}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
+        answer = (
+            said
+            if isinstance(said, bytes)
+            else json.dumps(
+                {
+                    "choices": [{"message": {"content": said}}],
+                    "usage": {"prompt_tokens": 7, "completion_tokens": 3},
+                }
+            ).encode()
+        )
         try:
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
@@ -90,7 +115,10 @@ def talk(script, attempts=3, timeout=5.0):
 def test_right_at_once():
     found, seen = talk([RIGHT])
     assert (found.status, found.attempts, found.retries) == ("correct", 1, 0)
-    assert found.solution.strip() == "class ModelNew: pass" and (found.prompt_tokens, found.completion_tokens) == (7, 3)
+    assert found.solution.strip() == "class ModelNew: pass" and (
+        found.prompt_tokens,
+        found.completion_tokens,
+    ) == (7, 3)
     assert seen[0][0]["role"] == "system" and MODULE.format(number=2).strip() in seen[0][-1]["content"]
 
 
@@ -106,7 +134,10 @@ def test_never_right_ends_after_its_attempts_and_has_no_solution():
     assert "no ```python block" in seen[2][-1]["content"]
 
 
-@pytest.mark.parametrize("trouble", [429, 503, b"{not json", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 1.5])
+@pytest.mark.parametrize(
+    "trouble",
+    [429, 503, b"{not json", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 1.5],
+)
 def test_a_request_that_fails_in_passing_is_made_again(trouble):
     found, _ = talk([trouble, RIGHT], timeout=0.5)
     assert (found.status, found.attempts, found.retries) == ("correct", 1, 1)
@@ -125,7 +156,10 @@ def test_a_server_that_never_answers_and_one_that_refuses_are_errors_of_one_line
 
 
 def test_knowledge_is_about_the_operators_at_hand():
-    assert "running maximum" in knowledge("F.scaled_dot_product_attention(q, k, v)") and knowledge("torch.relu(x)") == ""
+    assert (
+        "running maximum" in knowledge("F.scaled_dot_product_attention(q, k, v)")
+        and knowledge("torch.relu(x)") == ""
+    )
     assert [m["role"] for m in opening("x")] == ["system", "user", "assistant", "user"]
 
 
@@ -143,9 +177,24 @@ def test_killed_and_started_again_loses_and_repeats_nothing(tmp_path):
     for i in range(6):
         (folder / f"m{i}.py").write_text(MODULE.format(number=i + 2))
     server = Server(answers)
-    command = [sys.executable, "collect_data.py", "--route", "distil", "--endpoint", server.url, "--modules", str(folder), "--out", str(tmp_path / "out"), "--workers", "1"]
+    command = [
+        sys.executable,
+        "collect_data.py",
+        "--route",
+        "distil",
+        "--endpoint",
+        server.url,
+        "--modules",
+        str(folder),
+        "--out",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     journal = tmp_path / "out" / "journal.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") >= 2):

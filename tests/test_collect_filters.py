@@ -1,4 +1,6 @@
-"""Nothing of a benchmark comes in, nothing comes twice, held-out sets are held out; a set is rebuilt from its manifest."""
+"""Nothing of a benchmark comes in, nothing comes twice, held-out sets are held out; a set is rebuilt from its
+manifest.
+"""
 
 import ast
 import json
@@ -71,15 +73,27 @@ def get_init_inputs():
 
 
 def renamed(text: str) -> str:
-    for old, new in (("conv", "layer"), ("batch_size", "n"), ("out_channels", "width"), ("in_channels", "depth"), ("kernel_size", "k")):
+    for old, new in (
+        ("conv", "layer"),
+        ("batch_size", "n"),
+        ("out_channels", "width"),
+        ("in_channels", "depth"),
+        ("kernel_size", "k"),
+    ):
         text = re.sub(rf"\b{old}\b", new, text)
     return re.sub(r"\bx\b", "hidden", text)
 
 
 def split_in_two(text: str) -> str:
     """The same work in two modules, one of them called by the other."""
-    text = text.replace("class Model(", "class Inner(").replace("super(Model", "super(Inner").replace("return torch.relu(torch.tanh(x) - 0.25)", "return x")
-    return text + """
+    text = (
+        text.replace("class Model(", "class Inner(")
+        .replace("super(Model", "super(Inner")
+        .replace("return torch.relu(torch.tanh(x) - 0.25)", "return x")
+    )
+    return (
+        text
+        + """
 
 class Model(nn.Module):
     def __init__(self, *arguments):
@@ -89,6 +103,7 @@ class Model(nn.Module):
     def forward(self, x):
         return (self.inner(x).tanh() - 0.25).relu()
 """
+    )
 
 
 COPIES = {
@@ -134,9 +149,13 @@ def test_duplicates_by_tree_and_by_neighbourhood():
     found = Duplicates()
     assert found.check("a", PROBLEM) == ""
     assert found.check("b", renamed(PROBLEM)) == "a"
-    assert found.check("c", PROBLEM.replace("2.5", "7.5")) == "" and exact(PROBLEM) != exact(PROBLEM.replace("2.5", "7.5"))
+    assert found.check("c", PROBLEM.replace("2.5", "7.5")) == "" and exact(PROBLEM) != exact(
+        PROBLEM.replace("2.5", "7.5")
+    )
     long = PROBLEM + "\n".join(f"value_{i} = {i}" for i in range(200))
-    assert found.check("d", long) == "" and found.check("e", long.replace("value_7 = 7", "value_7 = 8")) == "d"
+    assert (
+        found.check("d", long) == "" and found.check("e", long.replace("value_7 = 7", "value_7 = 8")) == "d"
+    )
 
 
 def test_held_out_sets_share_nothing_with_what_is_trained_on():
@@ -145,14 +164,23 @@ def test_held_out_sets_share_nothing_with_what_is_trained_on():
     assert 0 < len(held) < 20
     trained = [(a, b) for a, b in pairwise(operators * 3) if split_of([a, b], [7]) == "train"]
     assert not held & {o for pair in trained for o in pair}
-    compositions = {(a, b) for a in operators[:60] for b in operators[:60] if split_of([a, b], []) == "held_out_composition"}
+    compositions = {
+        (a, b)
+        for a in operators[:60]
+        for b in operators[:60]
+        if split_of([a, b], []) == "held_out_composition"
+    }
     assert compositions and not compositions & set(trained)
     shapes = [n for n in range(500) if split_of(["x"], [n, 3]) == "held_out_shape"]
-    assert shapes and all(split_of(["y"], [3, n]) == "held_out_shape" for n in shapes if split_of(["y"], []) == "train")
+    assert shapes and all(
+        split_of(["y"], [3, n]) == "held_out_shape" for n in shapes if split_of(["y"], []) == "train"
+    )
 
 
 def test_small_sizes_keep_what_divides_what():
-    large = PROBLEM.replace("batch_size = 16", "batch_size = 4096").replace("out_channels = 24", "out_channels = 4096")
+    large = PROBLEM.replace("batch_size = 16", "batch_size = 4096").replace(
+        "out_channels = 24", "out_channels = 4096"
+    )
     text = small(large)
     assert 0 < elements(text) < elements(large) and "kernel_size = 3" in text
     assert small(text) == text
@@ -174,16 +202,33 @@ def test_a_journal_that_was_cut_off_loses_only_its_last_line(tmp_path):
 
 
 def test_a_set_is_rebuilt_from_its_manifest_and_a_changed_one_is_refused(tmp_path):
-    row = next(r for i in range(9) if (r := make({"key": f"pair-3-{i}", "route": "compose", "seed": f"3 {i}"}))["solution"])
+    row = next(
+        r
+        for i in range(9)
+        if (r := make({"key": f"pair-3-{i}", "route": "compose", "seed": f"3 {i}"}))["solution"]
+    )
     path = tmp_path / "manifest.jsonl"
     path.write_text(json.dumps(manifest.line(row)) + "\n")
-    command = [sys.executable, "collect_data.py", "--from", str(path), "--out", str(tmp_path / "out"), "--workers", "1"]
+    command = [
+        sys.executable,
+        "collect_data.py",
+        "--from",
+        str(path),
+        "--out",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (pair,) = [json.loads(line) for line in (tmp_path / "out" / "sft.jsonl").read_text().splitlines()]
     assert pair["solution"] == row["solution"] and pair["task"] == row["source"]
     path.write_text(json.dumps(manifest.line(row) | {"solution": "0" * 64}) + "\n")
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 2 and "came out otherwise" in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+    assert (
+        failed.returncode == 2
+        and "came out otherwise" in failed.stderr
+        and len(failed.stderr.strip().splitlines()) == 1
+    )
 
 
 def test_sources_that_are_none_are_told_in_one_line(tmp_path):
@@ -202,5 +247,7 @@ def test_sources_that_are_none_are_told_in_one_line(tmp_path):
     (["--shard", "3/2"], "1 <= K <= N"), (["--route", "distil"], "--endpoint URL"), (["--route", "compile"], "--modules PATH"), (["--verify", "gpu"], "cpu, cuda, later"),
 ])  # fmt: skip
 def test_a_mistake_on_the_command_line_is_one_line(arguments, said):
-    failed = subprocess.run([sys.executable, "collect_data.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+    failed = subprocess.run(
+        [sys.executable, "collect_data.py", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
     assert failed.returncode == 2 and said in failed.stderr and len(failed.stderr.strip().splitlines()) == 1

@@ -1,86 +1,15 @@
-"""PyTorch's operators that are the heart of a kernel of their own, or that only change a shape: how each becomes a node of the graph.
+"""PyTorch's operators that are the heart of a kernel of their own, or that only change a shape: how each
+becomes a node of the graph.
 
 The emitters in emit/ write the kernels; `attrs` is what they need to know.
 """
 
-import math
-
 import torch
 
-from nanotriton.collect.ir import TRITON_TYPE, Builder, NamedInt, Node, Unfit, text_of
+from nanotriton.collect.ir import Builder, Node, Unfit, per_dimension
 from nanotriton.collect.lower import lowers
 
 WANTS_MODULE = ("conv", "conv_transpose")
-
-
-# ---- shapes ----
-
-
-@lowers("view", "reshape")
-def view(b: Builder, x: Node, *shape, op="") -> Node:
-    shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list | torch.Size) else shape
-    size = [int(n) for n in shape]
-    if -1 in size:
-        rest = math.prod(n for n in size if n != -1)
-        size[size.index(-1)] = math.prod(x.shape) // rest
-    return b.view(x, size, "{0}." + f"view({', '.join(map(text_of, shape))})")
-
-
-@lowers("flatten")
-def flatten(b: Builder, x: Node, start_dim=0, end_dim=-1, op="") -> Node:
-    start, end = start_dim % x.rank, end_dim % x.rank
-    shape = (*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :])
-    return b.view(x, shape, f"{{0}}.flatten({int(start_dim)}, {int(end_dim)})")
-
-
-@lowers("unflatten")
-def unflatten(b: Builder, x: Node, dim, sizes, op="") -> Node:
-    sizes = list(sizes)
-    known = math.prod(int(s) for s in sizes if s != -1)
-    whole = [int(s) if s != -1 else x.shape[dim] // known for s in sizes]
-    dim = dim % x.rank
-    return b.view(x, (*x.shape[:dim], *whole, *x.shape[dim + 1 :]), f"{{0}}.unflatten({dim}, ({', '.join(map(text_of, sizes))}))")
-
-
-@lowers("unsqueeze")
-def unsqueeze(b: Builder, x: Node, dim, op="") -> Node:
-    place = dim % (x.rank + 1)
-    return b.view(x, (*x.shape[:place], 1, *x.shape[place:]), f"{{0}}.unsqueeze({int(dim)})", alias=True)
-
-
-@lowers("squeeze")
-def squeeze(b: Builder, x: Node, dim=None, op="") -> Node:
-    dims = range(x.rank) if dim is None else [d % x.rank for d in (dim if isinstance(dim, tuple | list) else [dim])]
-    shape = [n for i, n in enumerate(x.shape) if i not in dims or n != 1]
-    return b.view(x, shape, f"{{0}}.squeeze({'' if dim is None else text_of(dim)})", alias=True)
-
-
-@lowers("to", "type", "float", "half", "bfloat16", "int", "long", "bool", "type_as")
-def cast(b: Builder, x: Node, dtype=None, *rest, op="", **kwargs) -> Node:
-    named = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "int": torch.int32, "long": torch.int64, "bool": torch.bool}
-    dtype = named.get(op, dtype.dtype if isinstance(dtype, Node) else kwargs.get("dtype", dtype))
-    if not isinstance(dtype, torch.dtype):
-        raise Unfit(f"{op} of {dtype}")
-    if dtype == x.dtype:
-        return x
-    if dtype not in TRITON_TYPE:
-        raise Unfit(f"the dtype {dtype}")
-    text = "{0} != 0" if dtype == torch.bool else f"{{0}}.to({TRITON_TYPE[dtype]})"
-    return b.map("cast", text, x, dtype=dtype)
-
-
-@lowers("transpose", "swapaxes", "t", "permute", "movedim")
-def permute(b: Builder, x: Node, *dims, op="") -> Node:
-    dims = dims[0] if len(dims) == 1 and isinstance(dims[0], tuple | list) else dims
-    order = list(range(x.rank))
-    if op in ("transpose", "swapaxes", "t"):
-        i, j = (dims[0] % x.rank, dims[1] % x.rank) if dims else (0, 1)
-        order[i], order[j] = order[j], order[i]
-    elif op == "permute":
-        order = [d % x.rank for d in dims]
-    else:
-        raise Unfit(op)
-    return b.anchor("permute", [x], [x.shape[d] for d in order], order=order)
 
 
 # ---- products ----
@@ -92,7 +21,12 @@ def matmul(b: Builder, x: Node, other: Node, op="") -> Node:
     if other.rank == 1:
         return b.reduce("sum", b.map("product", "{0} * {1}", x, other), -1, False)
     if x.op == "diag":
-        return b.map("scaled_rows", "{0} * {1}", b.view(x.args[0], (x.shape[0], 1), "{0}.unsqueeze(1)", alias=True), other)
+        return b.map(
+            "scaled_rows",
+            "{0} * {1}",
+            b.view(x.args[0], (x.shape[0], 1), "{0}.unsqueeze(1)", alias=True),
+            other,
+        )
     if x.rank == 1:
         raise Unfit("a vector times a matrix")
     x, trans_a = without_transposition(x)
@@ -158,34 +92,85 @@ def triangle(b: Builder, x: Node, diagonal=0, op="triu") -> Node:
 # ---- convolution ----
 
 
-def _tuple(value, rank: int) -> tuple:
-    return tuple(value) if isinstance(value, tuple | list) else (value,) * rank
-
-
 @lowers("conv", "conv1d", "conv2d", "conv3d")
-def conv(b: Builder, x: Node, weight: Node, bias=None, stride=1, padding=0, dilation=1, groups=1, op="", module=None, path="") -> Node:
+def conv(
+    b: Builder,
+    x: Node,
+    weight: Node,
+    bias=None,
+    stride=1,
+    padding=0,
+    dilation=1,
+    groups=1,
+    op="",
+    module=None,
+    path="",
+) -> Node:
     rank = x.rank - 2
     if padding in ("same", "valid"):
-        padding = 0 if padding == "valid" else tuple((int(d) * (k - 1)) // 2 for d, k in zip(_tuple(dilation, rank), weight.shape[2:]))
+        padding = (
+            0
+            if padding == "valid"
+            else tuple(
+                (int(d) * (k - 1)) // 2 for d, k in zip(per_dimension(dilation, rank), weight.shape[2:])
+            )
+        )
         if any(k % 2 == 0 for k in weight.shape[2:]) and padding:
             raise Unfit("padding='same' of an even kernel")
     if getattr(module, "padding_mode", "zeros") != "zeros":
         raise Unfit("a convolution with padding that isn't zeros")
-    stride, padding, dilation = (_tuple(v, rank) for v in (stride, padding, dilation))
-    out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)]
-    y = b.anchor("conv", [x, weight], (x.shape[0], weight.shape[0], *out), stride=stride, padding=padding, dilation=dilation,
-                 groups=groups, transposed=False)
+    stride, padding, dilation = (per_dimension(v, rank) for v in (stride, padding, dilation))
+    out = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    ]
+    y = b.anchor(
+        "conv",
+        [x, weight],
+        (x.shape[0], weight.shape[0], *out),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        transposed=False,
+    )
     return _with_bias(b, y, bias)
 
 
 @lowers("conv_transpose", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(b: Builder, x: Node, weight: Node, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1, op="", module=None, path="") -> Node:
+def conv_transpose(
+    b: Builder,
+    x: Node,
+    weight: Node,
+    bias=None,
+    stride=1,
+    padding=0,
+    output_padding=0,
+    groups=1,
+    dilation=1,
+    op="",
+    module=None,
+    path="",
+) -> Node:
     rank = x.rank - 2
-    stride, padding, dilation, extra = (_tuple(v, rank) for v in (stride, padding, dilation, output_padding))
-    out = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1
-           for n, k, s, p, d, e in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, extra)]
-    y = b.anchor("conv", [x, weight], (x.shape[0], weight.shape[1] * int(groups), *out), stride=stride, padding=padding, dilation=dilation,
-                 groups=groups, transposed=True, output_padding=extra)
+    stride, padding, dilation, extra = (
+        per_dimension(v, rank) for v in (stride, padding, dilation, output_padding)
+    )
+    out = [
+        (n - 1) * s - 2 * p + d * (k - 1) + e + 1
+        for n, k, s, p, d, e in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, extra)
+    ]
+    y = b.anchor(
+        "conv",
+        [x, weight],
+        (x.shape[0], weight.shape[1] * int(groups), *out),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        transposed=True,
+        output_padding=extra,
+    )
     y.said = "conv_transpose"
     return _with_bias(b, y, bias)
 
@@ -194,31 +179,66 @@ def _with_bias(b: Builder, y: Node, bias: Node | None) -> Node:
     if bias is None:
         return y
     ones = ", 1" * (y.rank - 2)
-    return b.map("bias", "{0} + {1}", y, b.view(bias, (bias.shape[0], *[1] * (y.rank - 2)), f"{{0}}.view(-1{ones})", alias=True))
+    return b.map(
+        "bias",
+        "{0} + {1}",
+        y,
+        b.view(bias, (bias.shape[0], *[1] * (y.rank - 2)), f"{{0}}.view(-1{ones})", alias=True),
+    )
 
 
 # ---- pooling ----
 
 
 @lowers(*(f"{kind}_pool{d}d" for kind in ("max", "avg", "lp") for d in (1, 2, 3)))
-def pool(b: Builder, x: Node, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, count_include_pad=True,
-         divisor_override=None, return_indices=False, norm_type=None, op="") -> Node:
-    if op.startswith("avg") and isinstance(dilation, bool):  # F.avg_pool takes ceil_mode where F.max_pool takes dilation
-        dilation, ceil_mode, count_include_pad = 1, dilation, ceil_mode if isinstance(ceil_mode, bool) else True
+def pool(
+    b: Builder,
+    x: Node,
+    kernel_size,
+    stride=None,
+    padding=0,
+    dilation=1,
+    ceil_mode=False,
+    count_include_pad=True,
+    divisor_override=None,
+    return_indices=False,
+    norm_type=None,
+    op="",
+) -> Node:
+    if op.startswith("avg") and isinstance(
+        dilation, bool
+    ):  # F.avg_pool takes ceil_mode where F.max_pool takes dilation
+        dilation, ceil_mode, count_include_pad = (
+            1,
+            dilation,
+            ceil_mode if isinstance(ceil_mode, bool) else True,
+        )
     if ceil_mode or divisor_override or return_indices or op.startswith("lp"):
         raise Unfit("a pooling with ceil_mode, an own divisor or indices")
     rank = x.rank - 2
-    kernel, padding, dilation = (_tuple(v, rank) for v in (kernel_size, padding, dilation))
-    stride = _tuple(kernel_size if stride in (None, ()) else stride, rank)
-    out = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation)]
-    return b.anchor("pool", [x], (*x.shape[:2], *out), kind=op[:3], kernel=kernel, stride=stride, padding=padding, dilation=dilation,
-                    include_pad=count_include_pad)
+    kernel, padding, dilation = (per_dimension(v, rank) for v in (kernel_size, padding, dilation))
+    stride = per_dimension(kernel_size if stride in (None, ()) else stride, rank)
+    out = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation)
+    ]
+    return b.anchor(
+        "pool",
+        [x],
+        (*x.shape[:2], *out),
+        kind=op[:3],
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        include_pad=count_include_pad,
+    )
 
 
 @lowers(*(f"adaptive_{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)))
 def adaptive_pool(b: Builder, x: Node, output_size, op="") -> Node:
     """To one value it is a reduction; to a divisor of the input's size, a pooling of blocks."""
-    size = _tuple(output_size, x.rank - 2)
+    size = per_dimension(output_size, x.rank - 2)
     kind = "mean" if "avg" in op else "max"
     if all(n == 1 for n in size):
         return b.reduce(kind, x, tuple(range(2, x.rank)), True)
@@ -244,15 +264,23 @@ def flip(b: Builder, x: Node, *dims, op="") -> Node:
     dims = dims[0] if isinstance(dims[0], tuple | list) else dims
     dims = tuple(sorted(int(d) % x.rank for d in dims))
     if x.op == "scan" and x.attrs["reverse"] and dims == (x.attrs["dim"],):
-        return x  # flipped, scanned and flipped again: a scan from the end, which is how the scan's kernel goes already
+        # Flipped, scanned and flipped again: a scan from the end, which is how the scan's kernel goes already
+        return x
     return b.anchor("flip", [x], x.shape, dims=dims)
 
 
 @lowers("sort", "argsort", "topk", "kthvalue", "median")
 def by_rank(b: Builder, x: Node, *args, op="sort", **kwargs) -> object:
-    """The last dimension by rank. sort and topk return (values, indices); which of equal values comes first is the first one's place."""
-    names = {"sort": ("dim", "descending"), "argsort": ("dim", "descending"), "topk": ("k", "dim", "largest", "sorted"),
-             "kthvalue": ("k", "dim", "keepdim"), "median": ("dim", "keepdim")}[op]
+    """The last dimension by rank. sort and topk return (values, indices); which of equal values comes first
+    is the first one's place.
+    """
+    names = {
+        "sort": ("dim", "descending"),
+        "argsort": ("dim", "descending"),
+        "topk": ("k", "dim", "largest", "sorted"),
+        "kthvalue": ("k", "dim", "keepdim"),
+        "median": ("dim", "keepdim"),
+    }[op]
     given = dict(zip(names, args)) | kwargs
     if given.get("dim", -1) % x.rank != x.rank - 1 or not given.get("largest", True):
         raise Unfit(f"{op} along another dimension, or of the smallest")
@@ -274,150 +302,41 @@ def by_rank(b: Builder, x: Node, *args, op="sort", **kwargs) -> object:
 
 
 @lowers("scaled_dot_product_attention")
-def attention(b: Builder, q: Node, k: Node, v: Node, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, op="") -> Node:
+def attention(
+    b: Builder,
+    q: Node,
+    k: Node,
+    v: Node,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    op="",
+) -> Node:
     if attn_mask is not None or dropout_p or q.rank != 4 or q.shape[-1] != v.shape[-1]:
         raise Unfit("attention with a mask, dropout or other than four dimensions")
-    node = b.anchor("attention", [q, k, v], (*q.shape[:-1], v.shape[-1]), causal=bool(is_causal), scale=scale,
-                    grouped=q.shape[1] != k.shape[1])
+    node = b.anchor(
+        "attention",
+        [q, k, v],
+        (*q.shape[:-1], v.shape[-1]),
+        causal=bool(is_causal),
+        scale=scale,
+        grouped=q.shape[1] != k.shape[1],
+    )
     node.said = "attention"
     return node
-
-
-# ---- gathers: the output's place says which element of the input it is (emit/gather.py) ----
-
-
-@lowers("chunk", "split")
-def chunk(b: Builder, x: Node, size, dim=0, op="") -> list[Node]:
-    dim = dim % x.rank
-    parts = int(size) if op == "chunk" else x.shape[dim] // int(size)
-    if x.shape[dim] % parts or (op == "split" and parts * int(size) != x.shape[dim]):
-        raise Unfit("parts of different lengths")
-    shape = [n // parts if i == dim else n for i, n in enumerate(x.shape)]
-    return [b.anchor("narrow", [x], shape, dim=dim, part=i, parts=parts) for i in range(parts)]
-
-
-@lowers("roll")
-def roll(b: Builder, x: Node, shifts, dims=None, op="") -> Node:
-    if isinstance(dims, tuple | list):
-        dims, shifts = (dims[0], _tuple(shifts, 1)[0]) if len(dims) == 1 else (None, None)
-    if dims is None:
-        raise Unfit("a roll of several dimensions")
-    return b.anchor("roll", [x], x.shape, dim=dims % x.rank, shift=shifts)
-
-
-@lowers("repeat_interleave")
-def repeat_interleave(b: Builder, x: Node, repeats, dim=None, op="") -> Node:
-    if dim is None or isinstance(repeats, Node):
-        raise Unfit("repeats of different lengths")
-    shape = [n * int(repeats) if i == dim % x.rank else n for i, n in enumerate(x.shape)]
-    return b.anchor("repeat_interleave", [x], shape, dim=dim % x.rank, repeats=repeats)
-
-
-@lowers("cat", "concat")
-def cat(b: Builder, tensors, dim=0, op="") -> Node:
-    if len(tensors) != 2:
-        raise Unfit("a concatenation of more than two")
-    x, y = tensors
-    dim = dim % x.rank
-    shape = [n + y.shape[i] if i == dim else n for i, n in enumerate(x.shape)]
-    return b.anchor("cat", [x, y], shape, dim=dim)
-
-
-@lowers("pad", "constant_pad_nd")
-def pad(b: Builder, x: Node, pad=None, mode="constant", value=None, padding=None, op="") -> Node:
-    pad = pad if pad is not None else padding
-    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
-    if any(int(v) < 0 for v in pad):
-        raise Unfit("a negative padding")
-    before = [0] * x.rank
-    shape = list(x.shape)
-    for i, (left, right) in enumerate(pairs):
-        before[x.rank - 1 - i] = left
-        shape[x.rank - 1 - i] += int(left) + int(right)
-    return b.anchor("pad", [x], shape, before=tuple(before), after=tuple(shape), mode=mode, value=value or 0.0,
-                    pairs=tuple(pairs))
-
-
-@lowers("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
-def shuffle(b: Builder, x: Node, upscale_factor=None, op="", downscale_factor=None, groups=None) -> Node:
-    factor = next(f for f in (upscale_factor, downscale_factor, groups) if f is not None)
-    if x.rank != 4:
-        raise Unfit(f"{op} of other than four dimensions")
-    n, c, h, w = x.shape
-    r = int(factor)
-    shape = {"pixel_shuffle": (n, c // r**2, h * r, w * r), "pixel_unshuffle": (n, c * r**2, h // r, w // r)}.get(op, x.shape)
-    return b.anchor(op, [x], shape, factor=factor)
-
-
-@lowers("interpolate", "upsample")
-def interpolate(b: Builder, x: Node, size=None, scale_factor=None, mode="nearest", align_corners=None, op="", **rest) -> Node:
-    scale = _tuple(scale_factor, x.rank - 2)
-    if mode != "nearest" or size is not None or any(int(s) != s for s in scale):
-        raise Unfit("an interpolation other than nearest by a whole factor")
-    return b.anchor("upsample", [x], (*x.shape[:2], *(n * int(s) for n, s in zip(x.shape[2:], scale))), scale=scale)
-
-
-@lowers("gather", "take_along_dim", "index_select", "embedding", "embedding_module")
-def gather(b: Builder, x: Node, *args, op="", dim=None, index=None, weight=None, **rest) -> Node:
-    """index_select and embedding take whole rows, gather and take_along_dim single elements."""
-    if op.startswith("embedding"):
-        index, table = x, weight if weight is not None else args[0]
-        return b.anchor("lookup", [table, index], (*index.shape, table.shape[1]), table.dtype, dim=0)
-    given = [a for a in (*args, dim, index) if a is not None]
-    index = next(a for a in given if isinstance(a, Node))
-    dim = next(int(a) for a in given if not isinstance(a, Node)) % x.rank
-    if op == "index_select":
-        shape = [index.shape[0] if i == dim else n for i, n in enumerate(x.shape)]
-        return b.anchor("lookup", [x, index], shape, dim=dim)
-    return b.anchor("gather", [x, index], index.shape, dim=dim)
-
-
-@lowers("scatter_add", "index_add", "bincount")
-def scatter(b: Builder, x: Node, *args, op="", **rest) -> Node:
-    if op != "scatter_add":
-        raise Unfit(op)
-    dim, index, src = args
-    return b.anchor("scatter_add", [x, index, src], x.shape, dim=dim % x.rank)
-
-
-@lowers("getitem")
-def getitem(b: Builder, x: Node, index, op="") -> Node:
-    """Only what keeps the order of memory whole: None and full slices, and slices of one dimension."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    if any(isinstance(i, Node) for i in items):
-        raise Unfit("indexing with a tensor")
-    if Ellipsis in items:
-        at = items.index(Ellipsis)
-        items[at : at + 1] = [slice(None)] * (x.rank - sum(i is not None for i in items) + 1)
-    items += [slice(None)] * (x.rank - sum(i is not None for i in items))
-    if all(i is None or i == slice(None) for i in items):
-        dims, shape = iter(x.shape), []
-        for i in items:
-            shape.append(1 if i is None else next(dims))
-        said = ", ".join("None" if i is None else ":" for i in items)
-        return b.view(x, shape, f"{{0}}[{said}]", alias=True)
-    return strided(b, x, items)
-
-
-def strided(b: Builder, x: Node, items: list) -> Node:
-    """A slice along one dimension."""
-    special = [d for d, i in enumerate(items) if i != slice(None)]
-    if len(special) != 1 or None in items or not isinstance(items[special[0]], slice):
-        raise Unfit("an index of several dimensions")
-    dim = special[0]
-    cut = items[dim]
-    start, stop, step = cut.indices(x.shape[dim])
-    if cut.start is not None and not isinstance(cut.start, NamedInt) and cut.start < 0:
-        raise Unfit("a slice that counts from the end")
-    shape = list(x.shape)
-    shape[dim] = len(range(start, stop, step))
-    return b.anchor("slice", [x], shape, dim=dim, start=cut.start or 0, step=cut.step or 1, stop=cut.stop)
 
 
 @lowers("prelu")
 def prelu(b: Builder, x: Node, weight: Node, op="") -> Node:
     if weight.shape[0] != 1 and x.rank > 2:
-        weight = b.view(weight, (weight.shape[0], *[1] * (x.rank - 2)), "{0}.view(-1" + ", 1" * (x.rank - 2) + ")", alias=True)
+        weight = b.view(
+            weight,
+            (weight.shape[0], *[1] * (x.rank - 2)),
+            "{0}.view(-1" + ", 1" * (x.rank - 2) + ")",
+            alias=True,
+        )
     return b.map("prelu", "tl.where({0} > 0, {0}, {1} * {0})", x, weight)
 
 

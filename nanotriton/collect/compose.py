@@ -1,8 +1,8 @@
 """Route compose: a module in, a `ModelNew` in Triton out, as a person would write it.
 
-The class keeps `Model`'s constructor, so that its parameters are the same; only forward changes. Sizes are read from the inputs' shapes and
-hyperparameters from the layers; the only numbers in a kernel are those that the task's own text has, those that define an operator (the 0.5 of GELU)
-and the sizes of blocks.
+The class keeps `Model`'s constructor, so that its parameters are the same; only forward changes. Sizes are
+read from the inputs' shapes and hyperparameters from the layers; the only numbers in a kernel are those
+that the task's own text has, those that define an operator (the 0.5 of GELU) and the sizes of blocks.
 """
 
 import ast
@@ -21,7 +21,19 @@ from nanotriton.collect.trace import trace
 from nanotriton.tasks.task import Task
 
 ANCHORS = {"matmul": matmul, "conv": conv, "pool": pool, "scan": scan, "rank": rank, "attention": attention}
-UNSAID = ("view", "bias", "centred", "square", "affine", "scaled", "shifted", "exp", "difference", "chosen", "product")
+UNSAID = (
+    "view",
+    "bias",
+    "centred",
+    "square",
+    "affine",
+    "scaled",
+    "shifted",
+    "exp",
+    "difference",
+    "chosen",
+    "product",
+)
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 
 
@@ -36,7 +48,8 @@ class Composed:
 
 
 def compose(task: Task, looped: bool | None = None) -> Composed:
-    """Write `ModelNew` for a task. looped: go over rows block by block; None: where a row of the task's own size doesn't fit.
+    """Write `ModelNew` for a task. looped: go over rows block by block; None: where a row of the task's own
+    size doesn't fit.
 
     Raises Unfit, with one line that says why, for what it doesn't cover.
     """
@@ -46,7 +59,9 @@ def compose(task: Task, looped: bool | None = None) -> Composed:
 
 
 def graph_of(task: Task) -> Graph:
-    """The operator graph of a task's Model, on its own inputs' shapes. Nothing is allocated: all is on the meta device."""
+    """The operator graph of a task's Model, on its own inputs' shapes. Nothing is allocated: all is on the
+    meta device.
+    """
     names: dict = {"__name__": "task"}
     try:
         with torch.device("meta"):
@@ -65,7 +80,13 @@ class Assembly:
         self.task, self.graph, self.stages, self.looped = task, graph, stages, looped
         self.host: dict[Node, str] = {}  # what each tensor in memory is called in forward
         self.lines: list[str] = []
-        self.taken = {n.name for n in graph.nodes if n.op == "input"} | {"self", "torch", "triton", "tl", "nn"}
+        self.taken = {n.name for n in graph.nodes if n.op == "input"} | {
+            "self",
+            "torch",
+            "triton",
+            "tl",
+            "nn",
+        }
         self.kernels: list[Kernel] = []
         self.bound: dict[str, str] = {}  # what forward has a name for: text -> name
 
@@ -80,10 +101,16 @@ class Assembly:
             self.stage(stage)
         self.views()
         results = [self.host[n] for n in self.graph.outputs]
-        self.lines.append(f"return {', '.join(results)}" + ("," if self.graph.returns_tuple and len(results) == 1 else ""))
+        self.lines.append(
+            f"return {', '.join(results)}" + ("," if self.graph.returns_tuple and len(results) == 1 else "")
+        )
         kernels = [k.source() for k in self.kernels]
-        head = HEAD + ("from triton.language.extra import libdevice\n" if "libdevice." in "".join(kernels) else "")
-        functions = dict.fromkeys(f.rstrip() for k in kernels for f in k.split("\n\n\n"))  # two kernels may need the same helper
+        head = HEAD + (
+            "from triton.language.extra import libdevice\n" if "libdevice." in "".join(kernels) else ""
+        )
+        functions = dict.fromkeys(
+            f.rstrip() for k in kernels for f in k.split("\n\n\n")
+        )  # two kernels may need the same helper
         source = "\n\n\n".join([head.rstrip(), *functions, self.model()])
         return Composed(source, self.stages, self.graph, self.kernels)
 
@@ -109,10 +136,12 @@ class Assembly:
         outs = {node: self.fresh("out" if node in self.graph.outputs else node.name) for node in stage.stored}
         for node, name in outs.items():
             view, like = self.only_view(node, stage)
-            self.lines.append(f"{name} = " + (f"torch.empty_like({like})" if view else self.allocation(node, stage, texts)))
+            self.lines.append(
+                f"{name} = " + (f"torch.empty_like({like})" if view else self.allocation(node, stage, texts))
+            )
             if view:
                 self.host[view] = name
-        host = {n: t for n, t in self.host.items()}
+        host = dict(self.host)
         if stage.kind == "pointwise":
             pointwise.emit(kernel, stage, host, outs, texts)
         elif stage.kind == "total":
@@ -128,11 +157,20 @@ class Assembly:
         self.host |= outs
 
     def only_view(self, node: Node, stage: Stage) -> tuple[Node | None, str]:
-        """Where a result is only read in another shape, which something in memory has too: that view, and what it is like."""
+        """Where a result is only read in another shape, which something in memory has too: that view, and
+        what it is like.
+        """
         users = [u for u in self.graph.users(node) if u not in stage.nodes]
         if len(users) != 1 or users[0].op != "view" or node in self.graph.outputs:
             return None, ""
-        found = [a for n in stage.nodes for v in n.args if v.op == "view" for a in v.args if a in self.host and self.simple(a)]
+        found = [
+            a
+            for n in stage.nodes
+            for v in n.args
+            if v.op == "view"
+            for a in v.args
+            if a in self.host and self.simple(a)
+        ]
         like = next((self.host[a] for a in found if a.shape == users[0].shape and a.dtype == node.dtype), "")
         return (users[0], like) if like else (None, "")
 
@@ -155,7 +193,9 @@ class Assembly:
         operands = [a for n in stage.nodes for a in n.args if a in self.host]
         found: list[str] = []
         for d, n in enumerate(stage.full):
-            texts = [self.dim(a, d - len(stage.full)) for a in operands if self.has(a, d - len(stage.full), n)]
+            texts = [
+                self.dim(a, d - len(stage.full)) for a in operands if self.has(a, d - len(stage.full), n)
+            ]
             found.append(texts[0] if texts else "1")
         whole = [a for a in operands if tuple(a.shape) == stage.full and self.simple(a)]
         return [self.dim(whole[0], d - len(stage.full)) for d in range(len(stage.full))] if whole else found
@@ -173,8 +213,14 @@ class Assembly:
 
     def allocation(self, node: Node, stage: Stage, texts: list[str]) -> str:
         shape = node.shape
-        operands = [a for n in stage.nodes if n is not stage.anchor for a in n.args]  # what an anchor reads is like its result by chance only
-        alike = [a for a in operands if a in self.host and a.shape == shape and a.dtype == node.dtype and self.simple(a)]
+        operands = [
+            a for n in stage.nodes if n is not stage.anchor for a in n.args
+        ]  # what an anchor reads is like its result by chance only
+        alike = [
+            a
+            for a in operands
+            if a in self.host and a.shape == shape and a.dtype == node.dtype and self.simple(a)
+        ]
         if alike and stage.kind != "total":
             return f"torch.empty_like({self.host[alike[0]]})"
         if stage.is_statistic(node):
@@ -185,8 +231,13 @@ class Assembly:
         if len(texts) != len(shape):
             raise Unfit("a result whose shape isn't known on the host")
         device = next(n.text for n in self.graph.nodes if n.op == "input")
-        known = [a for n in stage.nodes for a in n.args if a in self.host] + [n for n in self.graph.nodes if n.op == "input"]
-        dtype = next((f"{self.host[a]}.dtype" for a in known if a.dtype == node.dtype and self.simple(a)), str(node.dtype))
+        known = [a for n in stage.nodes for a in n.args if a in self.host] + [
+            n for n in self.graph.nodes if n.op == "input"
+        ]
+        dtype = next(
+            (f"{self.host[a]}.dtype" for a in known if a.dtype == node.dtype and self.simple(a)),
+            str(node.dtype),
+        )
         size = ", ".join(texts) if texts else "()"
         return f"torch.empty({size}, device={device}.device, dtype={dtype})"
 
@@ -216,10 +267,16 @@ class Assembly:
         methods = {n.name: n for n in cls.body if isinstance(n, ast.FunctionDef)}
         parts = ["class ModelNew(nn.Module):"]
         if "__init__" in methods:
-            text = ast.unparse(without_docstrings(methods["__init__"])).replace("super(Model, self)", "super()")
+            text = ast.unparse(without_docstrings(methods["__init__"])).replace(
+                "super(Model, self)", "super()"
+            )
             parts += [indent(text), ""]
         arguments = ast.unparse(without_annotations(methods["forward"].args))
-        ranks = {text: node.rank for node, text in self.host.items() if self.simple(node) or text.endswith(".weight")}
+        ranks = {
+            text: node.rank
+            for node, text in self.host.items()
+            if self.simple(node) or text.endswith(".weight")
+        }
         lines = unpacked(self.lines, ranks, self.taken)
         parts += [f"    def forward({arguments}):", *(f"        {line}" for line in lines)]
         return "\n".join(parts) + "\n"

@@ -1,8 +1,10 @@
-"""Route distil: a teacher behind an OpenAI-compatible endpoint writes the Triton; the executor's message goes back to it until it is right.
+"""Route distil: a teacher behind an OpenAI-compatible endpoint writes the Triton; the executor's message goes
+back to it until it is right.
 
-A module gets `attempts` answers in one conversation: the task with knowledge about the operators at hand and two shots, then after each failure the executor's
-message. The first answer that is strictly correct wins. What each conversation cost in tokens, retries and seconds is kept. A conversation is one
-line of the journal, written when it ends, so that a run that is killed repeats no finished one.
+A module gets `attempts` answers in one conversation: the task with knowledge about the operators at hand
+and two shots, then after each failure the executor's message. The first answer that is strictly correct
+wins. What each conversation cost in tokens, retries and seconds is kept. A conversation is one line of the
+journal, written when it ends, so that a run that is killed repeats no finished one.
 """
 
 import json
@@ -28,7 +30,7 @@ KNOWLEDGE = {
     "cumsum": "tl.cumsum scans a block; a longer row needs a carry between blocks.",
     "attention": "Keep a running maximum and sum per query, and rescale the accumulator when the maximum changes.",
     "loss": "For a sum over everything, each program adds its part with tl.atomic_add to a result that starts at zero.",
-}  # fmt: skip
+}
 
 
 class TeacherError(Exception):
@@ -94,20 +96,33 @@ def knowledge(source: str) -> str:
 
 def opening(source: str) -> list[dict]:
     """The first messages: the system's, one task with its answer, and the task at hand."""
-    shot = [{"role": "user", "content": USER.format(source=EXAMPLE.strip())}, {"role": "assistant", "content": f"```python\n{EXAMPLE_ANSWER}```"}]
-    return [{"role": "system", "content": SYSTEM}, *shot, {"role": "user", "content": knowledge(source) + USER.format(source=source.strip())}]
+    shot = [
+        {"role": "user", "content": USER.format(source=EXAMPLE.strip())},
+        {"role": "assistant", "content": f"```python\n{EXAMPLE_ANSWER}```"},
+    ]
+    return [
+        {"role": "system", "content": SYSTEM},
+        *shot,
+        {"role": "user", "content": knowledge(source) + USER.format(source=source.strip())},
+    ]
 
 
-def converse(teacher: Teacher, source: str, judge: Callable[[str], tuple[str, str]], attempts: int) -> Conversation:
+def converse(
+    teacher: Teacher, source: str, judge: Callable[[str], tuple[str, str]], attempts: int
+) -> Conversation:
     """Ask until an answer is correct. judge: solution -> (status, message)."""
     start, found, messages = time.monotonic(), Conversation(), opening(source)
     while found.attempts < attempts and found.status != "correct":
         text = teacher.ask(messages, found)
         found.attempts += 1
         code = extract_candidate(text)
-        found.status, found.message = judge(code) if code else ("no_code", "the answer has no ```python block with a ModelNew")
+        found.status, found.message = (
+            judge(code) if code else ("no_code", "the answer has no ```python block with a ModelNew")
+        )
         found.solution = code if found.status == "correct" else ""
-        feedback = f"That was judged {found.status}: {found.message}\n\nWrite the whole file again, corrected."
+        feedback = (
+            f"That was judged {found.status}: {found.message}\n\nWrite the whole file again, corrected."
+        )
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": feedback}]
     found.seconds = round(time.monotonic() - start, 2)
     return found

@@ -1,6 +1,8 @@
-"""Modules out of any Python package: nn.Module classes that can be constructed and called alone, with inputs that were found by trying.
+"""Modules out of any Python package: nn.Module classes that can be constructed and called alone, with inputs
+that were found by trying.
 
-Only classes whose whole source, with what it needs of its own file, stands without the package are kept: the task must be one file.
+Only classes whose whole source, with what it needs of its own file, stands without the package are kept:
+the task must be one file.
 """
 
 import ast
@@ -20,8 +22,25 @@ from torch import nn
 
 from nanotriton.tasks.task import Task
 
-INPUTS = ("torch.randn(8, 32)", "torch.randn(4, 16, 32)", "torch.randn(2, 8, 16, 16)", "torch.randn(2, 8, 4, 8, 8)", "torch.randn(32)")
-NUMBERS = (("8",), ("32",), ("16",), ("8", "16"), ("32", "16"), ("8", "16", "3"), ("8", "8", "3"), ("4", "8"), ("3",), ("2",))
+INPUTS = (
+    "torch.randn(8, 32)",
+    "torch.randn(4, 16, 32)",
+    "torch.randn(2, 8, 16, 16)",
+    "torch.randn(2, 8, 4, 8, 8)",
+    "torch.randn(32)",
+)
+NUMBERS = (
+    ("8",),
+    ("32",),
+    ("16",),
+    ("8", "16"),
+    ("32", "16"),
+    ("8", "16", "3"),
+    ("8", "8", "3"),
+    ("4", "8"),
+    ("3",),
+    ("2",),
+)
 TEXT = """\
 import torch
 import torch.nn as nn
@@ -60,11 +79,18 @@ def extract(package: str, counts: dict[str, int] | None = None) -> Iterator[Task
 
 
 def classes(package: str) -> list[type]:
-    """The nn.Module classes that a package's own files define, in order of name. Files that can't be imported are passed over."""
+    """The nn.Module classes that a package's own files define, in order of name. Files that can't be imported
+    are passed over.
+    """
     found: dict[str, type] = {}
     for module in imported(package):
         for name, value in vars(module).items():
-            if isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__ and not name.startswith("_"):
+            if (
+                isinstance(value, type)
+                and issubclass(value, nn.Module)
+                and value.__module__ == module.__name__
+                and not name.startswith("_")
+            ):
                 found[f"{module.__name__}.{name}"] = value
     return [found[name] for name in sorted(found)]
 
@@ -77,7 +103,9 @@ def imported(package: str) -> Iterator:
         return
     root = importlib.import_module(package)
     yield root
-    for info in pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}.", onerror=lambda name: None):
+    for info in pkgutil.walk_packages(
+        getattr(root, "__path__", []), f"{package}.", onerror=lambda name: None
+    ):
         if "test" not in info.name:
             try:
                 yield importlib.import_module(info.name)
@@ -116,7 +144,9 @@ def runnable(cls: type) -> str | None:
 
 
 def required_parameters(function) -> list[str] | None:
-    """The positional parameters without a default, self left out; None if they can't be told, or there are others that must be given."""
+    """The positional parameters without a default, self left out; None if they can't be told, or there are
+    others that must be given.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -124,15 +154,29 @@ def required_parameters(function) -> list[str] | None:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
     if any(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters):
         return None
-    return [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in (*kinds, inspect.Parameter.VAR_KEYWORD)]
+    return [
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty and p.kind not in (*kinds, inspect.Parameter.VAR_KEYWORD)
+    ]
 
 
 def body_of(cls: type):
-    """A function that makes the task's text: torch.nn's own classes are wrapped, others are copied with what they need of their file."""
+    """A function that makes the task's text: torch.nn's own classes are wrapped, others are copied with what
+    they need of their file.
+    """
     if cls.__module__.startswith("torch.nn.modules"):
         return lambda arguments, draws, required, tensors: TEXT.format(
-            imports="", inputs=", ".join(draws), arguments=", ".join(arguments),
-            body=WRAPPED.format(parameters="".join(f", {p}" for p in required), name=cls.__name__, names=", ".join(required), inputs=", ".join(tensors)))
+            imports="",
+            inputs=", ".join(draws),
+            arguments=", ".join(arguments),
+            body=WRAPPED.format(
+                parameters="".join(f", {p}" for p in required),
+                name=cls.__name__,
+                names=", ".join(required),
+                inputs=", ".join(tensors),
+            ),
+        )
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(sys.modules[cls.__module__])))
     except (OSError, TypeError, SyntaxError):
@@ -142,14 +186,25 @@ def body_of(cls: type):
         return None
     imports, body = text
     body = re.sub(rf"\b{cls.__name__}\b", "Model", body)
-    return lambda arguments, draws, required, tensors: TEXT.format(imports=imports, body=body, inputs=", ".join(draws), arguments=", ".join(arguments))
+    return lambda arguments, draws, required, tensors: TEXT.format(
+        imports=imports, body=body, inputs=", ".join(draws), arguments=", ".join(arguments)
+    )
 
 
 def closed(tree: ast.Module, name: str) -> tuple[str, str] | None:
-    """(imports, definitions) that a class needs, or None if it needs anything but torch and the standard library."""
+    """(imports, definitions) that a class needs, or None if it needs anything but torch and the standard
+    library.
+    """
     definitions = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-    definitions |= {t.id: n for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
-    imports = {(a.asname or a.name).split(".")[0]: n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names}
+    definitions |= {
+        t.id: n for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
+    }
+    imports = {
+        (a.asname or a.name).split(".")[0]: n
+        for n in tree.body
+        if isinstance(n, ast.Import | ast.ImportFrom)
+        for a in n.names
+    }
     needed, todo, used = [], [name], {}
     while todo:
         current = todo.pop()
@@ -167,12 +222,16 @@ def closed(tree: ast.Module, name: str) -> tuple[str, str] | None:
     if relative or len(needed) > 8 or any(m.split(".")[0] not in standard for m in modules):
         return None
     lines = sorted({ast.unparse(n) for n in used.values()})
-    body = "\n\n\n".join(ast.unparse(n) for n in dict.fromkeys(definitions[k] for k in definitions if k in needed))
+    body = "\n\n\n".join(
+        ast.unparse(n) for n in dict.fromkeys(definitions[k] for k in definitions if k in needed)
+    )
     return "".join(f"\n{line}" for line in lines), body
 
 
 def runs(source: str) -> bool:
-    """Whether a task's forward gives tensors of a floating type, on the meta device and then for real, the same twice."""
+    """Whether a task's forward gives tensors of a floating type, on the meta device and then for real, the
+    same twice.
+    """
     names: dict = {"__name__": "task"}
     try:
         exec(compile(source, "<task>", "exec"), names)

@@ -1,8 +1,9 @@
 """What keeps the data clean: nothing twice, and nothing of a benchmark that models will be measured on.
 
-Decontamination has two levels. A copy of a benchmark's problem always goes: the same operators in the same order on inputs of the same shapes (renamed,
-reformatted, with other constants, split over two modules, it is still that), or a text that contains most of the problem's own or of its
-solution's. The same operators with other shapes are another task about the same thing: it stays, is marked, and goes under `strict`.
+Decontamination has two levels. A copy of a benchmark's problem always goes: the same operators in the same
+order on inputs of the same shapes (renamed, reformatted, with other constants, split over two modules, it
+is still that), or a text that contains most of the problem's own or of its solution's. The same operators
+with other shapes are another task about the same thing: it stays, is marked, and goes under `strict`.
 """
 
 from collections import Counter
@@ -21,7 +22,9 @@ class Decontaminator:
     """Knows the problems of the benchmark folders that were named."""
 
     problems: dict[str, Fingerprint] = field(default_factory=dict)  # by file
-    telling: dict[str, frozenset[int]] = field(default_factory=dict)  # n-grams of each file that few others have
+    telling: dict[str, frozenset[int]] = field(
+        default_factory=dict
+    )  # n-grams of each file that few others have
 
     @classmethod
     def of(cls, folders: list[str]) -> "Decontaminator":
@@ -30,15 +33,21 @@ class Decontaminator:
         for folder in folders:
             files = sorted(Path(folder).rglob("*.py")) if Path(folder).is_dir() else []
             if not files:
-                raise ValueError(f"--exclude {folder}: no .py file there; a folder of benchmark problems is expected")
+                raise ValueError(
+                    f"--exclude {folder}: no .py file there; a folder of benchmark problems is expected"
+                )
             texts |= {str(f): f.read_text(encoding="utf-8", errors="replace") for f in files}
         problems = {name: fingerprint(text) for name, text in texts.items()}
         count = Counter(g for p in problems.values() for g in p.ngrams)
-        telling = {name: frozenset(g for g in p.ngrams if count[g] <= BOILERPLATE) for name, p in problems.items()}
+        telling = {
+            name: frozenset(g for g in p.ngrams if count[g] <= BOILERPLATE) for name, p in problems.items()
+        }
         return cls(problems, telling)
 
     def check(self, source: str, solution: str = "", found: Fingerprint | None = None) -> tuple[str, str]:
-        """("", ""), ("copy", which file) or ("same operator", which file). found: the source's fingerprint, where it is known already."""
+        """("", ""), ("copy", which file) or ("same operator", which file). found: the source's fingerprint,
+        where it is known already.
+        """
         if not self.problems:
             return "", ""
         found = found or fingerprint(source)
@@ -46,7 +55,10 @@ class Decontaminator:
         for name, problem in self.problems.items():
             if found.operators and found.operators == problem.operators and found.shapes == problem.shapes:
                 return "copy", name
-        same = next((name for name, p in self.problems.items() if found.operators and found.operators == p.operators), "")
+        same = next(
+            (name for name, p in self.problems.items() if found.operators and found.operators == p.operators),
+            "",
+        )
         if same:
             return "same operator", same
         for name, telling in self.telling.items():

@@ -1,7 +1,9 @@
-"""What a module is, whatever it is called and however it is written: its operators in order, and its inputs' shapes.
+"""What a module is, whatever it is called and however it is written: its operators in order, and its inputs'
+shapes.
 
-The operators come from torch.fx, which sees through helper modules and functions, so that a module that was renamed, reformatted or split in two has the
-same ones. `x.relu()`, `torch.relu(x)`, `F.relu(x)` and `nn.ReLU()` are all "relu". Where fx can't follow, the calls in the text stand in.
+The operators come from torch.fx, which sees through helper modules and functions, so that a module that
+was renamed, reformatted or split in two has the same ones. `x.relu()`, `torch.relu(x)`, `F.relu(x)` and
+`nn.ReLU()` are all "relu". Where fx can't follow, the calls in the text stand in.
 """
 
 import ast
@@ -16,7 +18,20 @@ import torch.fx
 from nanotriton.collect.operators import ALIASES, OPS
 from nanotriton.collect.trace import IDENTITY, MODULES, NAMES
 
-SILENT = (*IDENTITY, "getattr", "getitem", "size", "view", "reshape", "flatten", "unsqueeze", "squeeze", "getitem", "dim", "dropout")
+SILENT = (
+    *IDENTITY,
+    "getattr",
+    "getitem",
+    "size",
+    "view",
+    "reshape",
+    "flatten",
+    "unsqueeze",
+    "squeeze",
+    "getitem",
+    "dim",
+    "dropout",
+)
 NGRAM = 16  # tokens; a copy shares long runs of them with its original
 PLAIN = {name.replace("_", ""): name for name in OPS}
 
@@ -29,7 +44,9 @@ class Fingerprint:
 
 
 def fingerprint(source: str) -> Fingerprint:
-    """The fingerprint of a task's source. Never raises: a module that doesn't load has no shapes, and the calls of its text."""
+    """The fingerprint of a task's source. Never raises: a module that doesn't load has no shapes, and the
+    calls of its text.
+    """
     operators, shapes = loaded(source)
     return Fingerprint(operators or calls(source), shapes, ngrams(source))
 
@@ -46,7 +63,9 @@ def loaded(source: str) -> tuple[tuple[str, ...], tuple]:
             traced = torch.fx.symbolic_trace(names["Model"](*names["get_init_inputs"]()))
     except Exception:
         return (), shapes
-    return tuple(said for node in traced.graph.nodes if (said := operator(node, traced)) and said not in SILENT), shapes
+    return tuple(
+        said for node in traced.graph.nodes if (said := operator(node, traced)) and said not in SILENT
+    ), shapes
 
 
 def operator(node: torch.fx.Node, traced: torch.fx.GraphModule) -> str:
@@ -63,7 +82,13 @@ def canonical(name: str) -> str:
     name = name.strip("_").lower()
     name = ALIASES.get(name, name)
     name = re.sub(r"(conv|pool|norm)(_transpose)?\d?d$", r"\1\2", name)
-    name = {"mm": "matmul", "bmm": "matmul", "linear": "matmul", "pow": "square", "special_logsumexp": "logsumexp"}.get(name, name)
+    name = {
+        "mm": "matmul",
+        "bmm": "matmul",
+        "linear": "matmul",
+        "pow": "square",
+        "special_logsumexp": "logsumexp",
+    }.get(name, name)
     return PLAIN.get(name.replace("_", ""), name)
 
 
@@ -80,7 +105,9 @@ def calls(source: str) -> tuple[str, ...]:
 
 
 def normalised(source: str) -> list[str]:
-    """A text's code without comments, docstrings and layout; every name that it binds is v, every number 0, every string s."""
+    """A text's code without comments, docstrings and layout; every name that it binds is v, every number 0,
+    every string s.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -93,7 +120,9 @@ class Normaliser(ast.NodeTransformer):
 
     def __init__(self, tree: ast.AST):
         stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-        kept = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)}
+        kept = {
+            n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)
+        }
         self.bound = stored | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} - {"self"}
         self.attributes = kept
 
@@ -102,7 +131,11 @@ class Normaliser(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
         self.generic_visit(node)
-        if node.attr in self.attributes and isinstance(node.value, ast.Name) and node.value.id in ("self", "v"):
+        if (
+            node.attr in self.attributes
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("self", "v")
+        ):
             node.attr = "a"
         return node
 
@@ -114,7 +147,13 @@ class Normaliser(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        return ast.Constant("s" if isinstance(node.value, str) else 0 if isinstance(node.value, int | float) and not isinstance(node.value, bool) else node.value)
+        return ast.Constant(
+            "s"
+            if isinstance(node.value, str)
+            else 0
+            if isinstance(node.value, int | float) and not isinstance(node.value, bool)
+            else node.value
+        )
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         if isinstance(node.value, ast.Constant):
@@ -130,7 +169,9 @@ class Normaliser(ast.NodeTransformer):
 def ngrams(source: str) -> frozenset[int]:
     tokens = normalised(source)
     texts = (" ".join(tokens[i : i + NGRAM]) for i in range(max(len(tokens) - NGRAM + 1, 1)))
-    return frozenset(int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest(), "big") for t in texts)
+    return frozenset(
+        int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest(), "big") for t in texts
+    )
 
 
 def exact(source: str) -> str:

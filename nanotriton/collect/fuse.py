@@ -1,9 +1,10 @@
 """Cuts an operator graph into stages: each stage becomes one kernel.
 
-A stage is element-wise ("pointwise"), or combines rows ("rows": one or more reductions along the same dimensions, with what is done to the
-elements before and after), or sums everything up ("total"), or has an anchor with the element-wise operators after it as its epilogue. Nodes are
-taken in order. An element-wise node joins the stage of its latest argument if it fits there; one whose arguments all lie in memory
-waits ("floats") until somebody needs it, so that it is computed where it is used.
+A stage is element-wise ("pointwise"), or combines rows ("rows": one or more reductions along the same
+dimensions, with what is done to the elements before and after), or sums everything up ("total"), or has an
+anchor with the element-wise operators after it as its epilogue. Nodes are taken in order. An element-wise
+node joins the stage of its latest argument if it fits there; one whose arguments all lie in memory waits
+("floats") until somebody needs it, so that it is computed where it is used.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 
 from nanotriton.collect.ir import Graph, Node, Unfit
-
 
 ALONE = ("total", "rank", "attention")  # kernels that nothing else is computed in
 
@@ -51,7 +51,9 @@ class Fuser:
         wanted = reachable(self.graph)
         for node in self.graph.nodes:
             if node in wanted and not node.materialised:
-                {"map": self.map, "view": self.view, "reduce": self.reduce}.get(node.op, self.open_anchor)(node)
+                {"map": self.map, "view": self.view, "reduce": self.reduce}.get(node.op, self.open_anchor)(
+                    node
+                )
         for node in self.graph.outputs:
             self.settle(node)
         self.store(wanted)
@@ -60,7 +62,9 @@ class Fuser:
     # ---- what a node has to wait for ----
 
     def ready(self, node: Node) -> int:
-        """The number of the last stage that must have run before a node that is in no stage can be read or computed; -1: none."""
+        """The number of the last stage that must have run before a node that is in no stage can be read or
+        computed; -1: none.
+        """
         if node.materialised:
             return -1
         if node in self.inside:
@@ -124,8 +128,18 @@ class Fuser:
             self.total(node)
             return
         stage = self.inside.get(x)
-        if stage and stage.dims == dims and stage.is_statistic(x) and x.shape == stage.kept and node.text in ("sum", "mean", "max", "min", "prod"):
-            node.op, node.text, node.attrs = "view", "{0}", {"alias": True, "dims": ()}  # of one element: it is that element
+        if (
+            stage
+            and stage.dims == dims
+            and stage.is_statistic(x)
+            and x.shape == stage.kept
+            and node.text in ("sum", "mean", "max", "min", "prod")
+        ):
+            node.op, node.text, node.attrs = (
+                "view",
+                "{0}",
+                {"alias": True, "dims": ()},
+            )  # of one element: it is that element
             self.view(node)
             return
         if not (stage and x.shape == stage.full and self.takes(stage, dims)):
@@ -138,7 +152,9 @@ class Fuser:
     def companion(self, node: Node) -> Stage | None:
         """A stage that goes over rows of this kind already, and begins when what is reduced lies in memory."""
         x = node.args[0]
-        alike = [s for s in self.stages if s.kind == "rows" and s.full == x.shape and s.dims == node.attrs["dims"]]
+        alike = [
+            s for s in self.stages if s.kind == "rows" and s.full == x.shape and s.dims == node.attrs["dims"]
+        ]
         return next((s for s in reversed(alike) if self.ready(x) < s.number), None)
 
     @staticmethod
@@ -187,7 +203,10 @@ class Fuser:
         if node in self.graph.outputs:
             return True
         users = [u for u in wanted if node in u.args]
-        return any(u not in stage.nodes or any(u in other.nodes for other in self.stages if other is not stage) for u in users)
+        return any(
+            u not in stage.nodes or any(u in other.nodes for other in self.stages if other is not stage)
+            for u in users
+        )
 
 
 def reachable(graph: Graph) -> set[Node]:

@@ -1,20 +1,21 @@
-"""Draws modules in KernelBench's format: chains of operators (operators.py, steps.py) and whole modules (whole.py).
+"""Draws modules in KernelBench's format: chains of operators (operators.py, steps.py) and whole modules
+(whole.py).
 
-A drawn module is a Draft: its text with names for sizes, and two sets of sizes. The large ones are what GPUs are used for and what a model is
-shown; the small ones make the same module quick to verify on a CPU. A solution that reads its sizes from the inputs' shapes serves both.
+A drawn module is a Draft: its text with names for sizes, and two sets of sizes. The large ones are what
+GPUs are used for and what a model is shown; the small ones make the same module quick to verify on a CPU.
+A solution that reads its sizes from the inputs' shapes serves both.
 """
 
 import random
 import re
 from dataclasses import dataclass, field
 
+from nanotriton.collect.heads import HEAD_STEPS, POOL_STEPS
 from nanotriton.collect.operators import OPS, Op
 from nanotriton.collect.steps import (
     CHANNEL_STEPS,
     GATHER_STEPS,
-    HEAD_STEPS,
     IMAGES,
-    POOL_STEPS,
     REDUCE_STEPS,
     ROW_STEPS,
     SCAN_STEPS,
@@ -48,14 +49,68 @@ def get_init_inputs():
 """
 
 # Families of modules and their shares; a family names the heads, the middle and the end of its chains.
-FAMILIES = {"map": 16, "rows": 15, "matmul": 15, "conv": 14, "pool": 6, "channel": 9, "scan": 4, "layout": 8, "sort": 3, "integer": 3, "whole": 24}
-SMALL = {"rows": (3, 9), "cols": (33, 90), "batch": (2, 4), "length": (9, 40), "features": (17, 70), "channels": (4, 8), "height": (7, 13), "width": (7, 13),
-         "depth": (4, 6), "inner": (17, 40), "hidden": (17, 40), "out_channels": (4, 12), "heads": (2, 4), "keys": (17, 40), "kv_heads": (2, 3)}
-LARGE = {"rows": (512, 16384), "cols": (256, 8192), "batch": (8, 64), "length": (256, 2048), "features": (256, 2048), "channels": (16, 128), "height": (32, 256),
-         "width": (32, 256), "depth": (8, 32), "inner": (256, 4096), "hidden": (256, 4096), "out_channels": (32, 128), "heads": (8, 32), "keys": (256, 2048), "kv_heads": (2, 8)}
-TINY = {"height": (4, 6), "width": (4, 6), "batch": (2, 2), "channels": (4, 4), "out_channels": (4, 8)}  # of volumes, which have so many elements
+FAMILIES = {
+    "map": 16,
+    "rows": 15,
+    "matmul": 15,
+    "conv": 14,
+    "pool": 6,
+    "channel": 9,
+    "scan": 4,
+    "layout": 8,
+    "sort": 3,
+    "integer": 3,
+    "whole": 24,
+}
+SMALL = {
+    "rows": (3, 9),
+    "cols": (33, 90),
+    "batch": (2, 4),
+    "length": (9, 40),
+    "features": (17, 70),
+    "channels": (4, 8),
+    "height": (7, 13),
+    "width": (7, 13),
+    "depth": (4, 6),
+    "inner": (17, 40),
+    "hidden": (17, 40),
+    "out_channels": (4, 12),
+    "heads": (2, 4),
+    "keys": (17, 40),
+    "kv_heads": (2, 3),
+}
+LARGE = {
+    "rows": (512, 16384),
+    "cols": (256, 8192),
+    "batch": (8, 64),
+    "length": (256, 2048),
+    "features": (256, 2048),
+    "channels": (16, 128),
+    "height": (32, 256),
+    "width": (32, 256),
+    "depth": (8, 32),
+    "inner": (256, 4096),
+    "hidden": (256, 4096),
+    "out_channels": (32, 128),
+    "heads": (8, 32),
+    "keys": (256, 2048),
+    "kv_heads": (2, 8),
+}
+TINY = {
+    "height": (4, 6),
+    "width": (4, 6),
+    "batch": (2, 2),
+    "channels": (4, 4),
+    "out_channels": (4, 8),
+}  # of volumes, which have so many elements
 LONG_ROW = 4096  # elements; longer rows are gone over block by block
-FIXED = {"kernel_size": ("3", "5", "2"), "stride": ("2",), "padding": ("1",), "dilation": ("2",), "groups": ("2", "4")}
+FIXED = {
+    "kernel_size": ("3", "5", "2"),
+    "stride": ("2",),
+    "padding": ("1",),
+    "dilation": ("2",),
+    "groups": ("2", "4"),
+}
 
 
 @dataclass
@@ -81,8 +136,12 @@ class Draft:
             init = f"    def __init__(self, {', '.join(used)}):\n" if used else "    def __init__(self):\n"
             init += "        super().__init__()\n" + "".join(f"        {line}\n" for line in self.init) + "\n"
         return SOURCE.format(
-            init=init, arguments=", ".join(self.inputs), lines="\n        ".join(self.lines), init_inputs=", ".join(used),
-            sizes="\n".join(f"{n} = {v}" for n, v in values.items()), draws=", ".join(draws.values()),
+            init=init,
+            arguments=", ".join(self.inputs),
+            lines="\n        ".join(self.lines),
+            init_inputs=", ".join(used),
+            sizes="\n".join(f"{n} = {v}" for n, v in values.items()),
+            draws=", ".join(draws.values()),
         )
 
     def with_dtype(self, draw: str) -> str:
@@ -92,10 +151,25 @@ class Draft:
 
     def looped(self) -> bool:
         """Whether rows of the large sizes are too long for one block."""
-        return max((large for name, (_, large) in self.sizes.items() if name in ("cols", "features", "inner", "hidden")), default=0) > LONG_ROW
+        return (
+            max(
+                (
+                    large
+                    for name, (_, large) in self.sizes.items()
+                    if name in ("cols", "features", "inner", "hidden")
+                ),
+                default=0,
+            )
+            > LONG_ROW
+        )
 
     def task(self, name: str, large: bool) -> Task:
-        return Task(name, self.source(large), None, {"family": self.family, "ops": self.ops, "dtype": self.dtype or "float32"})
+        return Task(
+            name,
+            self.source(large),
+            None,
+            {"family": self.family, "ops": self.ops, "dtype": self.dtype or "float32"},
+        )
 
 
 class Chain:
@@ -111,8 +185,15 @@ class Chain:
 
     def step(self, step: Step) -> None:
         text, init = step.text, step.init
-        values = {"c": self.rng.choice(step.constants) if step.constants else "", "last": self.dims[-1], "channels": self.dims[1] if len(self.dims) > 1 else ""}
-        unnamed = {values["last"] if "{last}" in init else "", values["channels"] if "{channels}" in init else ""}
+        values = {
+            "c": self.rng.choice(step.constants) if step.constants else "",
+            "last": self.dims[-1],
+            "channels": self.dims[1] if len(self.dims) > 1 else "",
+        }
+        unnamed = {
+            values["last"] if "{last}" in init else "",
+            values["channels"] if "{channels}" in init else "",
+        }
         if unnamed & {"?", "1"}:
             raise Misfit
         if init:
@@ -135,11 +216,17 @@ class Chain:
             self.dims = self.dims[:-1]
         elif step.result and "*" in step.result:
             rest = self.dims[:-1] if step.result[0] == "*" else self.dims[2:]
-            self.dims = [d for r in step.result for d in (rest if r == "*" else [self.dims[int(r)] if r == "0" else r])]
+            self.dims = [
+                d for r in step.result for d in (rest if r == "*" else [self.dims[int(r)] if r == "0" else r])
+            ]
         elif step.result in (("0", "1"),):
             self.dims = self.dims[:2]
         elif step.result:
-            self.dims = list(step.result) if len(step.result) > 1 or "?" not in step.result else ["?"] * len(self.dims)
+            self.dims = (
+                list(step.result)
+                if len(step.result) > 1 or "?" not in step.result
+                else ["?"] * len(self.dims)
+            )
 
     def say(self, name: str, expression: str) -> None:
         self.draft.ops.append(name)
@@ -163,7 +250,9 @@ class Chain:
         self.say(op.name + suffix, spelling)
 
     def operand(self) -> tuple[str, str]:
-        """A second tensor for an operator of two: another input of x's shape, a vector along a dimension, or a parameter."""
+        """A second tensor for an operator of two: another input of x's shape, a vector along a dimension, or
+        a parameter.
+        """
         known = [d for d in self.dims if d not in ("?", "1")]
         if len(known) < len(self.dims) or not self.dims:
             choices = ["scalar"]
@@ -182,7 +271,11 @@ class Chain:
             if len(self.dims) < 3:
                 return self.parameter("gain", "torch.randn(1)")
             return self.parameter("gamma", f"torch.randn({self.dims[1]}{', 1' * (len(self.dims) - 2)})")
-        name, shape = {"same": ("y", self.dims), "vector": ("v", self.dims[-1:]), "column": ("u", [*self.dims[:-1], "1"])}[way]
+        name, shape = {
+            "same": ("y", self.dims),
+            "vector": ("v", self.dims[-1:]),
+            "column": ("u", [*self.dims[:-1], "1"]),
+        }[way]
         while name in self.draft.inputs and self.draft.inputs[name] != f"torch.randn({', '.join(shape)})":
             name += "2"
         self.draft.inputs[name] = f"torch.randn({', '.join(shape)})"
@@ -213,15 +306,29 @@ def draw(rng: random.Random, hard: bool = False) -> Draft:
             if hard:
                 draft = long_chain(rng)
             else:
-                draft = whole(rng) if family == "whole" else integers(rng) if family == "integer" else chain(rng, family)
+                draft = (
+                    whole(rng)
+                    if family == "whole"
+                    else integers(rng)
+                    if family == "integer"
+                    else chain(rng, family)
+                )
         except Misfit:
             continue
         draft.sizes = sizes(rng, draft)
         return draft
 
 
-HEADS = {"matmul": [s for s in HEAD_STEPS if s.group == "matmul"], "conv": [s for s in HEAD_STEPS if s.group == "conv"], "pool": POOL_STEPS,
-         "channel": CHANNEL_STEPS, "scan": SCAN_STEPS, "layout": GATHER_STEPS, "sort": SORT_STEPS, "rows": ROW_STEPS + REDUCE_STEPS}
+HEADS = {
+    "matmul": [s for s in HEAD_STEPS if s.group == "matmul"],
+    "conv": [s for s in HEAD_STEPS if s.group == "conv"],
+    "pool": POOL_STEPS,
+    "channel": CHANNEL_STEPS,
+    "scan": SCAN_STEPS,
+    "layout": GATHER_STEPS,
+    "sort": SORT_STEPS,
+    "rows": ROW_STEPS + REDUCE_STEPS,
+}
 
 
 def chain(rng: random.Random, family: str) -> Draft:
@@ -245,7 +352,9 @@ def chain(rng: random.Random, family: str) -> Draft:
 
 
 def long_chain(rng: random.Random) -> Draft:
-    """A product or a convolution, maps, a norm or a row operation, maps, and another of those: harder than what there are solutions for."""
+    """A product or a convolution, maps, a norm or a row operation, maps, and another of those: harder than
+    what there are solutions for.
+    """
     family = rng.choice(("matmul", "conv"))
     step = rng.choice(HEADS[family])
     made = Chain(rng, "hard_" + family, rng.choice(step.kinds))
@@ -312,22 +421,34 @@ def integers(rng: random.Random) -> Draft:
 def whole(rng: random.Random) -> Draft:
     group = rng.choice(sorted({w.group for w in WHOLES}))
     chosen: Whole = rng.choice([w for w in WHOLES if w.group == group])
-    values = {"lr": rng.choice(("0.01", "0.001", "0.1", "0.05")), "wd": rng.choice(("0.1", "0.01", "0.05")), "b1": rng.choice(("0.9", "0.95", "0.8"))}
+    values = {
+        "lr": rng.choice(("0.01", "0.001", "0.1", "0.05")),
+        "wd": rng.choice(("0.1", "0.01", "0.05")),
+        "b1": rng.choice(("0.9", "0.95", "0.8")),
+    }
     lines = list(chosen.lines)
     for key, value in values.items():
         lines = [line.replace(f"{{{key}}}", value) for line in lines]
     lines[-1] = f"return {lines[-1]}"
     draft = Draft(f"whole_{group}", [chosen.name], dict(chosen.inputs), [], lines)
     shape = rng.choice(("rows, cols", "rows, cols", "batch, length, features"))
-    if group in ("optimizer", "mixture") and "rows," not in str([d for _, d in chosen.inputs if "rows, cols" not in d]) and shape != "rows, cols":
-        draft.inputs = {n: d.replace("rows, cols", shape).replace("(cols)", "(features)") for n, d in draft.inputs.items()}
+    if (
+        group in ("optimizer", "mixture")
+        and "rows," not in str([d for _, d in chosen.inputs if "rows, cols" not in d])
+        and shape != "rows, cols"
+    ):
+        draft.inputs = {
+            n: d.replace("rows, cols", shape).replace("(cols)", "(features)") for n, d in draft.inputs.items()
+        }
     if chosen.halves and rng.random() < 0.3:
         draft.dtype = rng.choice(("float16", "bfloat16"))
     return draft
 
 
 def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple[int, int]]:
-    """Sizes for every name that the texts use. Half of the large ones are round numbers, as people's are; the small ones seldom are."""
+    """Sizes for every name that the texts use. Half of the large ones are round numbers, as people's are; the
+    small ones seldom are.
+    """
     text = " ".join([*draft.inputs.values(), *draft.init])
     found: dict[str, tuple[int, int]] = {}
     for name in [*SMALL, *FIXED]:
@@ -337,18 +458,31 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple[int, int]]:
             value = int(rng.choice(FIXED[name]))
             found[name] = (value, value)
             continue
-        small, large = rng.randint(*(TINY if "depth" in text and name in TINY else SMALL)[name]), size(rng, *LARGE[name])
-        while any(small == other for n, (other, _) in found.items() if n not in FIXED):  # shapes that are alike only by chance would mislead
+        small, large = (
+            rng.randint(*(TINY if "depth" in text and name in TINY else SMALL)[name]),
+            size(rng, *LARGE[name]),
+        )
+        while any(
+            small == other for n, (other, _) in found.items() if n not in FIXED
+        ):  # shapes that are alike only by chance would mislead
             small += 1
-        if name in ("channels", "out_channels") or (draft.even and name in ("cols", "features", "height", "width")):
-            small, large = 4 * max(small // 4, 1) if "channels" in name else 2 * (small // 2), 4 * max(large // 4, 1)
+        if name in ("channels", "out_channels") or (
+            draft.even and name in ("cols", "features", "height", "width")
+        ):
+            small, large = (
+                4 * max(small // 4, 1) if "channels" in name else 2 * (small // 2),
+                4 * max(large // 4, 1),
+            )
         found[name] = (small, large)
     if {"heads", "kv_heads"} <= found.keys():
         found["kv_heads"] = (2, 4)
         found["heads"] = (4, 16)
-    if "width" in found and "heads" in text or draft.family == "whole_attention":
+    if ("width" in found and "heads" in text) or draft.family == "whole_attention":
         found["width"] = (rng.choice((16, 24, 32)), rng.choice((32, 64, 128)))
-    if found.get("stride", (1, 1))[0] > 1 and found.get("padding", (0, 0))[0] * 2 > found.get("kernel_size", (3, 3))[0]:
+    if (
+        found.get("stride", (1, 1))[0] > 1
+        and found.get("padding", (0, 0))[0] * 2 > found.get("kernel_size", (3, 3))[0]
+    ):
         found["kernel_size"] = (3, 3)
     return found
 

@@ -1,7 +1,9 @@
-"""Route compile: a module in, a `ModelNew` out that launches the Triton which Inductor would run on an H100, in plain text.
+"""Route compile: a module in, a `ModelNew` out that launches the Triton which Inductor would run on an H100,
+in plain text.
 
-The kernels are rewritten (inductor_kernel.py), the wrapper's statements become lines of forward, and sizes are read from the inputs' shapes: only what
-weights fix stays a number. Refused, with a reason: library calls, random numbers, kernels that need helpers of Inductor's own.
+The kernels are rewritten (inductor_kernel.py), the wrapper's statements become lines of forward, and sizes
+are read from the inputs' shapes: only what weights fix stays a number. Refused, with a reason: library
+calls, random numbers, kernels that need helpers of Inductor's own.
 """
 
 import ast
@@ -16,14 +18,18 @@ from nanotriton.collect.inductor_kernel import Kernel
 from nanotriton.collect.ir import Unfit
 from nanotriton.tasks.task import Task
 
-DROPPED = re.compile(r"args\.clear|assert_|torch\.cuda\.|stream\d* =|raw_stream\d+ =|del |.* = copy_if_misaligned")
+DROPPED = re.compile(
+    r"args\.clear|assert_|torch\.cuda\.|stream\d* =|raw_stream\d+ =|del |.* = copy_if_misaligned"
+)
 FOREIGN = re.compile(r"extern_kernels|torch\.ops|aten\.|inductor_seeds|inductor_random|_seed|cpp_fused")
 
 
 def compiled(task: Task) -> str:
     """The source of a ModelNew for a task. Raises Unfit."""
     torch.set_num_threads(1)
-    logging.disable(logging.CRITICAL)  # Inductor logs a traceback for every module that it can't trace: the reason is in the report
+    logging.disable(
+        logging.CRITICAL
+    )  # Inductor logs a traceback for every module that it can't trace: the reason is in the report
     names: dict = {"__name__": "task"}
     try:
         exec(compile(task.source, f"<task {task.name}>", "exec"), names)
@@ -44,14 +50,22 @@ class Wrapper:
     """Makes a file of Inductor's output code."""
 
     def __init__(self, task: Task, code: str, signature, inputs: list, single: bool):
-        self.task, self.tree, self.signature, self.inputs, self.single = task, ast.parse(code), signature, inputs, single
+        self.task, self.tree, self.signature, self.inputs, self.single = (
+            task,
+            ast.parse(code),
+            signature,
+            inputs,
+            single,
+        )
         self.kernels = {name: Kernel(name, text) for name, text in kernel_texts(self.tree).items()}
         if not self.kernels:
             raise Unfit("no kernel in Inductor's code")
         file = ast.parse(task.source)
         self.cls = next(n for n in file.body if isinstance(n, ast.ClassDef) and n.name == "Model")
         self.file = file
-        forward = next((n for n in self.cls.body if isinstance(n, ast.FunctionDef) and n.name == "forward"), None)
+        forward = next(
+            (n for n in self.cls.body if isinstance(n, ast.FunctionDef) and n.name == "forward"), None
+        )
         if forward is None:
             raise Unfit("forward is inherited")
         self.forward = forward
@@ -63,7 +77,9 @@ class Wrapper:
         for node in statements(call_body(self.tree)):
             self.statement(node, ast.unparse(node))
         text = self.model()
-        functions = [f"@triton.jit\n{ast.unparse(f)}" for k in self.kernels.values() for f in (*k.combine, k.function)]
+        functions = [
+            f"@triton.jit\n{ast.unparse(f)}" for k in self.kernels.values() for f in (*k.combine, k.function)
+        ]
         body = "\n\n\n".join(dict.fromkeys(functions))
         if found := re.search(r"triton_helpers\.(\w+)|tl_math\.(\w+)", body):
             raise Unfit(f"a helper of Inductor's own: {found[0]}")
@@ -99,7 +115,9 @@ class Wrapper:
         """Which of Inductor's arguments is which parameter, buffer or input."""
         ids = [t.id for t in target.elts] if isinstance(target, ast.Tuple | ast.List) else [target.id]
         params, buffers = self.signature.inputs_to_parameters, self.signature.inputs_to_buffers
-        inputs = [a.arg for a, x in zip(self.forward.args.args[1:], self.inputs) if isinstance(x, torch.Tensor)]
+        inputs = [
+            a.arg for a, x in zip(self.forward.args.args[1:], self.inputs) if isinstance(x, torch.Tensor)
+        ]
         order = [*params.values(), *buffers.values()]
         paths = [re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", "self." + p.removeprefix("model.")) for p in order]
         for name, text in zip(ids, [*paths, *inputs]):
@@ -124,8 +142,12 @@ class Wrapper:
 
     def allocate(self, node: ast.Assign) -> None:
         size, stride, dtype = (ast.unparse(a) for a in node.value.args[:3])
-        device = next(a.arg for a, x in zip(self.forward.args.args[1:], self.inputs) if isinstance(x, torch.Tensor))
-        numbers = [eval(t, {"__builtins__": {"max": max, "min": min}}, dict(self.values)) for t in (size, stride)]  # Inductor's own arithmetic of sizes
+        device = next(
+            a.arg for a, x in zip(self.forward.args.args[1:], self.inputs) if isinstance(x, torch.Tensor)
+        )
+        numbers = [
+            eval(t, {"__builtins__": {"max": max, "min": min}}, dict(self.values)) for t in (size, stride)
+        ]  # Inductor's own arithmetic of sizes
         tail = f"dtype={dtype}, device={device}.device"
         if contiguous(*numbers):
             self.lines.append(f"{node.targets[0].id} = torch.empty({size}, {tail})")
@@ -133,17 +155,25 @@ class Wrapper:
             self.lines.append(f"{node.targets[0].id} = torch.empty_strided({size}, {stride}, {tail})")
 
     def returned(self, value: ast.expr) -> None:
-        elements = [self.said(ast.unparse(e)).replace("reinterpret_tensor(", "torch.as_strided(") for e in value.elts]
+        elements = [
+            self.said(ast.unparse(e)).replace("reinterpret_tensor(", "torch.as_strided(") for e in value.elts
+        ]
         changed = len(self.signature.buffers_to_mutate)
         for path, text in zip(self.signature.buffers_to_mutate.values(), elements):
             self.lines.append(f"{'self.' + path.removeprefix('model.')}.copy_({text})")
         elements = elements[changed:]
-        self.lines.append("return " + (elements[0] if self.single and len(elements) == 1 else f"({', '.join(elements)},)"))
+        self.lines.append(
+            "return " + (elements[0] if self.single and len(elements) == 1 else f"({', '.join(elements)},)")
+        )
 
     # ---- the rest of the file ----
 
     def model(self) -> str:
-        methods = [without_docstrings(n) for n in self.cls.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        methods = [
+            without_docstrings(n)
+            for n in self.cls.body
+            if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+        ]
         text = "class ModelNew(nn.Module):\n"
         for method in methods:
             body = ast.unparse(method)
@@ -156,10 +186,18 @@ class Wrapper:
         """Classes, functions and constants of the task's file that the constructor needs."""
         defined: dict[str, ast.stmt] = {}
         for node in self.file.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name not in ("Model", "get_inputs", "get_init_inputs"):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name not in (
+                "Model",
+                "get_inputs",
+                "get_init_inputs",
+            ):
                 defined[node.name] = node
             elif isinstance(node, ast.Assign):
-                defined |= {t.id: node for t in ast.walk(node) if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)}
+                defined |= {
+                    t.id: node
+                    for t in ast.walk(node)
+                    if isinstance(t, ast.Name) and isinstance(t.ctx, ast.Store)
+                }
         used, todo = [], [ast.parse(text)]
         while todo:
             for n in ast.walk(todo.pop()):
@@ -173,7 +211,11 @@ def kernel_texts(tree: ast.Module) -> dict[str, str]:
     """name -> source of every `name = async_compile.triton('name', '''source''')`."""
     found = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "async_compile.triton":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "async_compile.triton"
+        ):
             found[node.targets[0].id] = ast.literal_eval(node.value.args[1])
     return found
 
@@ -209,5 +251,7 @@ def renamed(text: str, kernels: dict[str, Kernel]) -> str:
         said = re.sub(r"_?\d+$", "", said).strip("_") or "fused"
         short = "_".join(said.split("_")[:4])
         text = re.sub(rf"\b{name}_(\w*numel)\b", rf"{short}_{number}_\1" if len(kernels) > 1 else r"\1", text)
-        text = re.sub(rf"\b{name}\b", f"{short}_kernel_{number}" if len(kernels) > 1 else f"{short}_kernel", text)
+        text = re.sub(
+            rf"\b{name}\b", f"{short}_kernel_{number}" if len(kernels) > 1 else f"{short}_kernel", text
+        )
     return text

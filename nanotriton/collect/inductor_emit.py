@@ -1,8 +1,9 @@
 """Inductor's Triton code for a module, on a machine without a GPU: PyTorch's CPU build and triton are enough.
 
-The module is traced on fake CPU tensors with symbolic sizes, and its graph is run again on fake "cuda" tensors: slicing a fake cuda tensor in Python
-needs a CUDA build, the graph's ATen calls do not. A dozen questions of torch.cuda are answered as on an H100, and GraphLowering.compile_to_module
-is replaced by a function that takes the code and stops, so that nothing is compiled and nothing runs.
+The module is traced on fake CPU tensors with symbolic sizes, and its graph is run again on fake "cuda"
+tensors: slicing a fake cuda tensor in Python needs a CUDA build, the graph's ATen calls do not. A dozen
+questions of torch.cuda are answered as on an H100, and GraphLowering.compile_to_module is replaced by a
+function that takes the code and stops, so that nothing is compiled and nothing runs.
 """
 
 import contextlib
@@ -29,17 +30,43 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 H100 = types.SimpleNamespace(
-    name="NVIDIA H100 80GB HBM3", major=9, minor=0, multi_processor_count=132, total_memory=85_017_493_504, warp_size=32,
-    max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536, shared_memory_per_block=49152,
-    shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, L2_cache_size=52_428_800, gcnArchName="",
-    clock_rate=1980000, memory_clock_rate=2619000, memory_bus_width=5120,
-)  # fmt: skip
+    name="NVIDIA H100 80GB HBM3",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    total_memory=85_017_493_504,
+    warp_size=32,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_multiprocessor=233472,
+    L2_cache_size=52_428_800,
+    gcnArchName="",
+    clock_rate=1980000,
+    memory_clock_rate=2619000,
+    memory_bus_width=5120,
+)
 OPTIONS = {
-    "triton.cudagraphs": False, "max_autotune": False, "force_disable_caches": True, "compile_threads": 1, "triton.unique_kernel_names": True,
-    "triton.descriptive_names": "original_aten", "comment_origin": False, "size_asserts": False, "triton.autotune_at_compile_time": False,
-    "assert_indirect_indexing": False, "triton.native_matmul": True, "conv_1x1_as_mm": True, "triton.multi_kernel": 0, "benchmark_kernel": False,
-    "shape_padding": False, "online_softmax": False, "split_reductions": False,
-}  # fmt: skip
+    "triton.cudagraphs": False,
+    "max_autotune": False,
+    "force_disable_caches": True,
+    "compile_threads": 1,
+    "triton.unique_kernel_names": True,
+    "triton.descriptive_names": "original_aten",
+    "comment_origin": False,
+    "size_asserts": False,
+    "triton.autotune_at_compile_time": False,
+    "assert_indirect_indexing": False,
+    "triton.native_matmul": True,
+    "conv_1x1_as_mm": True,
+    "triton.multi_kernel": 0,
+    "benchmark_kernel": False,
+    "shape_padding": False,
+    "online_softmax": False,
+    "split_reductions": False,
+}
 
 
 class Captured(BaseException):
@@ -54,18 +81,38 @@ def capture(graph: GraphLowering):
 @contextlib.contextmanager
 def pretend_h100() -> Iterator[None]:
     """torch.cuda and Inductor's device interface answer as on a machine with one H100."""
-    answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_properties": H100, "get_device_capability": (9, 0),
-               "is_initialized": False, "is_bf16_supported": True, "get_device_name": H100.name, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-               "set_rng_state": None, "synchronize": None, "_exchange_device": 0, "_maybe_exchange_device": 0}  # fmt: skip
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_properties": H100,
+        "get_device_capability": (9, 0),
+        "is_initialized": False,
+        "is_bf16_supported": True,
+        "get_device_name": H100.name,
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": None,
+        "synchronize": None,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+    }
     asked = {"get_device_properties": H100, "current_device": 0, "device_count": 1, "is_bf16_supported": True}
-    tracing = (("fuse_attention", "_sfdp_init"), ("pad_mm", "_pad_mm_init"), ("misc_patterns", "_misc_patterns_init"))  # these trace on a real device
+    tracing = (
+        ("fuse_attention", "_sfdp_init"),
+        ("pad_mm", "_pad_mm_init"),
+        ("misc_patterns", "_misc_patterns_init"),
+    )  # these trace on a real device
     constant = lambda value: lambda *args, **kwargs: value
     with contextlib.ExitStack() as stack:
         for name, value in answers.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, constant(value)))
         for name, value in asked.items():
-            stack.enter_context(mock.patch.object(device_interface.CudaInterface, name, staticmethod(constant(value))))
-        stack.enter_context(mock.patch.dict(device_interface.caching_worker_device_properties, {"cuda": [H100]}))
+            stack.enter_context(
+                mock.patch.object(device_interface.CudaInterface, name, staticmethod(constant(value)))
+            )
+        stack.enter_context(
+            mock.patch.dict(device_interface.caching_worker_device_properties, {"cuda": [H100]})
+        )
         stack.enter_context(mock.patch.object(torch.utils._triton, "triton_hash_with_backend", constant("0")))
         for module, name in tracing:
             with contextlib.suppress(ImportError, AttributeError):
@@ -74,7 +121,9 @@ def pretend_h100() -> Iterator[None]:
 
 
 def to_fake(model: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Parameters, buffers and plain tensor attributes become fake tensors, in place; what is shared stays shared."""
+    """Parameters, buffers and plain tensor attributes become fake tensors, in place; what is shared stays
+    shared.
+    """
     memo: dict[int, torch.Tensor] = {}
     with mode:
         for module in model.modules():
@@ -83,7 +132,11 @@ def to_fake(model: torch.nn.Module, mode: FakeTensorMode) -> None:
                     if isinstance(value, torch.Tensor):
                         if id(value) not in memo:
                             fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-                            memo[id(value)] = torch.nn.Parameter(fake, requires_grad=False) if isinstance(value, torch.nn.Parameter) else fake
+                            memo[id(value)] = (
+                                torch.nn.Parameter(fake, requires_grad=False)
+                                if isinstance(value, torch.nn.Parameter)
+                                else fake
+                            )
                         store[key] = memo[id(value)]
 
 
@@ -113,21 +166,34 @@ class AsTuple(torch.nn.Module):
         return tuple(answer) if isinstance(answer, tuple | list) else (answer,)
 
 
-# ---- decompositions: what Inductor would call a library for, or merge by Welford's formula, as plain operators ----
+# ---- decompositions: what Inductor would call a library for, or merge by Welford's formula, as plain
+# operators ----
 
 
 def convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
     """aten.convolution as a gather, a product and a sum, of which Inductor makes one reduction kernel."""
     dims = w.dim() - 2
     full = lambda v: list(v) * dims if len(v) == 1 else list(v)
-    stride, padding, dilation, output_padding = full(stride), full(padding), full(dilation), full(output_padding)
+    stride, padding, dilation, output_padding = (
+        full(stride),
+        full(padding),
+        full(dilation),
+        full(output_padding),
+    )
     kernel, batch, channels = list(w.shape[2:]), x.shape[0], x.shape[1]
     pads = [(p, p) for p in padding]
     if transposed:
         x = spread(x, stride)
-        pads = [(d * (k - 1) - p, d * (k - 1) - p + o) for k, p, d, o in zip(kernel, padding, dilation, output_padding)]
+        pads = [
+            (d * (k - 1) - p, d * (k - 1) - p + o)
+            for k, p, d, o in zip(kernel, padding, dilation, output_padding)
+        ]
         w = w.flip(*range(2, w.dim()))
-        w = w.reshape(groups, channels // groups, w.shape[1], *kernel).transpose(1, 2).reshape(-1, channels // groups, *kernel)
+        w = (
+            w.reshape(groups, channels // groups, w.shape[1], *kernel)
+            .transpose(1, 2)
+            .reshape(-1, channels // groups, *kernel)
+        )
         stride = [1] * dims
     if any(a or b for a, b in pads):
         x = torch.ops.aten.constant_pad_nd(x, [v for pair in reversed(pads) for v in pair])
@@ -161,7 +227,9 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
         count = count * x.shape[d]
     mean = x.sum(dims, keepdim=True) / count
     centred = x - mean
-    variance = (centred * centred).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
+    variance = (centred * centred).sum(dims, keepdim=keepdim) / (
+        count - (1 if correction is None else correction)
+    )
     return variance, mean if keepdim else mean.squeeze(dims)
 
 
@@ -171,7 +239,11 @@ def var(x, dim=None, *, correction=None, keepdim=False):
 
 def decompositions() -> dict:
     aten = torch.ops.aten
-    return dict(select_decomp_table()) | {aten.convolution.default: convolution, aten.var_mean.correction: var_mean, aten.var.correction: var}
+    return dict(select_decomp_table()) | {
+        aten.convolution.default: convolution,
+        aten.var_mean.correction: var_mean,
+        aten.var.correction: var,
+    }
 
 
 def symbolic(mode: FakeTensorMode, x: torch.Tensor, number: int) -> torch.Tensor:
@@ -189,22 +261,39 @@ def known(name: str) -> bool:
 
 
 def emit(model: torch.nn.Module, inputs: list, dynamic: bool = True):
-    """(code, signature of the exported graph). Sizes are symbolic where `dynamic`. Raises whatever tracing or lowering raises."""
+    """(code, signature of the exported graph). Sizes are symbolic where `dynamic`. Raises whatever tracing or
+    lowering raises.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     to_fake(model, mode)
     with mode:
-        fixed = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs]
+        fixed = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
+            for x in inputs
+        ]
     if dynamic:
         fixed = [symbolic(mode, x, i) if isinstance(x, torch.Tensor) else x for i, x in enumerate(inputs)]
     settings = {name: value for name, value in OPTIONS.items() if known(name)}
     # torch.cuda.is_available() is False here: nothing touches a device
     with mode, torch.no_grad(), config.patch(settings), sdpa_kernel(SDPBackend.MATH):
-        graph, signature = aot_export_module(AsTuple(model), tuple(fixed), trace_joint=False, decompositions=decompositions())
+        graph, signature = aot_export_module(
+            AsTuple(model), tuple(fixed), trace_joint=False, decompositions=decompositions()
+        )
         holders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        fakes = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="cuda:0") if isinstance(v, torch.Tensor) else v for v in holders]
+        fakes = [
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="cuda:0")
+            if isinstance(v, torch.Tensor)
+            else v
+            for v in holders
+        ]
         Retarget(graph).run(*fakes)
     graph.recompile()
-    with pretend_h100(), config.patch(settings), torch.no_grad(), mock.patch.object(GraphLowering, "compile_to_module", capture):
+    with (
+        pretend_h100(),
+        config.patch(settings),
+        torch.no_grad(),
+        mock.patch.object(GraphLowering, "compile_to_module", capture),
+    ):
         try:
             compile_fx_inner(graph, fakes, cudagraphs=False, is_inference=True)
         except Captured as captured:

@@ -1,4 +1,6 @@
-"""One of Inductor's kernels, rewritten towards how a person writes: no heuristics around it, no helper where tl has a function, no alias, no dead line."""
+"""One of Inductor's kernels, rewritten towards how a person writes: no heuristics around it, no helper where
+tl has a function, no alias, no dead line.
+"""
 
 import ast
 import inspect
@@ -11,12 +13,41 @@ from torch._inductor.runtime import triton_heuristics
 
 from nanotriton.collect.ir import Unfit
 
-KINDS = ("pointwise", "reduction", "persistent_reduction", "split_scan", "cooperative_reduction", "foreach", "template")
-# Helpers for which the language has a function of its own. They differ where an element is NaN, for which no answer is right.
-HELPERS = {"maximum": "tl.maximum", "minimum": "tl.minimum", "max2": "tl.max", "min2": "tl.min", "promote_to_tensor": "", "sum": "tl.sum", "div_floor_integer": None}
-FUNCTIONS = {"libdevice.exp": "tl.exp", "libdevice.rsqrt": "tl.rsqrt", "libdevice.sqrt": "tl.sqrt", "libdevice.log": "tl.log", "tl_math.exp": "tl.exp", "tl_math.log": "tl.log",
-             "tl_math.abs": "tl.abs", "tl_math.sin": "tl.sin", "tl_math.cos": "tl.cos", "tl_math.exp2": "tl.exp2", "libdevice.floor": "tl.floor", "libdevice.ceil": "tl.ceil",
-             "libdevice.erf": "tl.erf"}
+KINDS = (
+    "pointwise",
+    "reduction",
+    "persistent_reduction",
+    "split_scan",
+    "cooperative_reduction",
+    "foreach",
+    "template",
+)
+# Helpers for which the language has a function of its own. They differ where an element is NaN, for which no
+# answer is right.
+HELPERS = {
+    "maximum": "tl.maximum",
+    "minimum": "tl.minimum",
+    "max2": "tl.max",
+    "min2": "tl.min",
+    "promote_to_tensor": "",
+    "sum": "tl.sum",
+    "div_floor_integer": None,
+}
+FUNCTIONS = {
+    "libdevice.exp": "tl.exp",
+    "libdevice.rsqrt": "tl.rsqrt",
+    "libdevice.sqrt": "tl.sqrt",
+    "libdevice.log": "tl.log",
+    "tl_math.exp": "tl.exp",
+    "tl_math.log": "tl.log",
+    "tl_math.abs": "tl.abs",
+    "tl_math.sin": "tl.sin",
+    "tl_math.cos": "tl.cos",
+    "tl_math.exp2": "tl.exp2",
+    "libdevice.floor": "tl.floor",
+    "libdevice.ceil": "tl.ceil",
+    "libdevice.erf": "tl.erf",
+}
 GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid3D": "xyz", "Grid2DWithYZOverflow": "xy"}
 LONGEST = 100  # characters of a line that expressions may grow to when they are put together
 
@@ -29,12 +60,20 @@ class Kernel:
         found = captured(name, source.replace("triton_helpers.set_driver_to_gpu()\n", ""))
         self.meta, self.config = found["inductor_meta"], found["configs"][0]
         tree = ast.parse(source)
-        self.function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("triton_"))
-        self.combine = [n for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("triton_")]  # of scans
+        self.function = next(
+            n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("triton_")
+        )
+        self.combine = [
+            n for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("triton_")
+        ]  # of scans
         constants = found["triton_meta"].get("constants") or {}
         self.sizes = {k: v for k, v in constants.items() if isinstance(v, int)}
         for node in self.function.body:  # static sizes are written over the parameters
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and ast.unparse(node.targets[0]).endswith("numel"):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Constant)
+                and ast.unparse(node.targets[0]).endswith("numel")
+            ):
                 self.sizes[node.targets[0].id] = node.value.value
         self.params = [a.arg for a in self.function.args.args]
         signature = found["triton_meta"]["signature"]
@@ -109,7 +148,12 @@ def captured(name: str, source: str) -> dict:
 def tidy(function: ast.FunctionDef) -> ast.FunctionDef:
     """All the rewriting, until nothing changes."""
     function = ast.fix_missing_locations(Plain().visit(function))
-    masks = [n.targets[0].id for n in ast.walk(function) if isinstance(n, ast.Assign) and re.fullmatch(r"tl\.full\(\[.*\], True, tl\.int1\).*", ast.unparse(n.value))]
+    masks = [
+        n.targets[0].id
+        for n in ast.walk(function)
+        if isinstance(n, ast.Assign)
+        and re.fullmatch(r"tl\.full\(\[.*\], True, tl\.int1\).*", ast.unparse(n.value))
+    ]
     function = ast.fix_missing_locations(WithoutMasks(set(masks)).visit(function))
     before = ""
     while (text := ast.unparse(function)) != before:
@@ -134,11 +178,15 @@ class Plain(ast.NodeTransformer):
                 node.func = ast.parse(short, mode="eval").body
         elif name in FUNCTIONS:
             node.func = ast.parse(FUNCTIONS[name], mode="eval").body
-        elif name == "tl.load" and len(node.args) == 2 and isinstance(node.args[1], ast.Constant):
+        elif (name == "tl.load" and len(node.args) == 2 and isinstance(node.args[1], ast.Constant)) or (
+            name == "tl.store" and len(node.args) == 3 and isinstance(node.args[2], ast.Constant)
+        ):
             node.args.pop()
-        elif name == "tl.store" and len(node.args) == 3 and isinstance(node.args[2], ast.Constant):
-            node.args.pop()
-        elif name == "tl.full" and ast.unparse(node.args[0]) in ("[1]", "[1, 1]", "[1, 1, 1]") and isinstance(node.args[1], ast.Constant | ast.UnaryOp):
+        elif (
+            name == "tl.full"
+            and ast.unparse(node.args[0]) in ("[1]", "[1, 1]", "[1, 1, 1]")
+            and isinstance(node.args[1], ast.Constant | ast.UnaryOp)
+        ):
             return node.args[1]
         elif name == "tl.range":
             node.func = ast.Name("range", ast.Load())
@@ -167,7 +215,12 @@ class WithoutMasks(ast.NodeTransformer):
         self.generic_visit(node)
         name = ast.unparse(node.func)
         place = {"tl.load": 1, "tl.store": 2, "tl.atomic_add": 2}.get(name)
-        if place and len(node.args) > place and isinstance(node.args[place], ast.Name) and node.args[place].id in self.names:
+        if (
+            place
+            and len(node.args) > place
+            and isinstance(node.args[place], ast.Name)
+            and node.args[place].id in self.names
+        ):
             del node.args[place]
             node.keywords = [k for k in node.keywords if k.arg != "other"]
         elif name == "tl.where" and isinstance(node.args[0], ast.Name) and node.args[0].id in self.names:
@@ -186,7 +239,9 @@ def blocks(node: ast.AST):
 
 
 def inline(function: ast.FunctionDef) -> ast.FunctionDef:
-    """A name that is assigned once and is another name or a constant is replaced; so is one that is read once, in the next lines of the same block."""
+    """A name that is assigned once and is another name or a constant is replaced; so is one that is read
+    once, in the next lines of the same block.
+    """
     stores: dict[str, int] = {}
     loads: dict[str, int] = {}
     for n in ast.walk(function):
@@ -213,22 +268,31 @@ def inline(function: ast.FunctionDef) -> ast.FunctionDef:
 def trivial(value: ast.expr, stores: dict[str, int]) -> bool:
     """A constant, or a name that never changes."""
     text = ast.unparse(value)
-    return bool(re.fullmatch(r"-?[\d.]+(e-?\d+)?|float\('-?inf'\)", text)) or (isinstance(value, ast.Name) and stores.get(value.id, 0) <= 1)
+    return bool(re.fullmatch(r"-?[\d.]+(e-?\d+)?|float\('-?inf'\)", text)) or (
+        isinstance(value, ast.Name) and stores.get(value.id, 0) <= 1
+    )
 
 
 def pure(value: ast.expr) -> bool:
     text = ast.unparse(value)
-    return not re.search(r"tl\.(load|atomic|dot|sum|max\(|min\(|reduce|associative_scan|cumsum|arange|program_id)", text)
+    return not re.search(
+        r"tl\.(load|atomic|dot|sum|max\(|min\(|reduce|associative_scan|cumsum|arange|program_id)", text
+    )
 
 
 def fits(statements: list[ast.stmt], at: int, name: str, value: ast.expr, stores: dict[str, int]) -> bool:
-    """Put a value where its name is read, if that is in the same block, the line stays short, and nothing that it reads changes in between."""
+    """Put a value where its name is read, if that is in the same block, the line stays short, and nothing
+    that it reads changes in between.
+    """
     inside = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
     if any(stores.get(n, 0) > 1 for n in inside):
         return False
     for statement in statements[at + 1 :]:
         if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(statement)):
-            if isinstance(statement, ast.For) or len(ast.unparse(statement)) + len(ast.unparse(value)) > LONGEST:
+            if (
+                isinstance(statement, ast.For)
+                or len(ast.unparse(statement)) + len(ast.unparse(value)) > LONGEST
+            ):
                 return False
             replace(statement, name, value)
             return True
@@ -248,7 +312,17 @@ def without_dead_lines(function: ast.FunctionDef) -> ast.FunctionDef:
     read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     for statements in blocks(function):
         for statement in list(statements):
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None) if isinstance(statement, ast.AnnAssign) else None
-            if isinstance(target, ast.Name) and target.id not in read and "atomic" not in ast.unparse(statement):
+            target = (
+                statement.targets[0]
+                if isinstance(statement, ast.Assign)
+                else getattr(statement, "target", None)
+                if isinstance(statement, ast.AnnAssign)
+                else None
+            )
+            if (
+                isinstance(target, ast.Name)
+                and target.id not in read
+                and "atomic" not in ast.unparse(statement)
+            ):
                 statements.remove(statement)
     return function

@@ -1,9 +1,10 @@
 """The operator graph of a module: what every kernel is written from.
 
-A graph has few kinds of node. `input` and `param` are tensors that exist before any kernel runs. `map` computes each element from the
-elements of its arguments at the same place, after broadcasting. `reduce` combines the elements along some dimensions. `view` gives a tensor
-another shape and moves nothing. Everything else (a matmul, a convolution, a pooling, a gather) is an anchor, which is the heart of
-a kernel of its own. Softmax, the norms and the losses are no nodes: lower.py spells them as maps and reductions.
+A graph has few kinds of node. `input` and `param` are tensors that exist before any kernel runs. `map`
+computes each element from the elements of its arguments at the same place, after broadcasting. `reduce`
+combines the elements along some dimensions. `view` gives a tensor another shape and moves nothing.
+Everything else (a matmul, a convolution, a pooling, a gather) is an anchor, which is the heart of a kernel
+of its own. Softmax, the norms and the losses are no nodes: lower.py spells them as maps and reductions.
 """
 
 import re
@@ -54,7 +55,9 @@ class Node:
     shape: tuple[int, ...]  # of the example; kernels never contain it
     dtype: torch.dtype
     text: str = ""  # map: Triton, arguments as {0}, {1}; reduce: its kind; the others: Python on the host
-    attrs: dict = field(default_factory=dict)  # numbers of the operator; reduce: "dims", the dimensions that it combines
+    attrs: dict = field(
+        default_factory=dict
+    )  # numbers of the operator; reduce: "dims", the dimensions that it combines
     said: str = ""  # the operator's name for people
 
     @property
@@ -80,8 +83,17 @@ class Graph:
 
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-TRITON_TYPE = {torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32", torch.int8: "tl.int8",
-               torch.uint8: "tl.uint8", torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64", torch.bool: "tl.int1"}
+TRITON_TYPE = {
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.bool: "tl.int1",
+}
 
 
 class Builder:
@@ -101,7 +113,9 @@ class Builder:
         self.taken.add(name)
         return name
 
-    def add(self, name: str, op: str, args: Sequence[Node], shape, dtype, text="", attrs=None, said="") -> Node:
+    def add(
+        self, name: str, op: str, args: Sequence[Node], shape, dtype, text="", attrs=None, said=""
+    ) -> Node:
         node = Node(self.fresh(name), op, tuple(args), tuple(shape), dtype, text, attrs or {}, said)
         self.nodes.append(node)
         return node
@@ -114,8 +128,9 @@ class Builder:
         return self.attributes[text]
 
     def map(self, name: str, text: str, *args, dtype: torch.dtype | None = None) -> Node:
-        """An element-wise node. `text` says {0}, {1}, ... for its arguments, which are nodes and numbers; {count} is the length of
-        what the next reduction before it combined."""
+        """An element-wise node. `text` says {0}, {1}, ... for its arguments, which are nodes and numbers;
+        {count} is the length of what the next reduction before it combined.
+        """
         nodes = [a for a in args if isinstance(a, Node)]
         numbers = {f"{{{i}}}": a for i, a in enumerate(args) if not isinstance(a, Node)}
         places = {f"{{{i}}}": f"{{{nodes.index(a)}}}" for i, a in enumerate(args) if isinstance(a, Node)}
@@ -128,26 +143,55 @@ class Builder:
                 places[place] = literal(number)
         text = re.sub(r"\{\d+\}", lambda m: places[m[0]], text)
         shape = torch.broadcast_shapes(*(n.shape for n in nodes))
-        return self.add(name, "map", nodes, shape, dtype or promoted(nodes, numbers.values()), text, attrs, name)
+        return self.add(
+            name, "map", nodes, shape, dtype or promoted(nodes, numbers.values()), text, attrs, name
+        )
 
-    def reduce(self, kind: str, x: Node, dims: Sequence[int] | int | None, keepdim: bool = True, dtype=None, name: str = "") -> Node:
-        """kind: sum, mean, max, min, prod, any, all, argmax, argmin. name: of the variable, if not the usual one."""
+    def reduce(
+        self,
+        kind: str,
+        x: Node,
+        dims: Sequence[int] | int | None,
+        keepdim: bool = True,
+        dtype=None,
+        name: str = "",
+    ) -> Node:
+        """kind: sum, mean, max, min, prod, any, all, argmax, argmin. name: of the variable, if not the usual
+        one.
+        """
         dims = range(x.rank) if dims is None else [dims] if isinstance(dims, int) else dims
         dims = tuple(sorted(d % x.rank for d in dims)) if x.rank else ()
         shape = [1 if i in dims else n for i, n in enumerate(x.shape)]
         shape = shape if keepdim else [n for i, n in enumerate(x.shape) if i not in dims]
         kinds = {"argmax": torch.int64, "argmin": torch.int64, "any": torch.bool, "all": torch.bool}
-        dtype = dtype or kinds.get(kind) or (torch.int64 if kind in ("sum", "prod") and x.dtype not in FLOATS else x.dtype)
-        name = name or {"sum": "total", "max": "top", "min": "bottom", "any": "some", "all": "every"}.get(kind, kind)
+        dtype = (
+            dtype
+            or kinds.get(kind)
+            or (torch.int64 if kind in ("sum", "prod") and x.dtype not in FLOATS else x.dtype)
+        )
+        name = name or {"sum": "total", "max": "top", "min": "bottom", "any": "some", "all": "every"}.get(
+            kind, kind
+        )
         return self.add(name, "reduce", [x], shape, dtype, kind, {"dims": dims, "keepdim": keepdim}, kind)
 
-    def view(self, x: Node, shape: Sequence[int], text: str, alias: bool = False, dims: Sequence[str] = ()) -> Node:
-        """The same elements in another shape. alias: only dimensions of length 1 come or go, so that kernels see no difference.
-        dims: each dimension's length on the host, with {0} for x, where that is shorter than asking the view for it."""
-        return self.add(x.name, "view", [x], shape, x.dtype, text, {"alias": alias, "dims": tuple(dims)}, "view")
+    def view(
+        self, x: Node, shape: Sequence[int], text: str, alias: bool = False, dims: Sequence[str] = ()
+    ) -> Node:
+        """The same elements in another shape. alias: only dimensions of length 1 come or go, so that kernels
+        see no difference. dims: each dimension's length on the host, with {0} for x, where that is shorter
+        than asking the view for it.
+        """
+        return self.add(
+            x.name, "view", [x], shape, x.dtype, text, {"alias": alias, "dims": tuple(dims)}, "view"
+        )
 
     def anchor(self, op: str, args: Sequence[Node], shape, dtype=None, **attrs) -> Node:
         return self.add(op, op, args, shape, dtype or args[0].dtype, "", attrs, op)
+
+
+def per_dimension(value, rank: int) -> tuple:
+    """A number that stands for all dimensions, as one for each."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * rank
 
 
 def literal(number: object) -> str:
@@ -159,7 +203,9 @@ def literal(number: object) -> str:
 
 def promoted(nodes: Sequence[Node], numbers) -> torch.dtype:
     """PyTorch's dtype of an arithmetic result."""
-    dtypes = [n.dtype for n in nodes if n.rank] or [n.dtype for n in nodes]  # a 0-d tensor yields to the others
+    dtypes = [n.dtype for n in nodes if n.rank] or [
+        n.dtype for n in nodes
+    ]  # a 0-d tensor yields to the others
     result = dtypes[0]
     for other in dtypes[1:]:
         result = torch.promote_types(result, other)

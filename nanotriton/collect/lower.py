@@ -1,7 +1,7 @@
 """PyTorch's larger operators, spelt as maps and reductions (ir.py).
 
-Each function takes the builder and what the operator was called with, under PyTorch's own parameter names, and returns the result's node.
-LOWER maps a canonical name (trace.py) to it.
+Each function takes the builder and what the operator was called with, under PyTorch's own parameter names,
+and returns the result's node. LOWER maps a canonical name (trace.py) to it.
 """
 
 import torch
@@ -88,7 +88,9 @@ def squeezed(b: Builder, x: Node, dims) -> Node:
 
 @lowers("var_mean", "std_mean")
 def moments(b: Builder, x: Node, dim=None, keepdim=False, correction=1, op="var_mean") -> tuple:
-    return variance(b, x, dim, keepdim=keepdim, correction=correction, op=op[:3]), b.reduce("mean", x, dim, keepdim)
+    return variance(b, x, dim, keepdim=keepdim, correction=correction, op=op[:3]), b.reduce(
+        "mean", x, dim, keepdim
+    )
 
 
 # ---- along a row ----
@@ -152,16 +154,40 @@ def per_channel(b: Builder, weight: Node | None, rank: int) -> Node | None:
 
 
 @lowers("batch_norm")
-def batch_norm(b: Builder, x: Node, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, op="") -> Node:
+def batch_norm(
+    b: Builder,
+    x: Node,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+    op="",
+) -> Node:
     weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
     if training:
         return standardised(b, x, tuple(i for i in range(x.rank) if i != 1), weight, bias, eps, "batch_norm")
     mean, var = per_channel(b, running_mean, x.rank), per_channel(b, running_var, x.rank)
-    return affine(b, b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps), weight, bias)
+    return affine(
+        b, b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps), weight, bias
+    )
 
 
 @lowers("instance_norm")
-def instance_norm(b: Builder, x: Node, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5, op="") -> Node:
+def instance_norm(
+    b: Builder,
+    x: Node,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    use_input_stats=True,
+    momentum=0.1,
+    eps=1e-5,
+    op="",
+) -> Node:
     weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
     return standardised(b, x, tuple(range(2, x.rank)), weight, bias, eps, "instance_norm")
 
@@ -173,9 +199,18 @@ def group_norm(b: Builder, x: Node, num_groups, weight=None, bias=None, eps=1e-5
     shape = (x.shape[0], groups, channels // groups, *x.shape[2:])
     said = text_of(num_groups)
     rest = [f"{{0}}.shape[{i}]" for i in range(2, x.rank)]
-    grouped = b.view(x, shape, f"{{0}}.unflatten(1, ({said}, -1))", dims=["{0}.shape[0]", said, f"{{0}}.shape[1] // {said}", *rest])
+    grouped = b.view(
+        x,
+        shape,
+        f"{{0}}.unflatten(1, ({said}, -1))",
+        dims=["{0}.shape[0]", said, f"{{0}}.shape[1] // {said}", *rest],
+    )
     ones = [1] * (x.rank - 2)
-    split = lambda w: None if w is None else b.view(w, [groups, channels // groups, *ones], f"{{0}}.view({said}, -1{', 1' * len(ones)})")
+    split = lambda w: (
+        None
+        if w is None
+        else b.view(w, [groups, channels // groups, *ones], f"{{0}}.view({said}, -1{', 1' * len(ones)})")
+    )
     y = standardised(b, grouped, tuple(range(2, len(shape))), split(weight), split(bias), eps, "group_norm")
     return b.view(y, x.shape, "{0}.flatten(1, 2)")
 
@@ -198,7 +233,9 @@ def halves(b: Builder, x: Node, dim: int) -> list[Node]:
 def cosine_similarity(b: Builder, x1: Node, x2: Node, dim=1, eps=1e-8, op="") -> Node:
     dot = b.reduce("sum", b.map("product", "{0} * {1}", x1, x2), dim, False)
     lengths = [norm(b, x, 2, dim, False) for x in (x1, x2)]
-    return b.map("cosine_similarity", "{0} / (tl.maximum({1}, {3}) * tl.maximum({2}, {3}))", dot, *lengths, eps)
+    return b.map(
+        "cosine_similarity", "{0} / (tl.maximum({1}, {3}) * tl.maximum({2}, {3}))", dot, *lengths, eps
+    )
 
 
 @lowers("pairwise_distance")
@@ -229,13 +266,21 @@ def loss(b: Builder, input: Node, target: Node, reduction="mean", op="") -> Node
 @lowers("smooth_l1_loss")
 def smooth_l1(b: Builder, input: Node, target: Node, reduction="mean", beta=1.0, op="") -> Node:
     d = b.map("difference", "tl.abs({0} - {1})", input, target)
-    return reduced(b, b.map("smooth_l1", "tl.where({0} < {1}, 0.5 * {0} * {0} / {1}, {0} - 0.5 * {1})", d, beta), reduction)
+    return reduced(
+        b,
+        b.map("smooth_l1", "tl.where({0} < {1}, 0.5 * {0} * {0} / {1}, {0} - 0.5 * {1})", d, beta),
+        reduction,
+    )
 
 
 @lowers("huber_loss")
 def huber(b: Builder, input: Node, target: Node, reduction="mean", delta=1.0, op="") -> Node:
     d = b.map("difference", "tl.abs({0} - {1})", input, target)
-    return reduced(b, b.map("huber", "tl.where({0} < {1}, 0.5 * {0} * {0}, {1} * ({0} - 0.5 * {1}))", d, delta), reduction)
+    return reduced(
+        b,
+        b.map("huber", "tl.where({0} < {1}, 0.5 * {0} * {0}, {1} * ({0} - 0.5 * {1}))", d, delta),
+        reduction,
+    )
 
 
 @lowers("kl_div")
@@ -251,42 +296,93 @@ def kl_div(b: Builder, input: Node, target: Node, reduction="mean", log_target=F
 
 
 @lowers("poisson_nll_loss")
-def poisson(b: Builder, input: Node, target: Node, log_input=True, full=False, reduction="mean", eps=1e-8, op="") -> Node:
+def poisson(
+    b: Builder, input: Node, target: Node, log_input=True, full=False, reduction="mean", eps=1e-8, op=""
+) -> Node:
     text = "tl.exp({0}) - {1} * {0}" if log_input else "{0} - {1} * tl.log({0} + {2})"
     return reduced(b, b.map("poisson_nll", text, input, target, *([] if log_input else [eps])), reduction)
 
 
 @lowers("gaussian_nll_loss")
-def gaussian(b: Builder, input: Node, target: Node, var: Node, full=False, eps=1e-6, reduction="mean", op="") -> Node:
+def gaussian(
+    b: Builder, input: Node, target: Node, var: Node, full=False, eps=1e-6, reduction="mean", op=""
+) -> Node:
     v = b.map("var", "tl.maximum({0}, {1})", var, eps)
-    return reduced(b, b.map("gaussian_nll", "0.5 * (tl.log({2}) + ({0} - {1}) * ({0} - {1}) / {2})", input, target, v), reduction)
+    return reduced(
+        b,
+        b.map("gaussian_nll", "0.5 * (tl.log({2}) + ({0} - {1}) * ({0} - {1}) / {2})", input, target, v),
+        reduction,
+    )
 
 
 @lowers("hinge_embedding_loss")
 def hinge(b: Builder, input: Node, target: Node, margin=1.0, reduction="mean", op="") -> Node:
-    return reduced(b, b.map("hinge", "tl.where({1} > 0, {0}, tl.maximum({2} - {0}, 0))", input, target, margin), reduction)
+    return reduced(
+        b,
+        b.map("hinge", "tl.where({1} > 0, {0}, tl.maximum({2} - {0}, 0))", input, target, margin),
+        reduction,
+    )
 
 
 @lowers("margin_ranking_loss")
-def ranking(b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op="") -> Node:
-    return reduced(b, b.map("margin_ranking", "tl.maximum(-{2} * ({0} - {1}) + {3}, 0)", input1, input2, target, margin), reduction)
+def ranking(
+    b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
+) -> Node:
+    return reduced(
+        b,
+        b.map("margin_ranking", "tl.maximum(-{2} * ({0} - {1}) + {3}, 0)", input1, input2, target, margin),
+        reduction,
+    )
 
 
 @lowers("triplet_margin_loss")
-def triplet(b: Builder, anchor: Node, positive: Node, negative: Node, margin=1.0, p=2.0, eps=1e-6, reduction="mean", op="") -> Node:
+def triplet(
+    b: Builder,
+    anchor: Node,
+    positive: Node,
+    negative: Node,
+    margin=1.0,
+    p=2.0,
+    eps=1e-6,
+    reduction="mean",
+    op="",
+) -> Node:
     near, far = pairwise_distance(b, anchor, positive, p, eps), pairwise_distance(b, anchor, negative, p, eps)
     return reduced(b, b.map("triplet_margin", "tl.maximum({0} - {1} + {2}, 0)", near, far, margin), reduction)
 
 
 @lowers("cosine_embedding_loss")
-def cosine_embedding(b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op="") -> Node:
+def cosine_embedding(
+    b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
+) -> Node:
     cos = cosine_similarity(b, input1, input2, 1, 1e-12)
-    return reduced(b, b.map("cosine_embedding", "tl.where({1} > 0, 1 - {0}, tl.maximum({0} - {2}, 0))", cos, target, margin), reduction)
+    return reduced(
+        b,
+        b.map(
+            "cosine_embedding", "tl.where({1} > 0, 1 - {0}, tl.maximum({0} - {2}, 0))", cos, target, margin
+        ),
+        reduction,
+    )
 
 
 @lowers("cross_entropy", "nll_loss")
-def cross_entropy(b: Builder, input: Node, target: Node, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0, op="") -> Node:
-    if target.dtype in FLOATS or input.rank != 2 or weight is not None or label_smoothing or ignore_index != -100:
+def cross_entropy(
+    b: Builder,
+    input: Node,
+    target: Node,
+    weight=None,
+    ignore_index=-100,
+    reduction="mean",
+    label_smoothing=0.0,
+    op="",
+) -> Node:
+    if (
+        target.dtype in FLOATS
+        or input.rank != 2
+        or weight is not None
+        or label_smoothing
+        or ignore_index != -100
+    ):
         raise Unfit("a cross entropy with weights, soft targets or more than two dimensions")
     logp = log_softmax(b, input, 1) if op == "cross_entropy" else input
     chosen = b.map("chosen", "tl.where({col} == {1}, -{0}, 0.0)", logp, column(b, target))

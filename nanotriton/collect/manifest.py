@@ -1,7 +1,9 @@
-"""A set of pairs as a list of what makes it: small enough to commit, and the set can be made of it again without verifying anything.
+"""A set of pairs as a list of what makes it: small enough to commit, and the set can be made of it again
+without verifying anything.
 
-A line names a pair's job, and the hashes of its module and of its solution. Rebuilding makes each job again; a text with another hash than the one that was
-verified isn't written, and ends the run with an error.
+A line names a pair's job, and the hashes of its module and of its solution. Rebuilding makes each job
+again; a text with another hash than the one that was verified isn't written, and ends the run with an
+error.
 """
 
 import hashlib
@@ -23,7 +25,13 @@ def digest(text: str) -> str:
 
 def line(row: dict) -> dict:
     """A row of the journal as a line of the manifest."""
-    return {"key": row["key"], "route": row["meta"]["route"], "origin": row["meta"].get("origin", ""), "source": digest(row["source"]), "solution": digest(row["solution"])}
+    return {
+        "key": row["key"],
+        "route": row["meta"]["route"],
+        "origin": row["meta"].get("origin", ""),
+        "source": digest(row["source"]),
+        "solution": digest(row["solution"]),
+    }
 
 
 def rebuild(cfg) -> None:
@@ -34,17 +42,25 @@ def rebuild(cfg) -> None:
     known = {digest(t.source): t for t in modules(cfg.modules)}
     jobs = [job(entry, known) for entry in lines]
     if missing := [e["key"] for e, j in zip(lines, jobs) if j is None]:
-        raise ValueError(f"{cfg.manifest}: {len(missing)} modules are in none of --modules, such as {missing[0]}")
+        raise ValueError(
+            f"{cfg.manifest}: {len(missing)} modules are in none of --modules, such as {missing[0]}"
+        )
     folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
     rows, changed = [], []
-    with ProcessPoolExecutor(cfg.workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
-        for entry, row in zip(lines, log.bar(pool.map(make, jobs, chunksize=8), total=len(jobs), desc="pairs")):
+    with ProcessPoolExecutor(
+        cfg.workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
+    ) as pool:
+        for entry, row in zip(
+            lines, log.bar(pool.map(make, jobs, chunksize=8), total=len(jobs), desc="pairs")
+        ):
             same = digest(row["source"]) == entry["source"] and digest(row["solution"]) == entry["solution"]
             rows.append(pair(row, cfg.reasoning)) if same else changed.append(entry["key"])
     report.put(folder / "sft.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
     if changed:
-        raise ValueError(f"{len(changed)} of {len(lines)} pairs came out otherwise than they were verified, such as {changed[0]}; the other {len(rows)} are written")
+        raise ValueError(
+            f"{len(changed)} of {len(lines)} pairs came out otherwise than they were verified, such as {changed[0]}; the other {len(rows)} are written"
+        )
 
 
 def job(entry: dict, known: dict) -> dict | None:
@@ -55,7 +71,11 @@ def job(entry: dict, known: dict) -> dict | None:
     task = known.get(entry["source"])
     if task is None:
         return None
-    return {"key": entry["key"], "route": entry["route"], "task": {"name": task.name, "source": task.source, "solution": task.solution, "meta": task.meta}}
+    return {
+        "key": entry["key"],
+        "route": entry["route"],
+        "task": {"name": task.name, "source": task.source, "solution": task.solution, "meta": task.meta},
+    }
 
 
 def read(path: str) -> list[dict]:

@@ -2,7 +2,12 @@
 
 import re
 
-DIMENSIONS = {2: ("rows", "cols"), 3: ("batch", "rows", "cols"), 4: ("batch", "channels", "height", "width"), 5: ("batch", "channels", "depth", "height", "width")}
+DIMENSIONS = {
+    2: ("rows", "cols"),
+    3: ("batch", "rows", "cols"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
 
 WEIGHT = ("out_channels", "in_channels", "KD", "KH", "KW")  # of a convolution
 
@@ -10,7 +15,8 @@ WEIGHT = ("out_channels", "in_channels", "KD", "KH", "KW")  # of a convolution
 def unpacked(lines: list[str], ranks: dict[str, int], taken: set[str]) -> list[str]:
     """The lines of a function, with each tensor whose dimensions are asked for one by one taken apart before.
 
-    ranks: the number of dimensions of each tensor that may be taken apart, by its text on the host. taken: names that are in use.
+    ranks: the number of dimensions of each tensor that may be taken apart, by its text on the host. taken:
+    names that are in use.
     """
     for tensor, rank in ranks.items():
         pattern = re.compile(rf"(?<![\w.]){re.escape(tensor)}\.shape\[(\d+)\]")
@@ -20,8 +26,14 @@ def unpacked(lines: list[str], ranks: dict[str, int], taken: set[str]) -> list[s
         names = chosen(lines, pattern, tensor, rank, taken)
         names = {i: names[i] for i in asked}
         taken |= set(names.values())
-        lines = [pattern.sub(lambda m, n=names: n[int(m[1])], line) for line in lines if not bound_by(line, pattern)]
-        first = next(k for k, line in enumerate(lines) if any(re.search(rf"\b{n}\b", line) for n in names.values()))
+        lines = [
+            pattern.sub(lambda m, n=names: n[int(m[1])], line)
+            for line in lines
+            if not bound_by(line, pattern)
+        ]
+        first = next(
+            k for k, line in enumerate(lines) if any(re.search(rf"\b{n}\b", line) for n in names.values())
+        )
         made = next((k + 1 for k, line in enumerate(lines) if line.startswith(f"{tensor} = ")), 0)
         targets = ", ".join(names.get(i, "_") for i in range(rank))
         lines.insert(max(first, made) if first < made else first, f"{targets} = {tensor}.shape")
@@ -35,12 +47,18 @@ def bound_by(line: str, pattern: re.Pattern) -> str | None:
 
 
 def chosen(lines: list[str], pattern: re.Pattern, tensor: str, rank: int, taken: set[str]) -> dict[int, str]:
-    """A name for each dimension: the one that a line gives it, else the usual one, made different if it is in use."""
+    """A name for each dimension: the one that a line gives it, else the usual one, made different if it is in
+    use.
+    """
     names: dict[int, str] = {}
     for line in lines:
         if name := bound_by(line, pattern):
             names[int(re.fullmatch(rf"\w+ = {pattern.pattern}", line)[1])] = name
-    usual = WEIGHT[:2] + WEIGHT[len(WEIGHT) + 2 - rank :] if tensor.startswith("self.") else DIMENSIONS.get(rank, tuple(f"size{i}" for i in range(rank)))
+    usual = (
+        WEIGHT[:2] + WEIGHT[len(WEIGHT) + 2 - rank :]
+        if tensor.startswith("self.")
+        else DIMENSIONS.get(rank, tuple(f"size{i}" for i in range(rank)))
+    )
     for i in range(rank):
         name, number = usual[i], 1
         while i not in names and (name in taken or name in names.values()):

@@ -1,8 +1,9 @@
 """The element-wise operators: what each is called in PyTorch, and the Triton expression that computes it.
 
-A row is (name, parameters, Triton, PyTorch spellings, constants, domain). Parameters stand in both texts under their own names; those
-with a default are numbers. The spellings are what the grammar writes; trace.py recognises any spelling by the name (`torch.relu`, `F.relu`,
-`x.relu()`, `nn.ReLU`). Spellings are separated by semicolons; `{c}` in one is one of the constants.
+A row is (name, parameters, Triton, PyTorch spellings, constants, domain). Parameters stand in both texts
+under their own names; those with a default are numbers. The spellings are what the grammar writes;
+trace.py recognises any spelling by the name (`torch.relu`, `F.relu`, `x.relu()`, `nn.ReLU`). Spellings are
+separated by semicolons; `{c}` in one is one of the constants.
 """
 
 import inspect
@@ -23,7 +24,9 @@ class Op:
     triton: str
     spellings: tuple[str, ...] = ()  # none: the grammar doesn't draw it alone
     constants: tuple[str, ...] = ()
-    domain: str = "real"  # of x: "real", "positive", "unit" (-1 to 1), "int", "bool" (a comparison: the result is bool)
+    domain: str = (
+        "real"  # of x: "real", "positive", "unit" (-1 to 1), "int", "bool" (a comparison: the result is bool)
+    )
 
     @property
     def arity(self) -> int:
@@ -32,7 +35,14 @@ class Op:
 
 
 def _op(name, parameters, triton, spellings="", constants="", domain="real"):
-    return Op(name, parameters, triton, tuple(filter(None, map(str.strip, spellings.split(";")))), tuple(constants.split()), domain)
+    return Op(
+        name,
+        parameters,
+        triton,
+        tuple(filter(None, map(str.strip, spellings.split(";")))),
+        tuple(constants.split()),
+        domain,
+    )
 
 
 _SIGMOID = "tl.sigmoid(x)"
@@ -40,25 +50,93 @@ _ROWS = (
     # Activations.
     _op("relu", "x", "tl.maximum(x, 0)", "torch.relu(x); F.relu(x); nn.ReLU()"),
     _op("relu6", "x", "tl.minimum(tl.maximum(x, 0), 6)", "F.relu6(x); nn.ReLU6()"),
-    _op("leaky_relu", "x, negative_slope=0.01", "tl.where(x > 0, x, negative_slope * x)", "F.leaky_relu(x, {c}); nn.LeakyReLU({c})", "0.1 0.2 0.05 0.3"),
-    _op("elu", "x, alpha=1.0", "tl.where(x > 0, x, alpha * (tl.exp(x) - 1))", "F.elu(x); nn.ELU({c}); F.elu(x, {c})", "0.5 1.5 0.8"),
-    _op("celu", "x, alpha=1.0", "tl.maximum(x, 0) + tl.minimum(alpha * (tl.exp(x / alpha) - 1), 0)", "F.celu(x, {c}); nn.CELU({c})", "0.5 1.5 2.0"),
-    _op("selu", "x", "1.0507009873554805 * tl.where(x > 0, x, 1.6732632423543772 * (tl.exp(x) - 1))", "F.selu(x); torch.selu(x); nn.SELU()"),
-    _op("gelu", "x, approximate='none'", "0.5 * x * (1 + tl.erf(x * 0.7071067811865476))", "F.gelu(x); nn.GELU()"),
+    _op(
+        "leaky_relu",
+        "x, negative_slope=0.01",
+        "tl.where(x > 0, x, negative_slope * x)",
+        "F.leaky_relu(x, {c}); nn.LeakyReLU({c})",
+        "0.1 0.2 0.05 0.3",
+    ),
+    _op(
+        "elu",
+        "x, alpha=1.0",
+        "tl.where(x > 0, x, alpha * (tl.exp(x) - 1))",
+        "F.elu(x); nn.ELU({c}); F.elu(x, {c})",
+        "0.5 1.5 0.8",
+    ),
+    _op(
+        "celu",
+        "x, alpha=1.0",
+        "tl.maximum(x, 0) + tl.minimum(alpha * (tl.exp(x / alpha) - 1), 0)",
+        "F.celu(x, {c}); nn.CELU({c})",
+        "0.5 1.5 2.0",
+    ),
+    _op(
+        "selu",
+        "x",
+        "1.0507009873554805 * tl.where(x > 0, x, 1.6732632423543772 * (tl.exp(x) - 1))",
+        "F.selu(x); torch.selu(x); nn.SELU()",
+    ),
+    _op(
+        "gelu",
+        "x, approximate='none'",
+        "0.5 * x * (1 + tl.erf(x * 0.7071067811865476))",
+        "F.gelu(x); nn.GELU()",
+    ),
     _op("sigmoid", "x", _SIGMOID, "torch.sigmoid(x); x.sigmoid(); nn.Sigmoid()"),
     _op("tanh", "x", "libdevice.tanh(x)", "torch.tanh(x); x.tanh(); nn.Tanh()"),
     _op("silu", "x", "x * tl.sigmoid(x)", "F.silu(x); nn.SiLU()"),
-    _op("mish", "x", "x * libdevice.tanh(tl.maximum(x, 0) + libdevice.log1p(tl.exp(-tl.abs(x))))", "F.mish(x); nn.Mish()"),
+    _op(
+        "mish",
+        "x",
+        "x * libdevice.tanh(tl.maximum(x, 0) + libdevice.log1p(tl.exp(-tl.abs(x))))",
+        "F.mish(x); nn.Mish()",
+    ),
     _op("hardsigmoid", "x", "tl.minimum(tl.maximum(x + 3, 0), 6) / 6", "F.hardsigmoid(x); nn.Hardsigmoid()"),
     _op("hardswish", "x", "x * tl.minimum(tl.maximum(x + 3, 0), 6) / 6", "F.hardswish(x); nn.Hardswish()"),
-    _op("hardtanh", "x, min_val=-1.0, max_val=1.0", "tl.minimum(tl.maximum(x, min_val), max_val)", "F.hardtanh(x); nn.Hardtanh(-{c}, {c}); F.hardtanh(x, min_val=-{c}, max_val={c})", "0.5 1.5 2.0"),
-    _op("hardshrink", "x, lambd=0.5", "tl.where(tl.abs(x) > lambd, x, 0.0)", "F.hardshrink(x, {c}); nn.Hardshrink({c})", "0.25 0.5 0.75"),
-    _op("softshrink", "x, lambd=0.5", "x - tl.minimum(tl.maximum(x, -lambd), lambd)", "F.softshrink(x, {c}); nn.Softshrink({c})", "0.25 0.5 0.75"),
+    _op(
+        "hardtanh",
+        "x, min_val=-1.0, max_val=1.0",
+        "tl.minimum(tl.maximum(x, min_val), max_val)",
+        "F.hardtanh(x); nn.Hardtanh(-{c}, {c}); F.hardtanh(x, min_val=-{c}, max_val={c})",
+        "0.5 1.5 2.0",
+    ),
+    _op(
+        "hardshrink",
+        "x, lambd=0.5",
+        "tl.where(tl.abs(x) > lambd, x, 0.0)",
+        "F.hardshrink(x, {c}); nn.Hardshrink({c})",
+        "0.25 0.5 0.75",
+    ),
+    _op(
+        "softshrink",
+        "x, lambd=0.5",
+        "x - tl.minimum(tl.maximum(x, -lambd), lambd)",
+        "F.softshrink(x, {c}); nn.Softshrink({c})",
+        "0.25 0.5 0.75",
+    ),
     _op("tanhshrink", "x", "x - libdevice.tanh(x)", "F.tanhshrink(x); nn.Tanhshrink()"),
     _op("softsign", "x", "x / (1 + tl.abs(x))", "F.softsign(x); nn.Softsign()"),
-    _op("softplus", "x, beta=1.0, threshold=20.0", "tl.maximum(x, 0) + tl.log(1 + tl.exp(-tl.abs(x * beta))) / beta", "F.softplus(x); F.softplus(x, beta={c}); nn.Softplus(beta={c})", "0.5 2.0"),
-    _op("logsigmoid", "x", "tl.minimum(x, 0) - tl.log(1 + tl.exp(-tl.abs(x)))", "F.logsigmoid(x); nn.LogSigmoid()"),
-    _op("threshold", "x, threshold, value", "tl.where(x > threshold, x, value)", "F.threshold(x, {c}, 0.0); nn.Threshold({c}, 0.0)", "0.1 0.25 0.5"),
+    _op(
+        "softplus",
+        "x, beta=1.0, threshold=20.0",
+        "tl.maximum(x, 0) + tl.log(1 + tl.exp(-tl.abs(x * beta))) / beta",
+        "F.softplus(x); F.softplus(x, beta={c}); nn.Softplus(beta={c})",
+        "0.5 2.0",
+    ),
+    _op(
+        "logsigmoid",
+        "x",
+        "tl.minimum(x, 0) - tl.log(1 + tl.exp(-tl.abs(x)))",
+        "F.logsigmoid(x); nn.LogSigmoid()",
+    ),
+    _op(
+        "threshold",
+        "x, threshold, value",
+        "tl.where(x > threshold, x, value)",
+        "F.threshold(x, {c}, 0.0); nn.Threshold({c}, 0.0)",
+        "0.1 0.25 0.5",
+    ),
     # Functions of one number.
     _op("abs", "x", "tl.abs(x)", "torch.abs(x); x.abs()"),
     _op("neg", "x", "-x", "-x; torch.neg(x)"),
@@ -74,7 +152,12 @@ _ROWS = (
     _op("log1p", "x", "libdevice.log1p(x)", "torch.log1p(torch.abs(x)); torch.log1p(x * x)"),
     _op("sin", "x", "tl.sin(x)", "torch.sin(x); x.sin()"),
     _op("cos", "x", "tl.cos(x)", "torch.cos(x); x.cos()"),
-    _op("sinc", "x", "tl.where(x == 0, 1.0, tl.sin(3.141592653589793 * x) / (3.141592653589793 * x))", "torch.sinc(x)"),
+    _op(
+        "sinc",
+        "x",
+        "tl.where(x == 0, 1.0, tl.sin(3.141592653589793 * x) / (3.141592653589793 * x))",
+        "torch.sinc(x)",
+    ),
     _op("atan", "x", "libdevice.atan(x)", "torch.atan(x)"),
     _op("asin", "x", "libdevice.asin(x)", "torch.asin(torch.tanh(x) * {c})", "0.5 0.9"),
     _op("acos", "x", "libdevice.acos(x)", "torch.acos(torch.tanh(x) * {c})", "0.5 0.9"),
@@ -92,10 +175,34 @@ _ROWS = (
     _op("round", "x", "libdevice.rint(x)", "torch.round(x * {c})", "4 8 16"),
     _op("frac", "x", "x - libdevice.trunc(x)", "torch.frac(x * {c})", "2 3"),
     _op("sign", "x", "tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))", "torch.sign(x)"),
-    _op("clamp", "x, min=None, max=None", "tl.minimum(tl.maximum(x, min), max)", "torch.clamp(x, -{c}, {c}); x.clamp(min=-{c}, max={c}); torch.clamp(x, min={c}); torch.clamp(x, max={c})", "0.5 1.0 2.0"),
-    _op("clamp_min", "x, min", "tl.maximum(x, min)", "torch.clamp_min(x, {c}); x.clamp_min({c})", "0.1 0.5 1.0"),
-    _op("clamp_max", "x, max", "tl.minimum(x, max)", "torch.clamp_max(x, {c}); x.clamp_max({c})", "0.1 0.5 1.0"),
-    _op("pow", "x, exponent", "libdevice.pow(x, exponent)", "torch.pow(torch.abs(x) + 0.1, {c})", "1.5 2.5 0.5"),
+    _op(
+        "clamp",
+        "x, min=None, max=None",
+        "tl.minimum(tl.maximum(x, min), max)",
+        "torch.clamp(x, -{c}, {c}); x.clamp(min=-{c}, max={c}); torch.clamp(x, min={c}); torch.clamp(x, max={c})",
+        "0.5 1.0 2.0",
+    ),
+    _op(
+        "clamp_min",
+        "x, min",
+        "tl.maximum(x, min)",
+        "torch.clamp_min(x, {c}); x.clamp_min({c})",
+        "0.1 0.5 1.0",
+    ),
+    _op(
+        "clamp_max",
+        "x, max",
+        "tl.minimum(x, max)",
+        "torch.clamp_max(x, {c}); x.clamp_max({c})",
+        "0.1 0.5 1.0",
+    ),
+    _op(
+        "pow",
+        "x, exponent",
+        "libdevice.pow(x, exponent)",
+        "torch.pow(torch.abs(x) + 0.1, {c})",
+        "1.5 2.5 0.5",
+    ),
     _op("nan_to_num", "x, nan=0.0", "tl.where(x != x, nan, x)"),
     _op("logit", "x", "tl.log(x / (1 - x))", "torch.logit(torch.sigmoid(x))"),
     # Two and three arguments.
@@ -110,13 +217,42 @@ _ROWS = (
     _op("atan2", "x, other", "libdevice.atan2(x, other)", "torch.atan2(x, y)"),
     _op("hypot", "x, other", "tl.sqrt(x * x + other * other)", "torch.hypot(x, y)"),
     _op("copysign", "x, other", "tl.where(other < 0, -tl.abs(x), tl.abs(x))", "torch.copysign(x, y)"),
-    _op("logaddexp", "x, other", "tl.maximum(x, other) + tl.log(1 + tl.exp(-tl.abs(x - other)))", "torch.logaddexp(x, y)"),
+    _op(
+        "logaddexp",
+        "x, other",
+        "tl.maximum(x, other) + tl.log(1 + tl.exp(-tl.abs(x - other)))",
+        "torch.logaddexp(x, y)",
+    ),
     _op("squared_difference", "x, other", "(x - other) * (x - other)"),
     _op("lerp", "x, end, weight", "x + weight * (end - x)", "torch.lerp(x, y, {c})", "0.25 0.5 0.75"),
-    _op("addcmul", "x, tensor1, tensor2, value=1", "x + value * tensor1 * tensor2", "torch.addcmul(x, x, y, value={c})", "0.5 2.0"),
-    _op("addcdiv", "x, tensor1, tensor2, value=1", "x + value * tensor1 / tensor2", "torch.addcdiv(x, y, torch.abs(y) + 1, value={c})", "0.5 2.0"),
-    _op("where", "condition, x, other", "tl.where(condition, x, other)", "torch.where(x > {c}, x, y); torch.where(x > y, x, {c} * y); torch.where(y > 0, x, {c} * x)", "0.1 0.25 0.5"),
-    _op("masked_fill", "x, mask, value", "tl.where(mask, value, x)", "x.masked_fill(x < y, {c}); x.masked_fill(y < 0, {c})", "0.0 0.5 -1.0"),
+    _op(
+        "addcmul",
+        "x, tensor1, tensor2, value=1",
+        "x + value * tensor1 * tensor2",
+        "torch.addcmul(x, x, y, value={c})",
+        "0.5 2.0",
+    ),
+    _op(
+        "addcdiv",
+        "x, tensor1, tensor2, value=1",
+        "x + value * tensor1 / tensor2",
+        "torch.addcdiv(x, y, torch.abs(y) + 1, value={c})",
+        "0.5 2.0",
+    ),
+    _op(
+        "where",
+        "condition, x, other",
+        "tl.where(condition, x, other)",
+        "torch.where(x > {c}, x, y); torch.where(x > y, x, {c} * y); torch.where(y > 0, x, {c} * x)",
+        "0.1 0.25 0.5",
+    ),
+    _op(
+        "masked_fill",
+        "x, mask, value",
+        "tl.where(mask, value, x)",
+        "x.masked_fill(x < y, {c}); x.masked_fill(y < 0, {c})",
+        "0.0 0.5 -1.0",
+    ),
     # Truth values.
     _op("gt", "x, other", "x > other", domain="bool"),
     _op("lt", "x, other", "x < other", domain="bool"),
@@ -140,13 +276,46 @@ _ROWS = (
 
 OPS = {op.name: op for op in _ROWS}
 ALIASES = {
-    "truediv": "div", "divide": "div", "multiply": "mul", "subtract": "sub", "negative": "neg", "absolute": "abs", "swish": "silu",
-    "special_erf": "erf", "special_erfc": "erfc", "special_expm1": "expm1", "special_log1p": "log1p", "special_sinc": "sinc",
-    "special_logit": "logit", "log_sigmoid": "logsigmoid", "fix": "trunc", "arctan": "atan", "arcsin": "asin", "arccos": "acos", "clip": "clamp",
-    "greater": "gt", "less": "lt", "and_": "bitwise_and", "or_": "bitwise_or", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
-    "mod": "remainder", "max_elementwise": "maximum", "special_expit": "sigmoid", "arctan2": "atan2", "iadd": "add", "imul": "mul", "isub": "sub",
-    "itruediv": "div", "bitwise_left_shift": "lshift", "bitwise_right_shift": "rshift", "leakyrelu": "leaky_relu", "hard_sigmoid": "hardsigmoid",
-}  # fmt: skip
+    "truediv": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "absolute": "abs",
+    "swish": "silu",
+    "special_erf": "erf",
+    "special_erfc": "erfc",
+    "special_expm1": "expm1",
+    "special_log1p": "log1p",
+    "special_sinc": "sinc",
+    "special_logit": "logit",
+    "log_sigmoid": "logsigmoid",
+    "fix": "trunc",
+    "arctan": "atan",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "clip": "clamp",
+    "greater": "gt",
+    "less": "lt",
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "invert": "bitwise_not",
+    "mod": "remainder",
+    "max_elementwise": "maximum",
+    "special_expit": "sigmoid",
+    "arctan2": "atan2",
+    "iadd": "add",
+    "imul": "mul",
+    "isub": "sub",
+    "itruediv": "div",
+    "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
+    "leakyrelu": "leaky_relu",
+    "hard_sigmoid": "hardsigmoid",
+}
 
 
 @cache
@@ -164,20 +333,31 @@ def substituted(text: str, values: dict[str, str]) -> str:
 
 
 def expression(op: Op, bound: dict[str, object]) -> tuple[str, list]:
-    """(text with {0}, {1}, ..., what stands there) of an operator with its parameters bound to nodes and numbers."""
+    """(text with {0}, {1}, ..., what stands there) of an operator with its parameters bound to nodes and
+    numbers.
+    """
     triton = op.triton
     if op.name == "gelu" and bound["approximate"] == "tanh":
         triton = "x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))"
     if op.name == "clamp":
         triton = {(False, True): "tl.maximum(x, min)", (True, False): "tl.minimum(x, max)"}.get(
-            (bound["min"] is None, bound["max"] is None), triton)
+            (bound["min"] is None, bound["max"] is None), triton
+        )
     if op.name == "pow":
         triton = POWERS.get(bound["exponent"] if not hasattr(bound["exponent"], "op") else None, triton)
     used = [p for p in bound if re.search(rf"(?<![\w.]){p}\b", triton)]
     return substituted(triton, {p: f"{{{i}}}" for i, p in enumerate(used)}), [bound[p] for p in used]
 
 
-POWERS = {2: "x * x", 3: "x * x * x", 0.5: "tl.sqrt(x)", -1: "1 / x", -0.5: "tl.rsqrt(x)", 4: "x * x * x * x", 1: "x"}
+POWERS = {
+    2: "x * x",
+    3: "x * x * x",
+    0.5: "tl.sqrt(x)",
+    -1: "1 / x",
+    -0.5: "tl.rsqrt(x)",
+    4: "x * x * x * x",
+    1: "x",
+}
 
 
 def result_type(op: Op, node_type: torch.dtype) -> torch.dtype | None:

@@ -1,7 +1,9 @@
-"""pytorch-jit-paritybench's generated tests as task files. Its repository has no licence file, so nothing of it is shipped: a clone is read.
+"""pytorch-jit-paritybench's generated tests as task files. Its repository has no licence file, so nothing of
+it is shipped: a clone is read.
 
-A test case is (class, lambda: (arguments and keyword arguments of the constructor), lambda: (those of forward), whether TorchScript compiles it). Kept
-are classes whose whole closure inside their file is small and needs only torch and the standard library. Nothing is executed here.
+A test case is (class, lambda: (arguments and keyword arguments of the constructor), lambda: (those of
+forward), whether TorchScript compiles it). Kept are classes whose whole closure inside their file is small
+and needs only torch and the standard library. Nothing is executed here.
 """
 
 import ast
@@ -18,7 +20,9 @@ CLOSURE = 6  # definitions that a module may need
 
 
 def paritybench(folder: Path) -> Iterator[Task]:
-    """Every task of a clone, each text once. Files come in an order that is always the same and that no alphabet made: the first few are a fair sample."""
+    """Every task of a clone, each text once. Files come in an order that is always the same and that no
+    alphabet made: the first few are a fair sample.
+    """
     seen: set[str] = set()
     files = sorted((folder / "generated").glob("test_*.py"), key=lambda path: zlib.crc32(path.name.encode()))
     for path in files:
@@ -26,7 +30,12 @@ def paritybench(folder: Path) -> Iterator[Task]:
             key = re.sub(r"\s+", "", source)
             if key not in seen:
                 seen.add(key)
-                yield Task(f"{path.stem.removeprefix('test_')}_{name}_{number}", source, None, {"origin": "pytorch-jit-paritybench", "licence": "none stated"})
+                yield Task(
+                    f"{path.stem.removeprefix('test_')}_{name}_{number}",
+                    source,
+                    None,
+                    {"origin": "pytorch-jit-paritybench", "licence": "none stated"},
+                )
 
 
 class File:
@@ -39,7 +48,11 @@ class File:
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 self.definitions[node.name] = node
-            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            elif (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
                 self.assigned(node.targets[0].id, node)
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 module = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
@@ -77,11 +90,18 @@ def cases(path: Path) -> Iterator[tuple[str, str]]:
         try:
             name = case.elts[0].id
             init, forward = case.elts[1].body, case.elts[2].body
-            arguments, keywords = init.elts[0].elts, {k.value: v for k, v in zip(init.elts[1].keys, init.elts[1].values)}
+            arguments, keywords = (
+                init.elts[0].elts,
+                {k.value: v for k, v in zip(init.elts[1].keys, init.elts[1].values)},
+            )
             inputs, named = forward.elts[0].elts, forward.elts[1].keys
         except (AttributeError, IndexError):
             continue
-        if named or "_mock" in ast.unparse(init) + ast.unparse(forward) or not isinstance(file.definitions.get(name), ast.ClassDef):
+        if (
+            named
+            or "_mock" in ast.unparse(init) + ast.unparse(forward)
+            or not isinstance(file.definitions.get(name), ast.ClassDef)
+        ):
             continue
         if source := alone(file, name, arguments, keywords, inputs):
             yield name, source
@@ -95,13 +115,19 @@ def alone(file: File, name: str, arguments: list, keywords: dict, inputs: list) 
     positional = as_positional(file.definitions[name], arguments, keywords)
     if foreign or len(needed) > CLOSURE or positional is None:
         return None
-    heads = sorted({ast.unparse(file.imports[n][1]) for n in used if n in file.imports} | {"import torch", "import torch.nn as nn"})
+    heads = sorted(
+        {ast.unparse(file.imports[n][1]) for n in used if n in file.imports}
+        | {"import torch", "import torch.nn as nn"}
+    )
     body = "\n\n\n".join(ast.unparse(file.definitions[n]) for n in file.definitions if n in needed)
     body = re.sub(rf"\b{name}\b", "Model", body)
     if len(body) > LONGEST or "cuda" in body or "print(" in body:
         return None
     listed = lambda values: ", ".join(map(ast.unparse, values))
-    return "\n".join(heads) + f"\n\n\n{body}\n\n\ndef get_inputs():\n    return [{listed(inputs)}]\n\n\ndef get_init_inputs():\n    return [{listed(positional)}]\n"
+    return (
+        "\n".join(heads)
+        + f"\n\n\n{body}\n\n\ndef get_inputs():\n    return [{listed(inputs)}]\n\n\ndef get_init_inputs():\n    return [{listed(positional)}]\n"
+    )
 
 
 def as_positional(cls: ast.ClassDef, arguments: list, keywords: dict) -> list | None:

@@ -1,7 +1,9 @@
-"""From jobs to files: candidates are made in a pool of processes, filtered in order, verified by the executor, written to a journal, and sorted into sets.
+"""From jobs to files: candidates are made in a pool of processes, filtered in order, verified by the
+executor, written to a journal, and sorted into sets.
 
-The journal is the run's memory: one line a candidate, appended when its fate is known. Killed at any instant and started again, a run reads the journal, cuts
-off a last line that isn't whole, and goes on with the jobs that have none. The sets are made from the journal alone, in the order of jobs, so that they don't
+The journal is the run's memory: one line a candidate, appended when its fate is known. Killed at any
+instant and started again, a run reads the journal, cuts off a last line that isn't whole, and goes on with
+the jobs that have none. The sets are made from the journal alone, in the order of jobs, so that they don't
 depend on what finished first.
 """
 
@@ -26,7 +28,13 @@ from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.tasks.prompt import USER, build_completion
 from nanotriton.tasks.task import Task
 
-UNFAIR = ("weak_task", "unsupported", "infra_error", "memory_limit", "nondeterministic")  # of a task that has no solution: no RL task either
+UNFAIR = (
+    "weak_task",
+    "unsupported",
+    "infra_error",
+    "memory_limit",
+    "nondeterministic",
+)  # of a task that has no solution: no RL task either
 AHEAD = 64  # jobs that the pool makes before they are needed
 
 
@@ -80,13 +88,27 @@ class Pipeline:
         if self.cfg.count:
             tasks = itertools.islice(tasks, self.cfg.count)
         for task in tasks:
-            yield {"key": f"{task.name}-{task.key[:6]}", "route": self.cfg.route, "task": {"name": task.name, "source": task.source, "solution": task.solution, "meta": task.meta}}
+            yield {
+                "key": f"{task.name}-{task.key[:6]}",
+                "route": self.cfg.route,
+                "task": {
+                    "name": task.name,
+                    "source": task.source,
+                    "solution": task.solution,
+                    "meta": task.meta,
+                },
+            }
 
     def grammar_jobs(self) -> Iterator[dict]:
         """Draws without end; every third one, while RL tasks are wanted, is a hard one that gets no solution."""
         for i in itertools.count():
             hard = self.cfg.rl_share > 0 and i % 4 == 3
-            yield {"key": f"{'hard' if hard else 'pair'}-{self.cfg.seed}-{i}", "route": "compose", "seed": f"{self.cfg.seed} {i}", "hard": hard}
+            yield {
+                "key": f"{'hard' if hard else 'pair'}-{self.cfg.seed}-{i}",
+                "route": "compose",
+                "seed": f"{self.cfg.seed} {i}",
+                "hard": hard,
+            }
 
     def enough(self) -> bool:
         """Whether this shard has its share of the pairs; a list of modules is gone through to its end."""
@@ -108,7 +130,9 @@ class Pipeline:
         self.finish(time.monotonic() - start)
 
     def distil(self, judge: Verifier | None) -> None:
-        """Conversations with the teacher, several at a time. A teacher that can't be used ends the run; what is done is in the journal."""
+        """Conversations with the teacher, several at a time. A teacher that can't be used ends the run; what
+        is done is in the journal.
+        """
         teacher = Teacher(self.cfg.endpoint, self.cfg.model)
 
         def judged(task: Task, solution: str) -> tuple[str, str]:
@@ -120,16 +144,24 @@ class Pipeline:
 
         def talk(row: dict) -> tuple[dict, Conversation]:
             task = Task(row["key"], row["source"] if self.cfg.verify == "cuda" else row["small"])
-            return row, converse(teacher, task.source, lambda solution: judged(task, solution), self.cfg.attempts)
+            return row, converse(
+                teacher, task.source, lambda solution: judged(task, solution), self.cfg.attempts
+            )
 
         rows = [row for job in self.jobs() if (row := self.asked(job))]
         with ThreadPoolExecutor(2 * self.workers) as pool:
             try:
-                for future in log.bar(as_completed([pool.submit(talk, row) for row in rows]), total=len(rows), desc="modules"):
+                for future in log.bar(
+                    as_completed([pool.submit(talk, row) for row in rows]), total=len(rows), desc="modules"
+                ):
                     row, found = future.result()
                     row["solution"], row["seconds"] = found.solution, found.seconds
                     row["meta"] |= distil.meta(found)
-                    self.settle(row, "kept" if found.solution else found.status if found.status in UNFAIR else "task", found.message)
+                    self.settle(
+                        row,
+                        "kept" if found.solution else found.status if found.status in UNFAIR else "task",
+                        found.message,
+                    )
             except TeacherError as error:
                 pool.shutdown(cancel_futures=True)
                 raise ValueError(str(error)) from None
@@ -139,13 +171,20 @@ class Pipeline:
         if job["key"] in self.journal.rows:
             return None
         row = make(job | {"route": "distil"})
-        row["source"] = row["source"] if self.cfg.verify == "cuda" else row["small"]  # what the teacher sees is what is judged
+        row["source"] = (
+            row["source"] if self.cfg.verify == "cuda" else row["small"]
+        )  # what the teacher sees is what is judged
         return None if self.filtered(row) else row
 
     def go(self, judge: Verifier | None) -> None:
         total = self.cfg.count // self.shards if not self.cfg.modules else None
-        context = multiprocessing.get_context("spawn")  # a fork of a process with the executor's thread could hang
-        with ProcessPoolExecutor(self.workers, context) as pool, log.bar(total=total, initial=self.found, desc="pairs") as progress:
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork of a process with the executor's thread could hang
+        with (
+            ProcessPoolExecutor(self.workers, context) as pool,
+            log.bar(total=total, initial=self.found, desc="pairs") as progress,
+        ):
             for made in self.made(pool):
                 self.take(made, judge)
                 if judge:
@@ -159,7 +198,9 @@ class Pipeline:
                 self.collect(judge, until_empty=True)
 
     def made(self, pool: ProcessPoolExecutor) -> Iterator[dict]:
-        """Candidates in the order of jobs. Those in the journal are remembered as far as the filters need to, and not made again."""
+        """Candidates in the order of jobs. Those in the journal are remembered as far as the filters need to,
+        and not made again.
+        """
         waiting: deque = deque()
         for job in self.jobs():
             if self.enough():
@@ -227,14 +268,21 @@ class Pipeline:
         kept = {
             "sft": [pair(r, self.cfg.reasoning) for r in pairs[:wanted]],
             "rl": [rl_task(r) for r in order if is_rl(r)],
-            "heldout": [rl_task(r) | {"split": r["split"]} for r in order if r["status"] in ("kept", "task") and r["split"] != "train"],
+            "heldout": [
+                rl_task(r) | {"split": r["split"]}
+                for r in order
+                if r["status"] in ("kept", "task") and r["split"] != "train"
+            ],
         }
         for name, rows in kept.items():
             report.put(self.out / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
         if self.cfg.verify == "later":
             rows = [emitted(r) for r in order if r["status"] == "emitted"]
             report.put(self.out / "candidates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        report.put(self.out / "manifest.jsonl", "".join(json.dumps(manifest.line(row)) + "\n" for row in pairs[:wanted]))
+        report.put(
+            self.out / "manifest.jsonl",
+            "".join(json.dumps(manifest.line(row)) + "\n" for row in pairs[:wanted]),
+        )
         settings = {k: v for k, v in vars(self.cfg).items() if k != "out"}
         numbers = report.report(order, kept, settings, seconds, self.length)
         report.write(self.out, numbers, kept, self.length)
@@ -250,8 +298,14 @@ def pair(row: dict, reasoning: bool) -> dict:
     """A line of sft.jsonl. `task` is what GRPO's prompt is made of; `prompt` is the same as plain text."""
     answer = build_completion(Task(row["key"], row["source"], row["solution"]))
     text = f"{row['reasoning']}\n\n{answer}" if reasoning and row["reasoning"] else answer
-    return {"name": row["key"], "prompt": USER.format(source=row["source"].strip()), "completion": text, "task": row["source"],
-            "solution": row["solution"], "meta": row["meta"]}
+    return {
+        "name": row["key"],
+        "prompt": USER.format(source=row["source"].strip()),
+        "completion": text,
+        "task": row["source"],
+        "solution": row["solution"],
+        "meta": row["meta"],
+    }
 
 
 def is_pair(row: dict) -> bool:
@@ -268,11 +322,19 @@ def rl_task(row: dict) -> dict:
 
 def emitted(row: dict) -> dict:
     """A line of candidates.jsonl, which --modules reads again to verify it elsewhere."""
-    return {"name": row["key"], "pytorch_code": row["source"], "small_code": row["small"], "triton_code": row["solution"] or None, "meta": row["meta"]}
+    return {
+        "name": row["key"],
+        "pytorch_code": row["source"],
+        "small_code": row["small"],
+        "triton_code": row["solution"] or None,
+        "meta": row["meta"],
+    }
 
 
 def token_counter(folder: str):
-    """A text's length in tokens of a tokenizer; without one, in words and marks, of which a code tokenizer makes about as many tokens."""
+    """A text's length in tokens of a tokenizer; without one, in words and marks, of which a code tokenizer
+    makes about as many tokens.
+    """
     if not folder:
         import re
 

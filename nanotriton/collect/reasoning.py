@@ -1,6 +1,8 @@
-"""A short account of a solution, told from its operator graph: what is computed, how memory is read, the launch, the masks, the wrapper.
+"""A short account of a solution, told from its operator graph: what is computed, how memory is read, the
+launch, the masks, the wrapper.
 
-It stands before the code, as a person would sketch the kernel before writing it. Every sentence is about something that the code below it has.
+It stands before the code, as a person would sketch the kernel before writing it. Every sentence is about
+something that the code below it has.
 """
 
 from nanotriton.collect.compose import Composed
@@ -23,7 +25,9 @@ def reasoning(composed: Composed) -> str:
     """A paragraph for one kernel; for several, what each does, in order."""
     parts = []
     if len(composed.stages) > 1:
-        parts.append(f"The module needs {number(len(composed.stages))} kernels, because each needs the whole result of the one before.")
+        parts.append(
+            f"The module needs {number(len(composed.stages))} kernels, because each needs the whole result of the one before."
+        )
     for stage, kernel in zip(composed.stages, composed.kernels):
         prefix = f"`{kernel.name}`: " if len(composed.stages) > 1 else ""
         parts.append(prefix + what(stage) + " " + how(stage, kernel.source()))
@@ -38,7 +42,9 @@ def number(n: int) -> str:
 def what(stage: Stage) -> str:
     said = list(dict.fromkeys(n.said for n in stage.nodes if n.said not in ("view", "cast")))
     names = [s.replace("_", " ") for s in said]
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "the copy"
+    listed = (
+        names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "the copy"
+    )
     return f"It computes {listed}" + (" in one pass over memory." if len(names) > 1 else ".")
 
 
@@ -46,7 +52,11 @@ def how(stage: Stage, source: str) -> str:
     text = rows(source) if stage.kind == "rows" else ACCESS.get(stage.kind, GATHER)
     if "mask" in source:
         text += " Lanes past the end are masked"
-        text += ", and filled with what the reduction ignores." if "other=-float" in source or "tl.where(mask" in source else "."
+        text += (
+            ", and filled with what the reduction ignores."
+            if "other=-float" in source or "tl.where(mask" in source
+            else "."
+        )
     if ".to(tl.float32)" in source:
         text += " Half precision is widened to fp32 for the arithmetic."
     return text

@@ -1,4 +1,6 @@
-"""The data card: sources, counts by filter, operators, lengths, shapes, examples; as report.json for machines and report.md with plots for people."""
+"""The data card: sources, counts by filter, operators, lengths, shapes, examples; as report.json for machines
+and report.md with plots for people.
+"""
 
 import json
 import random
@@ -8,25 +10,50 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def report(records: list[dict], kept: dict[str, list[dict]], settings: dict, seconds: float, length: Callable[[str], int]) -> dict:
-    """The numbers of a run. records: every candidate's row of the journal; kept: set -> rows; length: a text's length in tokens."""
+def report(
+    records: list[dict],
+    kept: dict[str, list[dict]],
+    settings: dict,
+    seconds: float,
+    length: Callable[[str], int],
+) -> dict:
+    """The numbers of a run. records: every candidate's row of the journal; kept: set -> rows; length: a
+    text's length in tokens.
+    """
     sft = kept["sft"]
     solutions = [length(r["solution"]) for r in sft]
     return {
-        "settings": settings, "seconds": round(seconds, 1), "candidates": len(records), "sets": {name: len(rows) for name, rows in kept.items()},
+        "settings": settings,
+        "seconds": round(seconds, 1),
+        "candidates": len(records),
+        "sets": {name: len(rows) for name, rows in kept.items()},
         "statuses": dict(Counter(r["status"] for r in records).most_common()),
-        "reasons": dict(Counter(f"{r['status']}: {r['message'][:100]}" for r in records if r["message"] and r["status"] != "kept").most_common(40)),
-        "by_family": families(records), "by_route": dict(Counter(r["meta"].get("route", "?") for r in sft)),
-        "by_origin": {o: {"pairs": n, "licence": licence(o)} for o, n in Counter(r["meta"].get("origin", "?") for r in sft).items()},
+        "reasons": dict(
+            Counter(
+                f"{r['status']}: {r['message'][:100]}"
+                for r in records
+                if r["message"] and r["status"] != "kept"
+            ).most_common(40)
+        ),
+        "by_family": families(records),
+        "by_route": dict(Counter(r["meta"].get("route", "?") for r in sft)),
+        "by_origin": {
+            o: {"pairs": n, "licence": licence(o)}
+            for o, n in Counter(r["meta"].get("origin", "?") for r in sft).items()
+        },
         "operators": dict(Counter(o for r in sft for o in set(r["meta"].get("operators", []))).most_common()),
-        "dtypes": dict(Counter(r["meta"].get("dtype", "?") for r in sft)), "solution_tokens": quantiles(solutions),
-        "computed_literals": quantiles([r["meta"].get("literals", 0) for r in sft]), "seconds_to_make": quantiles([r["seconds"] for r in records]),
+        "dtypes": dict(Counter(r["meta"].get("dtype", "?") for r in sft)),
+        "solution_tokens": quantiles(solutions),
+        "computed_literals": quantiles([r["meta"].get("literals", 0) for r in sft]),
+        "seconds_to_make": quantiles([r["seconds"] for r in records]),
         "marked_as_same_operator": sum(bool(r["meta"].get("same_operator_as")) for r in sft),
-    }  # fmt: skip
+    }
 
 
 def families(records: list[dict]) -> dict:
-    """Of each family of modules: how many were drawn, emitted, kept, and the share kept of those that are fair questions."""
+    """Of each family of modules: how many were drawn, emitted, kept, and the share kept of those that are
+    fair questions.
+    """
     found: dict[str, Counter] = {}
     for r in records:
         count = found.setdefault(r["meta"].get("family", r["meta"].get("origin", "?")), Counter())
@@ -39,8 +66,12 @@ def families(records: list[dict]) -> dict:
 
 
 def licence(origin: str) -> str:
-    known = {"grammar": "made here: the project's own", "pytorch-jit-paritybench": "none stated: modules are not redistributed", "torch.nn": "BSD-3-Clause",
-             "torchvision": "BSD-3-Clause"}
+    known = {
+        "grammar": "made here: the project's own",
+        "pytorch-jit-paritybench": "none stated: modules are not redistributed",
+        "torch.nn": "BSD-3-Clause",
+        "torchvision": "BSD-3-Clause",
+    }
     return known.get(origin, "as its owner says")
 
 
@@ -66,18 +97,65 @@ def put(path: Path, text: str) -> None:
 
 
 def card(numbers: dict, sft: list[dict]) -> str:
-    lines = ["# Data card", "", f"{numbers['sets']['sft']:,} SFT pairs, {numbers['sets']['rl']:,} RL tasks, {numbers['sets']['heldout']:,} held-out tasks; "
-             f"{numbers['candidates']:,} candidates in {numbers['seconds']:,.0f} s.", ""]
+    lines = [
+        "# Data card",
+        "",
+        f"{numbers['sets']['sft']:,} SFT pairs, {numbers['sets']['rl']:,} RL tasks, {numbers['sets']['heldout']:,} held-out tasks; "
+        f"{numbers['candidates']:,} candidates in {numbers['seconds']:,.0f} s.",
+        "",
+    ]
     lines += ["## Sources", "", "| source | pairs | licence |", "|---|---|---|"]
     lines += [f"| {name} | {o['pairs']:,} | {o['licence']} |" for name, o in numbers["by_origin"].items()]
-    lines += ["", "## What became of the candidates", "", "| status | candidates |", "|---|---|", *(f"| {s} | {n:,} |" for s, n in numbers["statuses"].items())]
-    lines += ["", "## Families", "", "| family | drawn | emitted | kept | yield of fair ones |", "|---|---|---|---|---|"]
-    lines += [f"| {name} | {f['drawn']} | {f['emitted']} | {f['kept']} | {f['yield']:.0%} |" for name, f in numbers["by_family"].items()]
-    lines += ["", f"## {len(numbers['operators'])} operators", "", ", ".join(f"{o} {n}" for o, n in numbers["operators"].items()), ""]
-    lines += ["## Lengths and literals", "", f"Tokens of a solution: {numbers['solution_tokens']}. Numbers in it that the task doesn't have and no definition explains: {numbers['computed_literals']}.", ""]
-    lines += ["![lengths, operators and sizes](histograms.png)", "", "## Why candidates were lost", "", *(f"- {n} x {why}" for why, n in list(numbers["reasons"].items())[:20])]
+    lines += [
+        "",
+        "## What became of the candidates",
+        "",
+        "| status | candidates |",
+        "|---|---|",
+        *(f"| {s} | {n:,} |" for s, n in numbers["statuses"].items()),
+    ]
+    lines += [
+        "",
+        "## Families",
+        "",
+        "| family | drawn | emitted | kept | yield of fair ones |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {f['drawn']} | {f['emitted']} | {f['kept']} | {f['yield']:.0%} |"
+        for name, f in numbers["by_family"].items()
+    ]
+    lines += [
+        "",
+        f"## {len(numbers['operators'])} operators",
+        "",
+        ", ".join(f"{o} {n}" for o, n in numbers["operators"].items()),
+        "",
+    ]
+    lines += [
+        "## Lengths and literals",
+        "",
+        f"Tokens of a solution: {numbers['solution_tokens']}. Numbers in it that the task doesn't have and no definition explains: {numbers['computed_literals']}.",
+        "",
+    ]
+    lines += [
+        "![lengths, operators and sizes](histograms.png)",
+        "",
+        "## Why candidates were lost",
+        "",
+        *(f"- {n} x {why}" for why, n in list(numbers["reasons"].items())[:20]),
+    ]
     for row in random.Random(0).sample(sft, min(3, len(sft))):
-        lines += ["", f"## Example {row['name']}", "", "```python", row["task"].rstrip(), "```", "", row["completion"]]
+        lines += [
+            "",
+            f"## Example {row['name']}",
+            "",
+            "```python",
+            row["task"].rstrip(),
+            "```",
+            "",
+            row["completion"],
+        ]
     return "\n".join(lines) + "\n"
 
 

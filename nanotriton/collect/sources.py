@@ -1,4 +1,6 @@
-"""Where modules come from: task files, rows of {pytorch_code, triton_code}, a clone of pytorch-jit-paritybench, any Python package."""
+"""Where modules come from: task files, rows of {pytorch_code, triton_code}, a clone of
+pytorch-jit-paritybench, any Python package.
+"""
 
 import ast
 import importlib.util
@@ -17,7 +19,9 @@ QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies i
 
 
 def modules(paths: list[str]) -> Iterator[Task]:
-    """The tasks of every path, in order. A row's own Triton is the task's solution. Raises ValueError (one line) for what is no source."""
+    """The tasks of every path, in order. A row's own Triton is the task's solution. Raises ValueError (one
+    line) for what is no source.
+    """
     for text in paths:
         path = Path(text)
         if path.suffix == ".jsonl":
@@ -33,11 +37,15 @@ def modules(paths: list[str]) -> Iterator[Task]:
                 raise ValueError(f"--modules {text}: no such file, folder or installed package")
             yield from extract(text)
         else:
-            raise ValueError(f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected")
+            raise ValueError(
+                f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected"
+            )
 
 
 def folder(path: Path) -> Iterator[Task]:
-    """The task files of a folder; other Python files are passed over. A folder without any is a package's source."""
+    """The task files of a folder; other Python files are passed over. A folder without any is a package's
+    source.
+    """
     found = False
     for file in sorted(path.rglob("*.py")):
         try:
@@ -51,7 +59,9 @@ def folder(path: Path) -> Iterator[Task]:
 
 
 def rows(path: Path) -> Iterator[Task]:
-    """Lines of {pytorch_code, triton_code}; triton_code may be missing. `small_code` is the same module with small sizes."""
+    """Lines of {pytorch_code, triton_code}; triton_code may be missing. `small_code` is the same module with
+    small sizes.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +73,9 @@ def rows(path: Path) -> Iterator[Task]:
             row = json.loads(line)
             source = row["pytorch_code"]
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"--modules {path}, line {number}: an object with pytorch_code is expected") from None
+            raise ValueError(
+                f"--modules {path}, line {number}: an object with pytorch_code is expected"
+            ) from None
         meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code"), **row.get("meta", {})}
         yield Task(row.get("name", f"{path.stem}-{number}"), source, row.get("triton_code"), meta)
 
@@ -72,7 +84,9 @@ def rows(path: Path) -> Iterator[Task]:
 
 
 def small(source: str) -> str:
-    """The same module with its module-level sizes brought down, so that a CPU verifies it in a second. The text as it is where that fails, or isn't needed."""
+    """The same module with its module-level sizes brought down, so that a CPU verifies it in a second. The
+    text as it is where that fails, or isn't needed.
+    """
     if elements(source) <= QUICK:
         return source
     for limit in (64, 32, 16, 8):
@@ -97,7 +111,8 @@ def elements(source: str) -> int:
 
 
 def reduced(source: str, limit: int) -> str:
-    """Whole numbers that are assigned at module level, and those in module-level tuples, at most about `limit`.
+    """Whole numbers that are assigned at module level, and those in module-level tuples, at most about
+    `limit`.
 
     Numbers that divide each other still do: a size is divided by a power of two, and odd ones stay odd.
     """
@@ -125,7 +140,9 @@ class Shrink(ast.NodeTransformer):
 def folded(node: ast.expr) -> ast.expr:
     """`8205 * 2` as one number."""
     try:
-        value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})  # arithmetic of literals only: no names
+        value = eval(
+            compile(ast.Expression(node), "", "eval"), {"__builtins__": {}}
+        )  # arithmetic of literals only: no names
     except Exception:
         return node
     return ast.Constant(value) if type(value) is int else node

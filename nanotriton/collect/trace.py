@@ -1,7 +1,8 @@
-"""From a module to its operator graph: torch.fx says which operators run, on the meta device, so that sizes cost nothing.
+"""From a module to its operator graph: torch.fx says which operators run, on the meta device, so that sizes
+cost nothing.
 
-Numbers that the module keeps (`self.scale`, `self.act.negative_slope`, `x.shape[1]`) keep their names on the way, so that a kernel gets them as
-arguments instead of their values.
+Numbers that the module keeps (`self.scale`, `self.act.negative_slope`, `x.shape[1]`) keep their names on
+the way, so that a kernel gets them as arguments instead of their values.
 """
 
 import operator
@@ -13,15 +14,21 @@ import torch.fx
 import torch.nn.functional as F
 from torch import nn
 
-from nanotriton.collect import anchors  # noqa: F401  (registers into LOWER)
+from nanotriton.collect import anchors, layouts  # noqa: F401  (they register into LOWER)
 from nanotriton.collect.ir import FLOATS, Builder, Graph, NamedFloat, NamedInt, Node, Scalar, Unfit, text_of
 from nanotriton.collect.lower import LOWER
 from nanotriton.collect.operators import ALIASES, OPS, expression, result_type, signature
 
-NAMES: dict[Callable, str] = {}  # F.max_pool2d calls itself boolean_dispatch: names come from where functions are found
+NAMES: dict[
+    Callable, str
+] = {}  # F.max_pool2d calls itself boolean_dispatch: names come from where functions are found
 for _owner in (torch, F, torch.special, torch.linalg):
     for _name in dir(_owner):
-        if callable(_found := getattr(_owner, _name)) and not _name.startswith("_") and getattr(_found, "__hash__", None):
+        if (
+            callable(_found := getattr(_owner, _name))
+            and not _name.startswith("_")
+            and getattr(_found, "__hash__", None)
+        ):
             if _name in LOWER or _name in OPS:  # torch.mm has other names too
                 NAMES[_found] = _name
             NAMES.setdefault(_found, _name)
@@ -34,21 +41,37 @@ MODULES: dict[str, tuple[str, tuple, tuple]] = {
     "LayerNorm": ("layer_norm", _NORM, ("normalized_shape", "eps")),
     "RMSNorm": ("rms_norm", ("weight",), ("normalized_shape", "eps")),
     "GroupNorm": ("group_norm", _NORM, ("num_groups", "eps")),
-    "Softmax": ("softmax", (), ("dim",)), "LogSoftmax": ("log_softmax", (), ("dim",)), "Softmin": ("softmin", (), ("dim",)),
-    "GLU": ("glu", (), ("dim",)), "Embedding": ("embedding_module", ("weight",), ()),
-    "CosineSimilarity": ("cosine_similarity", (), ("dim", "eps")), "PReLU": ("prelu", ("weight",), ()),
-    "MSELoss": ("mse_loss", (), ("reduction",)), "L1Loss": ("l1_loss", (), ("reduction",)),
-    "SmoothL1Loss": ("smooth_l1_loss", (), ("reduction", "beta")), "HuberLoss": ("huber_loss", (), ("reduction", "delta")),
-    "BCELoss": ("binary_cross_entropy", (), ("reduction",)), "BCEWithLogitsLoss": ("binary_cross_entropy_with_logits", (), ("reduction",)),
-    "KLDivLoss": ("kl_div", (), ("reduction", "log_target")), "CrossEntropyLoss": ("cross_entropy", (), ("reduction", "label_smoothing")),
-    "NLLLoss": ("nll_loss", (), ("reduction",)), "TripletMarginLoss": ("triplet_margin_loss", (), ("margin", "reduction")),
-    "SoftMarginLoss": ("soft_margin_loss", (), ("reduction",)), "PixelShuffle": ("pixel_shuffle", (), ("upscale_factor",)),
-    "PixelUnshuffle": ("pixel_unshuffle", (), ("downscale_factor",)), "ChannelShuffle": ("channel_shuffle", (), ("groups",)),
-    "Flatten": ("flatten", (), ("start_dim", "end_dim")), "Upsample": ("interpolate", (), ("size", "scale_factor", "mode")),
-}  # fmt: skip
+    "Softmax": ("softmax", (), ("dim",)),
+    "LogSoftmax": ("log_softmax", (), ("dim",)),
+    "Softmin": ("softmin", (), ("dim",)),
+    "GLU": ("glu", (), ("dim",)),
+    "Embedding": ("embedding_module", ("weight",), ()),
+    "CosineSimilarity": ("cosine_similarity", (), ("dim", "eps")),
+    "PReLU": ("prelu", ("weight",), ()),
+    "MSELoss": ("mse_loss", (), ("reduction",)),
+    "L1Loss": ("l1_loss", (), ("reduction",)),
+    "SmoothL1Loss": ("smooth_l1_loss", (), ("reduction", "beta")),
+    "HuberLoss": ("huber_loss", (), ("reduction", "delta")),
+    "BCELoss": ("binary_cross_entropy", (), ("reduction",)),
+    "BCEWithLogitsLoss": ("binary_cross_entropy_with_logits", (), ("reduction",)),
+    "KLDivLoss": ("kl_div", (), ("reduction", "log_target")),
+    "CrossEntropyLoss": ("cross_entropy", (), ("reduction", "label_smoothing")),
+    "NLLLoss": ("nll_loss", (), ("reduction",)),
+    "TripletMarginLoss": ("triplet_margin_loss", (), ("margin", "reduction")),
+    "SoftMarginLoss": ("soft_margin_loss", (), ("reduction",)),
+    "PixelShuffle": ("pixel_shuffle", (), ("upscale_factor",)),
+    "PixelUnshuffle": ("pixel_unshuffle", (), ("downscale_factor",)),
+    "ChannelShuffle": ("channel_shuffle", (), ("groups",)),
+    "Flatten": ("flatten", (), ("start_dim", "end_dim")),
+    "Upsample": ("interpolate", (), ("size", "scale_factor", "mode")),
+}
 for _d in (1, 2, 3):
     MODULES[f"Conv{_d}d"] = ("conv", _NORM, _CONV)
-    MODULES[f"ConvTranspose{_d}d"] = ("conv_transpose", _NORM, ("stride", "padding", "output_padding", "groups", "dilation"))
+    MODULES[f"ConvTranspose{_d}d"] = (
+        "conv_transpose",
+        _NORM,
+        ("stride", "padding", "output_padding", "groups", "dilation"),
+    )
     MODULES[f"MaxPool{_d}d"] = (f"max_pool{_d}d", (), (*_POOL, "dilation", "ceil_mode"))
     MODULES[f"AvgPool{_d}d"] = (f"avg_pool{_d}d", (), (*_POOL, "ceil_mode", "count_include_pad"))
     MODULES[f"LPPool{_d}d"] = (f"lp_pool{_d}d", (), ("norm_type", "kernel_size", "stride"))
@@ -58,7 +81,14 @@ for _d in (1, 2, 3):
     MODULES[f"BatchNorm{_d}d"] = ("batch_norm", ("running_mean", "running_var", *_NORM), ("training", "eps"))
     MODULES[f"ZeroPad{_d}d"] = ("pad", (), ("padding",))
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/"}
-IGNORED = ("inplace", "out", "size_average", "reduce", "_stacklevel", "memory_format")  # they change nothing of the values
+IGNORED = (
+    "inplace",
+    "out",
+    "size_average",
+    "reduce",
+    "_stacklevel",
+    "memory_format",
+)  # they change nothing of the values
 IDENTITY = ("contiguous", "clone", "detach", "Identity", "alias")
 
 
@@ -107,7 +137,9 @@ class Reader:
         return Graph(self.b.nodes, outputs, isinstance(result, tuple | list))
 
     def resolve(self, value):
-        return torch.fx.node.map_aggregate(value, lambda v: self.values[v] if isinstance(v, torch.fx.Node) else v)
+        return torch.fx.node.map_aggregate(
+            value, lambda v: self.values[v] if isinstance(v, torch.fx.Node) else v
+        )
 
     # ---- one method for each kind of fx node ----
 
@@ -140,7 +172,11 @@ class Reader:
             return args[0]
         if kind in MODULES:
             name, tensors, numbers = MODULES[kind]
-            given = {t: self.b.param(f"{path}.{t}", getattr(module, t)) for t in tensors if getattr(module, t, None) is not None}
+            given = {
+                t: self.b.param(f"{path}.{t}", getattr(module, t))
+                for t in tensors
+                if getattr(module, t, None) is not None
+            }
             given |= {n: self.number(module, path, n) for n in numbers}
             return self.lower(name, args, {**given, **kwargs}, module=module, path=path)
         name = ALIASES.get(kind.lower(), kind.lower())
@@ -153,7 +189,9 @@ class Reader:
     def number(self, module: nn.Module, path: str, name: str):
         """A number that a layer keeps, by its name; a tuple of them, one by one."""
         value = getattr(module, name)
-        named = lambda v, text: NamedFloat(v, text) if type(v) is float else NamedInt(v, text) if type(v) is int else v
+        named = lambda v, text: (
+            NamedFloat(v, text) if type(v) is float else NamedInt(v, text) if type(v) is int else v
+        )
         if isinstance(value, tuple):
             return tuple(named(v, f"{path}.{name}[{i}]") for i, v in enumerate(value))
         return named(value, f"{path}.{name}")
@@ -169,7 +207,11 @@ class Reader:
 
     def call(self, name: str, args: tuple, kwargs: dict):
         if name == "getattr":
-            return self.attribute(*args) if isinstance(args[0], Node) else args[0][("values", "indices").index(args[1])]
+            return (
+                self.attribute(*args)
+                if isinstance(args[0], Node)
+                else args[0][("values", "indices").index(args[1])]
+            )
         if name in ("size", "dim", "numel", "ndimension", "__len__", "len"):
             return self.size(name, *args)
         if name == "getitem" and not isinstance(args[0], Node):
@@ -205,7 +247,13 @@ class Reader:
 
     def arithmetic(self, name: str, args: tuple):
         """An operator of numbers alone: the result's name is the formula."""
-        function = getattr(operator, name, None) or {"int": int, "float": float, "sqrt": lambda v: v**0.5, "max": max, "min": min}.get(name)
+        function = getattr(operator, name, None) or {
+            "int": int,
+            "float": float,
+            "sqrt": lambda v: v**0.5,
+            "max": max,
+            "min": min,
+        }.get(name)
         if function is None:
             raise Unfit(f"{name} of numbers")
         value = function(*args)
@@ -216,7 +264,11 @@ class Reader:
 
     def lower(self, name: str, args: tuple, kwargs: dict, **extra):
         """Any operator -> its node (or nodes). Raises Unfit for what no table knows."""
-        kwargs = {k: v for k, v in kwargs.items() if k not in IGNORED and (v is not None or k not in ("dtype", "weight"))}
+        kwargs = {
+            k: v
+            for k, v in kwargs.items()
+            if k not in IGNORED and (v is not None or k not in ("dtype", "weight"))
+        }
         if "input" in kwargs and not args:
             args = (kwargs.pop("input"),)
         name = name if name in LOWER else name.rstrip("_").removeprefix("__")
@@ -228,7 +280,9 @@ class Reader:
         if name not in LOWER:
             raise Unfit(f"no Triton for {name}")
         try:
-            return LOWER[name](self.b, *args, **kwargs, op=name, **(extra if name in anchors.WANTS_MODULE else {}))
+            return LOWER[name](
+                self.b, *args, **kwargs, op=name, **(extra if name in anchors.WANTS_MODULE else {})
+            )
         except (TypeError, AttributeError) as error:
             raise Unfit(f"{name}: {error}") from None
 
@@ -248,7 +302,11 @@ class Reader:
         nodes = [v for v in values if isinstance(v, Node)]
         if not nodes:
             raise Unfit(f"{name} of no tensor")
-        dtype = torch.bool if op.domain == "bool" else result_type(op, nodes[-1].dtype if name == "where" else nodes[0].dtype)
+        dtype = (
+            torch.bool
+            if op.domain == "bool"
+            else result_type(op, nodes[-1].dtype if name == "where" else nodes[0].dtype)
+        )
         if name in ("where", "masked_fill"):
             dtype = next((n.dtype for n in nodes if n.dtype != torch.bool), torch.float32)
         if name == "nan_to_num" and nodes[0].dtype not in FLOATS:

@@ -1,7 +1,9 @@
-"""Every pair is executed before it is kept: strictly correct, twice, with secrets that have nothing in common.
+"""Every pair is executed before it is kept: strictly correct, twice, with secrets that have nothing in
+common.
 
-The executor draws a candidate's secret inputs and weights from its own secret, the task and the candidate's text. A candidate that was correct is
-judged once more with a line break at its end: the same program, and all secrets other ones.
+The executor draws a candidate's secret inputs and weights from its own secret, the task and the
+candidate's text. A candidate that was correct is judged once more with a line break at its end: the same
+program, and all secrets other ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +38,9 @@ class ModelNew(nn.Module):
 
 
 class Verifier:
-    """Judges (task, solution) pairs, many at a time; a pair's verdicts arrive by callback in whatever order they finish."""
+    """Judges (task, solution) pairs, many at a time; a pair's verdicts arrive by callback in whatever order
+    they finish.
+    """
 
     def __init__(self, executor: Executor, window: int = 16):
         self.executor, self.window = executor, window
@@ -70,8 +74,12 @@ def verifier(device: str, workers: int, timeout: float = 20.0) -> Iterator[Verif
         yield Verifier(executor, window=8 * workers)
 
 
-def all_correct(pairs: Iterable[tuple[Task, str]], device: str, workers: int, tell: Callable[[str, str], None]) -> bool:
-    """Judge every pair again with a new executor, whose secrets are new. tell(name, status) is called for each that isn't correct."""
+def all_correct(
+    pairs: Iterable[tuple[Task, str]], device: str, workers: int, tell: Callable[[str, str], None]
+) -> bool:
+    """Judge every pair again with a new executor, whose secrets are new. tell(name, status) is called for
+    each that isn't correct.
+    """
     right = True
     with Executor(device=device, workers=workers, policy="strict", timeout=20.0) as executor:
         futures = [(task, executor.submit(task, solution)) for task, solution in pairs]

@@ -1,4 +1,6 @@
-"""Attention in one kernel (FlashAttention, arXiv 2205.14135): scores are never stored; a running maximum rescales what was added up."""
+"""Attention in one kernel (FlashAttention, arXiv 2205.14135): scores are never stored; a running maximum
+rescales what was added up.
+"""
 
 from nanotriton.collect.emit.kernel import Kernel
 from nanotriton.collect.fuse import Stage
@@ -10,7 +12,9 @@ def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
     return [f"{host[q]}.shape[{i}]" for i in range(4)]
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     q, k, v = stage.anchor.args
     attrs = stage.anchor.attrs
     if len(stage.nodes) > 1:
@@ -19,14 +23,20 @@ def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, s
     po = kernel.pointer(Node("out", "", (), (), q.dtype), outs[stage.stored[0]])
     rows, keys = kernel.size("rows", f"{host[q]}.shape[2]"), kernel.size("keys", f"{host[k]}.shape[2]")
     width = kernel.size("width", f"{host[q]}.shape[3]")
-    scale = kernel.size("scale", f"{host[q]}.shape[3] ** -0.5") if attrs["scale"] is None else number(kernel, attrs["scale"])
+    scale = (
+        kernel.size("scale", f"{host[q]}.shape[3] ** -0.5")
+        if attrs["scale"] is None
+        else number(kernel, attrs["scale"])
+    )
     kernel.constant("BLOCK_M", "64")
     kernel.constant("BLOCK_N", "32")
     kernel.constant("BLOCK_D", f"max(16, triton.next_power_of_2({host[q]}.shape[3]))")
     kernel.grid = f"(triton.cdiv({host[q]}.shape[2], 64), {host[q]}.shape[0] * {host[q]}.shape[1])"
     kernel.add("head = tl.program_id(1)")
     source = "head"
-    if attrs["grouped"]:  # several heads of queries share one of keys and values; both are counted over the whole batch
+    if attrs[
+        "grouped"
+    ]:  # several heads of queries share one of keys and values; both are counted over the whole batch
         share = kernel.size("share", f"{host[q]}.shape[1] // {host[k]}.shape[1]")
         source = "kv_head"
         kernel.add(f"kv_head = head // {share}")

@@ -1,7 +1,8 @@
 """Convolutions of one to three dimensions, and transposed ones, with their epilogues.
 
-Without groups, as an implicit product of matrices: rows are the output's places, columns its channels, and the sum runs over input channels and
-taps; no matrix of windows is ever stored. With groups, directly: each lane has one output element and adds up its taps.
+Without groups, as an implicit product of matrices: rows are the output's places, columns its channels, and
+the sum runs over input channels and taps; no matrix of windows is ever stored. With groups, directly: each
+lane has one output element and adds up its taps.
 """
 
 from nanotriton.collect.emit import flat
@@ -44,19 +45,43 @@ def transposed_size(n: str, s, p, reach: str, e) -> str:
     return text + (f" + {text_of(e)}" if int(e) else "")
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     out = outs.get(stage.stored[0])
-    texts = [f"{out}.shape[{i}]" for i in range(len(stage.full))]  # the output is there already: its shape is the shortest way to say them
+    texts = [
+        f"{out}.shape[{i}]" for i in range(len(stage.full))
+    ]  # the output is there already: its shape is the shortest way to say them
     (direct if int(stage.anchor.attrs["groups"]) > 1 else implicit_gemm)(kernel, stage, host, outs, texts)
 
 
 def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
     x, w = stage.anchor.args
     letters = flat.LETTERS[x.rank - 2]
-    kernel.taken |= {"row", "col", "k", "c", "mask", "acc", "start", "a", "b", "n", "place", "inside", *BLOCKS, *letters, *("k" + i for i in letters),
-                     *("i" + i for i in letters)}
+    kernel.taken |= {
+        "row",
+        "col",
+        "k",
+        "c",
+        "mask",
+        "acc",
+        "start",
+        "a",
+        "b",
+        "n",
+        "place",
+        "inside",
+        *BLOCKS,
+        *letters,
+        *("k" + i for i in letters),
+        *("i" + i for i in letters),
+    }
     pixels = tuple(range(2, len(stage.full)))
-    groups = [Group((0,), "n", "batch", "row < M"), Group((1,), "col", "N", "col < N"), Group(pixels, "place", "P", "row < M")]
+    groups = [
+        Group((0,), "n", "batch", "row < M"),
+        Group((1,), "col", "N", "col < N"),
+        Group(pixels, "place", "P", "row < M"),
+    ]
     space = Space(stage.full, groups, texts, kernel, "mask")
     px, pw = kernel.pointer(x, host[x]), kernel.pointer(w, host[w])
     p, n = kernel.size("P", space.length(pixels)), kernel.size("N", texts[1])
@@ -69,14 +94,21 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
         kernel.constant(name, size)
     kernel.grid = f"(triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']}), triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']}))"
 
-    kernel.add("row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]", "col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]",
-               f"n = row // {p}", f"place = row % {p}")
+    kernel.add(
+        "row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
+        "col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]",
+        f"n = row // {p}",
+        f"place = row % {p}",
+    )
     if len(letters) > 1:
         flat.coordinates(kernel, list(letters), outs_sizes, "place")
     else:
         kernel.add("w = place")
     window = " * ".join(taps)
-    kernel.add("acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)", f"for start in range(0, {channels} * {window}, BLOCK_K):")
+    kernel.add(
+        "acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)",
+        f"for start in range(0, {channels} * {window}, BLOCK_K):",
+    )
     outer, kernel.lines = kernel.lines, []
     kernel.add("k = start + tl.arange(0, BLOCK_K)")
     flat.coordinates(kernel, ["c", *("k" + i for i in letters)], taps, "k")
@@ -99,13 +131,18 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
 def weight_place(stage: Stage, n: str, window: str, limit: str) -> str:
     """A weight is [out, in, taps...], of a transposed convolution [in, out, taps...]."""
     if stage.anchor.attrs["transposed"]:
-        return f"(k[:, None] // ({window}) * {n} + col) * {window} + k[:, None] % ({window})" if "*" in window else \
-            f"(k[:, None] // {window} * {n} + col) * {window} + k[:, None] % {window}"
+        return (
+            f"(k[:, None] // ({window}) * {n} + col) * {window} + k[:, None] % ({window})"
+            if "*" in window
+            else f"(k[:, None] // {window} * {n} + col) * {window} + k[:, None] % {window}"
+        )
     return f"col * {limit} + k[:, None]"
 
 
 def input_places(kernel: Kernel, stage: Stage, letters, sizes: list[str], tap) -> str:
-    """Lines for the input's coordinates `id`, `ih`, `iw` under a tap -> the condition that they are inside the input."""
+    """Lines for the input's coordinates `id`, `ih`, `iw` under a tap -> the condition that they are inside
+    the input.
+    """
     attrs = stage.anchor.attrs
     stride = flat.numbers(kernel, "stride", attrs["stride"], letters, 1)
     padding = flat.numbers(kernel, "padding", attrs["padding"], letters, 0)
@@ -135,7 +172,19 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
     """A grouped convolution: for each output element a loop over its group's channels and over the taps."""
     x, w = stage.anchor.args
     letters = flat.LETTERS[x.rank - 2]
-    kernel.taken |= {"acc", "n", "c", "channel", "inside", "a", "b", "ci", *letters, *("k" + i for i in letters), *("i" + i for i in letters)}
+    kernel.taken |= {
+        "acc",
+        "n",
+        "c",
+        "channel",
+        "inside",
+        "a",
+        "b",
+        "ci",
+        *letters,
+        *("k" + i for i in letters),
+        *("i" + i for i in letters),
+    }
     px, pw = kernel.pointer(x, host[x]), kernel.pointer(w, host[w])
     space = flat.start(kernel, stage, texts)
     attrs = stage.anchor.attrs
@@ -146,7 +195,9 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
     taps = [kernel.constant(f"K{i.upper()}", f"{host[w]}.shape[{j + 2}]") for j, i in enumerate(letters)]
     groups = flat.number(kernel, "groups", attrs["groups"])
     flat.coordinates(kernel, ["n", "channel", *letters], [out_channels, *outs_sizes])
-    kernel.add(f"first = channel // ({out_channels} // {groups}) * ({channels} // {groups})  # of the group's input channels")
+    kernel.add(
+        f"first = channel // ({out_channels} // {groups}) * ({channels} // {groups})  # of the group's input channels"
+    )
     kernel.add("acc = tl.zeros([BLOCK], dtype=tl.float32)")
     outer, kernel.lines = kernel.lines, []
     inside = input_places(kernel, stage, letters, sizes, lambda i: f"k{i}")
@@ -159,9 +210,15 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
         place = f"channel * ({channels} // {groups}) + c"
     for i, t in zip(letters, taps):
         place = f"({place}) * {t} + k{i}"
-    kernel.add(f"a = tl.load({px} + {source}, mask=mask & {inside}, other=0.0)", f"b = tl.load({pw} + {place}, mask=mask, other=0.0)",
-               "acc += a.to(tl.float32) * b")
-    loops = [f"for c in range({channels} // {groups}):", *(f"for k{i} in range({t}):" for i, t in zip(letters, taps))]
+    kernel.add(
+        f"a = tl.load({px} + {source}, mask=mask & {inside}, other=0.0)",
+        f"b = tl.load({pw} + {place}, mask=mask, other=0.0)",
+        "acc += a.to(tl.float32) * b",
+    )
+    loops = [
+        f"for c in range({channels} // {groups}):",
+        *(f"for k{i} in range({t}):" for i, t in zip(letters, taps)),
+    ]
     indent = "    "
     inner = [indent * len(loops) + line for line in kernel.lines]
     kernel.lines = outer + [indent * i + line for i, line in enumerate(loops)] + inner

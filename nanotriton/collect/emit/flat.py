@@ -1,4 +1,6 @@
-"""The flat output taken apart: helpers of the kernels whose programs take BLOCK elements of it (pooling, direct convolution, gathers)."""
+"""The flat output taken apart: helpers of the kernels whose programs take BLOCK elements of it (pooling,
+direct convolution, gathers).
+"""
 
 from nanotriton.collect.emit.kernel import Group, Kernel, Space
 from nanotriton.collect.emit.pointwise import flat_space
@@ -14,7 +16,9 @@ def start(kernel: Kernel, stage: Stage, dim_texts: list[str]) -> Space:
 
 
 def coordinates(kernel: Kernel, names: list[str], sizes: list[str], index: str = "offsets") -> None:
-    """Lines that take a flat index apart. sizes: of all coordinates but the first, as names in the kernel; a name "" is left out."""
+    """Lines that take a flat index apart. sizes: of all coordinates but the first, as names in the kernel; a
+    name "" is left out.
+    """
     for i, name in enumerate(names):
         after = sizes[i:]
         text = index
@@ -27,7 +31,9 @@ def coordinates(kernel: Kernel, names: list[str], sizes: list[str], index: str =
 
 
 def number(kernel: Kernel, name: str, value) -> str:
-    """A hyperparameter in the kernel: a literal as it stands in the task, or an argument that the host reads from the layer."""
+    """A hyperparameter in the kernel: a literal as it stands in the task, or an argument that the host reads
+    from the layer.
+    """
     return kernel.size(name, text_of(value)) if hasattr(value, "text") else text_of(value)
 
 

@@ -1,6 +1,8 @@
-"""Kernels that put elements elsewhere: each lane has one place of the output and works out which element of the input belongs there.
+"""Kernels that put elements elsewhere: each lane has one place of the output and works out which element of
+the input belongs there.
 
-Most act along one dimension. Then a flat index is (outer * length + i) * inner + rest, and an operator is a formula for i.
+Most act along one dimension. Then a flat index is (outer * length + i) * inner + rest, and an operator is
+a formula for i.
 """
 
 from nanotriton.collect.emit import flat
@@ -25,7 +27,9 @@ def _pad_dims(node: Node, texts: list[str], host) -> list[str]:
     rank, pairs = len(texts), node.attrs["pairs"]
     for i, (left, right) in enumerate(pairs):
         if int(left) or int(right):
-            texts = _replaced(texts, rank - 1 - i, f"{texts[rank - 1 - i]} + {text_of(left)} + {text_of(right)}")
+            texts = _replaced(
+                texts, rank - 1 - i, f"{texts[rank - 1 - i]} + {text_of(left)} + {text_of(right)}"
+            )
     return texts
 
 
@@ -43,7 +47,11 @@ def _slice_dims(node: Node, texts: list[str], host) -> list[str]:
     if a["stop"] is not None and not hasattr(a["stop"], "text") and a["stop"] < 0:
         whole = f"{texts[a['dim']]} - {-a['stop']}"
     text = f"{whole} - {text_of(a['start'])}" if int(a["start"]) else whole
-    return _replaced(texts, a["dim"], text if int(a["step"]) == 1 else f"({text} + {text_of(a['step'])} - 1) // {text_of(a['step'])}")
+    return _replaced(
+        texts,
+        a["dim"],
+        text if int(a["step"]) == 1 else f"({text} + {text_of(a['step'])} - 1) // {text_of(a['step'])}",
+    )
 
 
 def _lookup_dims(node: Node, texts: list[str], host) -> list[str]:
@@ -54,16 +62,32 @@ def _lookup_dims(node: Node, texts: list[str], host) -> list[str]:
 
 SHAPES = {
     "permute": lambda node, texts, host: [texts[i] for i in node.attrs["order"]],
-    "narrow": lambda node, texts, host: _replaced(texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} // {node.attrs['parts']}"),
-    "repeat_interleave": lambda node, texts, host: _replaced(texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} * {text_of(node.attrs['repeats'])}"),
-    "cat": lambda node, texts, host: _replaced(texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} + {host[node.args[1]]}.shape[{node.attrs['dim']}]"),
-    "pad": _pad_dims, "pixel_shuffle": _shuffle_dims, "pixel_unshuffle": _shuffle_dims, "slice": _slice_dims, "lookup": _lookup_dims,
-    "upsample": lambda node, texts, host: texts[:2] + [f"{t} * {text_of(s)}" for t, s in zip(texts[2:], node.attrs["scale"])],
+    "narrow": lambda node, texts, host: _replaced(
+        texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} // {node.attrs['parts']}"
+    ),
+    "repeat_interleave": lambda node, texts, host: _replaced(
+        texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} * {text_of(node.attrs['repeats'])}"
+    ),
+    "cat": lambda node, texts, host: _replaced(
+        texts,
+        node.attrs["dim"],
+        f"{texts[node.attrs['dim']]} + {host[node.args[1]]}.shape[{node.attrs['dim']}]",
+    ),
+    "pad": _pad_dims,
+    "pixel_shuffle": _shuffle_dims,
+    "pixel_unshuffle": _shuffle_dims,
+    "slice": _slice_dims,
+    "lookup": _lookup_dims,
+    "upsample": lambda node, texts, host: (
+        texts[:2] + [f"{t} * {text_of(s)}" for t, s in zip(texts[2:], node.attrs["scale"])]
+    ),
     "gather": lambda node, texts, host: [f"{host[node.args[1]]}.shape[{i}]" for i in range(node.rank)],
-}  # fmt: skip
+}
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     node = stage.anchor
     write = WRITERS.get(node.op)
     if write is None:
@@ -81,12 +105,16 @@ def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, s
 
 
 def parts(kernel: Kernel, texts: list[str], dim: int) -> tuple[str, str]:
-    """Lines for `outer` and `i` (and `rest`) of a flat index along a dimension -> how to put a source index together: (before, after) of i."""
+    """Lines for `outer` and `i` (and `rest`) of a flat index along a dimension -> how to put a source index
+    together: (before, after) of i.
+    """
     after, before = texts[dim + 1 :], texts[:dim]
     length = kernel.size("length", texts[dim])
     if after:
         inner = kernel.size("inner", " * ".join(after))
-        kernel.add(f"rest = offsets % {inner}", f"i = offsets // {inner}" + (f" % {length}" if before else ""))
+        kernel.add(
+            f"rest = offsets % {inner}", f"i = offsets // {inner}" + (f" % {length}" if before else "")
+        )
         if before:
             kernel.add(f"outer = offsets // ({inner} * {length})")
         return inner, "rest"
@@ -102,12 +130,18 @@ def source_index(kernel: Kernel, inner: str, rest: str, formula: str, length: st
 
 
 def along(formula, changes: bool = False):
-    """A writer for an operator that acts along one dimension. formula: (kernel, node, length in the kernel) -> the source's i."""
+    """A writer for an operator that acts along one dimension. formula: (kernel, node, length in the kernel)
+    -> the source's i.
+    """
 
     def write(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
         dim, x = node.attrs["dim"], node.args[0]
         inner, rest = parts(kernel, texts, dim)
-        length = kernel.size("in_length", f"{host[x]}.shape[{dim}]") if changes else kernel.size("length", texts[dim])
+        length = (
+            kernel.size("in_length", f"{host[x]}.shape[{dim}]")
+            if changes
+            else kernel.size("length", texts[dim])
+        )
         index = source_index(kernel, inner, rest, formula(kernel, node, length), length, dim > 0)
         kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {index}, mask=mask)")
 
@@ -142,9 +176,14 @@ def _cat(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     inner, rest = parts(kernel, texts, dim)
     first, second = (kernel.size(f"{t.name}_length", f"{host[t]}.shape[{dim}]") for t in (x, y))
     a = source_index(kernel, inner, rest, "i", first, dim > 0)
-    b = source_index(kernel, inner, rest, f"(i - {first})" if not inner and not dim else f"i - {first}", second, dim > 0)
-    kernel.add(f"a = tl.load({kernel.pointers[0][0]} + {a}, mask=mask & (i < {first}), other=0)",
-               f"b = tl.load({py} + {b}, mask=mask & (i >= {first}), other=0)", f"value = tl.where(i < {first}, a, b)")
+    b = source_index(
+        kernel, inner, rest, f"(i - {first})" if not inner and not dim else f"i - {first}", second, dim > 0
+    )
+    kernel.add(
+        f"a = tl.load({kernel.pointers[0][0]} + {a}, mask=mask & (i < {first}), other=0)",
+        f"b = tl.load({py} + {b}, mask=mask & (i >= {first}), other=0)",
+        f"value = tl.where(i < {first}, a, b)",
+    )
 
 
 def _pad(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -171,14 +210,24 @@ def _pad(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
                 kernel.add(f"i{d} = (i{d} + {length}) % {length}")
             else:
                 conditions += [f"(i{d} >= 0)", f"(i{d} < {length})"]
-        index = f"({index}) * {length} + i{d}" if index and index != "outer" else f"outer * {length} + i{d}" if index else f"i{d}"
+        index = (
+            f"({index}) * {length} + i{d}"
+            if index and index != "outer"
+            else f"outer * {length} + i{d}"
+            if index
+            else f"i{d}"
+        )
     value = flat.number(kernel, "value", attrs["value"])
     tail = f", other={value}" if conditions else ""
-    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {index}, mask={' & '.join(['mask', *conditions])}{tail})")
+    kernel.add(
+        f"value = tl.load({kernel.pointers[0][0]} + {index}, mask={' & '.join(['mask', *conditions])}{tail})"
+    )
 
 
 def _pixels(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
-    """pixel_shuffle, its inverse, channel_shuffle and the nearest upsampling: pictures whose coordinates are put together anew."""
+    """pixel_shuffle, its inverse, channel_shuffle and the nearest upsampling: pictures whose coordinates are
+    put together anew.
+    """
     x = node.args[0]
     c, h, w = (kernel.size(name, texts[i]) for name, i in (("C", 1), ("H", 2), ("W", 3)))
     flat.coordinates(kernel, ["n", "c", "h", "w"], [c, h, w])
@@ -189,7 +238,9 @@ def _pixels(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
         "pixel_unshuffle": (f"c // ({r} * {r})", f"h * {r} + c // {r} % {r}", f"w * {r} + c % {r}"),
         "channel_shuffle": (f"c % {r} * ({c} // {r}) + c // {r}", "h", "w"),
     }[node.op]
-    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + ((n * {ic} + {channel}) * {ih} + {row}) * {iw} + {col}, mask=mask)")
+    kernel.add(
+        f"value = tl.load({kernel.pointers[0][0]} + ((n * {ic} + {channel}) * {ih} + {row}) * {iw} + {col}, mask=mask)"
+    )
 
 
 def _upsample(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -215,7 +266,9 @@ def _gather(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     kernel.lines = [line for line in kernel.lines if not line.startswith("i = ")]
     length = kernel.size("in_length", f"{host[x]}.shape[{dim}]")
     kernel.add(f"i = tl.load({pi} + offsets, mask=mask, other=0)")
-    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)")
+    kernel.add(
+        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"
+    )
 
 
 def _lookup(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -227,7 +280,9 @@ def _lookup(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     inner, rest = parts(kernel, merged, dim)
     length = kernel.size("in_length", f"{host[x]}.shape[{dim}]") if dim else ""
     kernel.add(f"i = tl.load({pi} + i, mask=mask, other=0)")
-    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)")
+    kernel.add(
+        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"
+    )
 
 
 def scatter_add(kernel: Kernel, stage: Stage, host, outs) -> None:
@@ -241,9 +296,30 @@ def _slice(kernel: Kernel, node: Node, length: str) -> str:
 
 
 WRITERS = {
-    "narrow": along(lambda kernel, node, length: f"{node.attrs['part']} * ({length} // {node.attrs['parts']}) + i" if node.attrs["part"] else "i", True),
-    "roll": along(lambda kernel, node, length: f"(i + {length} - {flat.number(kernel, 'shift', node.attrs['shift'])}) % {length}"),
-    "repeat_interleave": along(lambda kernel, node, length: f"i // {flat.number(kernel, 'repeats', node.attrs['repeats'])}", True),
-    "slice": along(_slice, True), "flip": _flip, "permute": _permute, "cat": _cat, "pad": _pad, "pixel_shuffle": _pixels,
-    "pixel_unshuffle": _pixels, "channel_shuffle": _pixels, "upsample": _upsample, "gather": _gather, "lookup": _lookup, "scatter_add": scatter_add,
-}  # fmt: skip
+    "narrow": along(
+        lambda kernel, node, length: (
+            f"{node.attrs['part']} * ({length} // {node.attrs['parts']}) + i" if node.attrs["part"] else "i"
+        ),
+        True,
+    ),
+    "roll": along(
+        lambda kernel, node, length: (
+            f"(i + {length} - {flat.number(kernel, 'shift', node.attrs['shift'])}) % {length}"
+        )
+    ),
+    "repeat_interleave": along(
+        lambda kernel, node, length: f"i // {flat.number(kernel, 'repeats', node.attrs['repeats'])}", True
+    ),
+    "slice": along(_slice, True),
+    "flip": _flip,
+    "permute": _permute,
+    "cat": _cat,
+    "pad": _pad,
+    "pixel_shuffle": _pixels,
+    "pixel_unshuffle": _pixels,
+    "channel_shuffle": _pixels,
+    "upsample": _upsample,
+    "gather": _gather,
+    "lookup": _lookup,
+    "scatter_add": scatter_add,
+}

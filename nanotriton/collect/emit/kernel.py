@@ -1,7 +1,9 @@
-"""What every emitter writes with: a kernel under construction, the places of its elements, and the body of element-wise lines.
+"""What every emitter writes with: a kernel under construction, the places of its elements, and the body of
+element-wise lines.
 
-A Kernel collects pointers, sizes and lines. A Space says how the places in the output's shape are spelt in the kernel (`row`, `col`, `offsets`), and
-from that how any operand that broadcasts against it is read. A Body writes the element-wise nodes of a stage, loading what they need.
+A Kernel collects pointers, sizes and lines. A Space says how the places in the output's shape are spelt in
+the kernel (`row`, `col`, `offsets`), and from that how any operand that broadcasts against it is read. A
+Body writes the element-wise nodes of a stage, loading what they need.
 """
 
 import builtins
@@ -63,9 +65,13 @@ class Kernel:
         self.lines += lines
 
     def source(self) -> str:
-        arguments = [n for n, _ in self.pointers] + list(self.sizes) + [f"{n}: tl.constexpr" for n in self.constants]
+        arguments = (
+            [n for n, _ in self.pointers] + list(self.sizes) + [f"{n}: tl.constexpr" for n in self.constants]
+        )
         head = f"@triton.jit\ndef {self.name}({', '.join(arguments)}):\n"
-        return "\n\n\n".join([*(h.rstrip() for h in self.helpers), head + "".join(f"    {line}\n" for line in self.lines)])
+        return "\n\n\n".join(
+            [*(h.rstrip() for h in self.helpers), head + "".join(f"    {line}\n" for line in self.lines)]
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,14 @@ class Group:
 class Space:
     """How the places of a shape are spelt in a kernel. dim_texts: each dimension's length, on the host."""
 
-    def __init__(self, shape: tuple[int, ...], groups: list[Group], dim_texts: list[str], kernel: Kernel, whole: str = ""):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        groups: list[Group],
+        dim_texts: list[str],
+        kernel: Kernel,
+        whole: str = "",
+    ):
         self.shape, self.groups, self.dim_texts, self.kernel = shape, groups, dim_texts, kernel
         self.whole = whole  # the name of the mask of all groups together
 
@@ -94,7 +107,9 @@ class Space:
         return product(texts)
 
     def place(self, shape: tuple[int, ...]) -> tuple[str, str]:
-        """(offset, mask) of an operand that broadcasts against this space, at the places that the kernel is at."""
+        """(offset, mask) of an operand that broadcasts against this space, at the places that the kernel is
+        at.
+        """
         shape = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         if len(shape) != len(self.shape) or any(n not in (1, m) for n, m in zip(shape, self.shape)):
             raise Unfit(f"an operand of shape {shape} where {self.shape} is expected")
@@ -112,7 +127,9 @@ class Space:
         return tidy(text), " & ".join(f"({m})" if len(masks) > 1 else m for m in masks)
 
     def runs(self, group: Group, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
-        """The parts of a group that an operand has, in order: the whole group, or stretches of its dimensions."""
+        """The parts of a group that an operand has, in order: the whole group, or stretches of its
+        dimensions.
+        """
         present = [d for d in group.dims if shape[d] != 1]
         if not present:
             return []
@@ -163,12 +180,23 @@ def tidy(text: str) -> str:
 
 
 class Body:
-    """Writes a stage's element-wise lines into a kernel. `host`: node -> its expression on the host, for what lies in memory."""
+    """Writes a stage's element-wise lines into a kernel. `host`: node -> its expression on the host, for what
+    lies in memory.
+    """
 
-    def __init__(self, kernel: Kernel, space: Space, stage: Stage, host: dict[Node, str], places: dict[str, str] | None = None):
+    def __init__(
+        self,
+        kernel: Kernel,
+        space: Space,
+        stage: Stage,
+        host: dict[Node, str],
+        places: dict[str, str] | None = None,
+    ):
         self.kernel, self.space, self.stage, self.host = kernel, space, stage, host
         self.variable: dict[Node, str] = {}
-        self.names: dict[Node, str] = {}  # a node computed again, in a second pass over its row, has its old name
+        self.names: dict[
+            Node, str
+        ] = {}  # a node computed again, in a second pass over its row, has its old name
         self.other: dict[Node, str] = {}  # what lanes outside of the mask hold after a load, where it matters
         self.places = places or {}  # {row} and {col} of a matrix
 
@@ -192,7 +220,9 @@ class Body:
     def load(self, node: Node) -> str:
         place, mask = self.space.place(self.expanded(node))
         other = f", other={self.other[node]}" if node in self.other and mask else ""
-        while node.op == "view" and node.args[0] in self.host:  # a view of contiguous memory begins where that does
+        while (
+            node.op == "view" and node.args[0] in self.host
+        ):  # a view of contiguous memory begins where that does
             node = node.args[0]
         pointer = self.kernel.pointer(node, self.host[node])
         address = f"{pointer} + {place}" if place else pointer
@@ -200,13 +230,17 @@ class Body:
         return text + (".to(tl.float32)" if node.dtype in HALVES else "")
 
     def expanded(self, node: Node) -> tuple[int, ...]:
-        """A node's shape in the rank of the space; a row's statistic gets back the dimensions that were combined."""
+        """A node's shape in the rank of the space; a row's statistic gets back the dimensions that were
+        combined.
+        """
         if self.stage.is_statistic(node):
             return self.stage.kept
         return node.shape
 
     def compute(self, node: Node, last: dict[Node, Node]) -> None:
-        """One element-wise node. last: for each node, the last one that reads it; its variable is free for the result."""
+        """One element-wise node. last: for each node, the last one that reads it; its variable is free for
+        the result.
+        """
         if node in self.variable:
             return
         if node.op == "view":
@@ -228,7 +262,13 @@ class Body:
         self.kernel.add(f"{self.variable[node]} = {text}")
 
     def is_free(self, a: Node, node: Node, last: dict[Node, Node]) -> bool:
-        return last.get(a) is node and a in self.variable and a.op != "view" and a.rank == node.rank and a.shape == node.shape
+        return (
+            last.get(a) is node
+            and a in self.variable
+            and a.op != "view"
+            and a.rank == node.rank
+            and a.shape == node.shape
+        )
 
     def count(self, node: Node) -> str:
         if "{count}" not in node.text:
@@ -238,11 +278,17 @@ class Body:
     def store(self, node: Node, out: str, place: str, mask: str) -> None:
         pointer = self.kernel.pointer(Node(out, "", (), (), torch.float32), out)
         tail = f", mask={mask}" if mask else ""
-        self.kernel.add(f"tl.store({pointer} + {place}, {self.value(node)}{tail})" if place else f"tl.store({pointer}, {self.value(node)}{tail})")
+        self.kernel.add(
+            f"tl.store({pointer} + {place}, {self.value(node)}{tail})"
+            if place
+            else f"tl.store({pointer}, {self.value(node)}{tail})"
+        )
 
 
 def plain_name(node: Node) -> str:
-    """A node's name without the number that tells it from others of the graph, and none of Python's own (`abs`, `pow`)."""
+    """A node's name without the number that tells it from others of the graph, and none of Python's own
+    (`abs`, `pow`).
+    """
     while node.op == "view":
         node = node.args[0]
     name = re.sub(r"_\d+$", "", node.name) if node.op != "input" else node.name
@@ -256,7 +302,9 @@ def base_name(text: str) -> str:
 
 
 def last_uses(stage: Stage) -> dict[Node, Node]:
-    """For each node that the stage reads, the last node that reads it; none for what it stores, which must live to the end."""
+    """For each node that the stage reads, the last node that reads it; none for what it stores, which must
+    live to the end.
+    """
     last: dict[Node, Node] = {}
     for node in stage.nodes:
         for a in node.args:

@@ -10,13 +10,18 @@ BLOCKS = {"BLOCK_M": "64", "BLOCK_N": "64", "BLOCK_K": "32"}
 def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
     """The product's dimensions on the host."""
     a, b = stage.anchor.args
-    m, n = ("-1" if stage.anchor.attrs["trans_a"] else "-2"), ("-2" if stage.anchor.attrs["trans_b"] else "-1")
+    m, n = (
+        ("-1" if stage.anchor.attrs["trans_a"] else "-2"),
+        ("-2" if stage.anchor.attrs["trans_b"] else "-1"),
+    )
     leading = [f"{host[a]}.shape[{i}]" for i in range(a.rank - 2)]
     index = lambda x, text: text if x.rank > 2 else {"-1": "1", "-2": "0"}[text]
     return [*leading, f"{host[a]}.shape[{index(a, m)}]", f"{host[b]}.shape[{index(b, n)}]"]
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     a, b = stage.anchor.args
     trans_a, trans_b = stage.anchor.attrs["trans_a"], stage.anchor.attrs["trans_b"]
     rank = len(stage.full)
@@ -28,15 +33,25 @@ def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, s
     kernel.taken |= {"row", "col", "k", "mask", "batch", "acc", "start", "a", "b", *BLOCKS}
 
     m, n = kernel.size("M", space.length(rows)), kernel.size("N", dim_texts[-1])
-    inner = f"{host[a]}.shape[{-2 if trans_a else -1}]" if a.rank > 2 else f"{host[a]}.shape[{0 if trans_a else 1}]"
+    inner = (
+        f"{host[a]}.shape[{-2 if trans_a else -1}]"
+        if a.rank > 2
+        else f"{host[a]}.shape[{0 if trans_a else 1}]"
+    )
     k = kernel.size("K", inner)
     for name, size in BLOCKS.items():
         kernel.constant(name, size)
-    grid = [f"triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']})", f"triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']})"]
+    grid = [
+        f"triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']})",
+        f"triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']})",
+    ]
     kernel.grid = f"({', '.join(grid + ([space.length(range(rank - 2))] if batched else []))})"
 
     pa, pb = kernel.pointer(a, host[a]), kernel.pointer(b, host[b])
-    kernel.add("row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]", "col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+    kernel.add(
+        "row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
+        "col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]",
+    )
     offset_a = offset_b = ""
     if batched:
         kernel.add("batch = tl.program_id(2)")

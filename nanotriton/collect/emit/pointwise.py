@@ -7,7 +7,9 @@ from nanotriton.collect.ir import Node
 BLOCK = 1024
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     """A chain of element-wise operators. Several results are stored side by side."""
     space = flat_space(kernel, stage, dim_texts)
     body = Body(kernel, space, stage, host, matrix_places(kernel, stage, space))
@@ -40,7 +42,9 @@ def matrix_places(kernel: Kernel, stage: Stage, space: Space) -> dict[str, str]:
     return {"{row}": f"({row})", "{col}": f"(offsets % {cols})"}
 
 
-def emit_total(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit_total(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     """The sum or the mean of everything: programs add their parts to one number, which starts at zero."""
     (result,) = stage.stored
     space = flat_space(kernel, stage, dim_texts)

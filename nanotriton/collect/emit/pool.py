@@ -14,7 +14,9 @@ def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
 
     (x,), attrs = stage.anchor.args, stage.anchor.attrs
     texts = [f"{host[x]}.shape[0]", f"{host[x]}.shape[1]"]
-    for i, (k, s, p, d) in enumerate(zip(attrs["kernel"], attrs["stride"], attrs["padding"], attrs["dilation"])):
+    for i, (k, s, p, d) in enumerate(
+        zip(attrs["kernel"], attrs["stride"], attrs["padding"], attrs["dilation"])
+    ):
         n = f"{host[x]}.shape[{i + 2}]"
         if int(d) == 1 and int(p) == 0 and text_of(k) == text_of(s):
             texts.append(f"{n} // {text_of(k)}")
@@ -24,10 +26,21 @@ def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
     return texts
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
     (x,), attrs = stage.anchor.args, stage.anchor.attrs
     letters = flat.LETTERS[x.rank - 2]
-    kernel.taken |= {"acc", "picture", "inside", "value", "count", *letters, *("k" + i for i in letters), *("i" + i for i in letters)}
+    kernel.taken |= {
+        "acc",
+        "picture",
+        "inside",
+        "value",
+        "count",
+        *letters,
+        *("k" + i for i in letters),
+        *("i" + i for i in letters),
+    }
     out = outs[stage.stored[0]]
     texts = [f"{out}.shape[{i}]" for i in range(len(stage.full))]
     px = kernel.pointer(x, host[x])
@@ -37,7 +50,11 @@ def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, s
     taps = [kernel.constant(f"K{i.upper()}", text_of(k)) for i, k in zip(letters, attrs["kernel"])]
     flat.coordinates(kernel, ["picture", *letters], outs_sizes)
     largest = attrs["kind"] == "max"
-    kernel.add('acc = tl.full([BLOCK], -float("inf"), dtype=tl.float32)' if largest else "acc = tl.zeros([BLOCK], dtype=tl.float32)")
+    kernel.add(
+        'acc = tl.full([BLOCK], -float("inf"), dtype=tl.float32)'
+        if largest
+        else "acc = tl.zeros([BLOCK], dtype=tl.float32)"
+    )
     counting = not largest and not attrs["include_pad"] and any(map(int, attrs["padding"]))
     if counting:
         kernel.add("count = tl.zeros([BLOCK], dtype=tl.float32)")
@@ -61,12 +78,20 @@ def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, s
         kernel.add(f"count += tl.where({inside}, 1.0, 0.0)")
     kernel.lines = outer + ["    " * depth + line for line in kernel.lines]
     if not largest:
-        kernel.add("acc = acc / count" if counting else f"acc = acc / {taps[0]}" if depth == 1 else f"acc = acc / ({' * '.join(taps)})")
+        kernel.add(
+            "acc = acc / count"
+            if counting
+            else f"acc = acc / {taps[0]}"
+            if depth == 1
+            else f"acc = acc / ({' * '.join(taps)})"
+        )
     finish_flat(kernel, stage, space, host, outs)
 
 
 def places(kernel: Kernel, stage: Stage, letters, sizes: list[str]) -> str:
-    """Lines for the input's coordinates -> the condition that they are inside, "" where windows never leave the input."""
+    """Lines for the input's coordinates -> the condition that they are inside, "" where windows never leave
+    the input.
+    """
     attrs = stage.anchor.attrs
     stride = flat.numbers(kernel, "stride", attrs["stride"], letters, 1)
     if all(text_of(k) == text_of(s) for k, s in zip(attrs["kernel"], attrs["stride"])):

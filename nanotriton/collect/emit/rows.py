@@ -1,8 +1,10 @@
-"""Reductions along some dimensions, with the element-wise operators before and after them: softmax, norms, sums of rows.
+"""Reductions along some dimensions, with the element-wise operators before and after them: softmax, norms,
+sums of rows.
 
-Three ways to go over a row. `one pass`: a program holds the whole row, a power of two of lanes. `looped`: a program goes over its row block by
-block, once for each reduction that needs the one before, and once more for what is stored. `lanes`: where the row isn't contiguous (the sum over
-dimension 1 of [batch, channels, pixels]), each lane has a row of its own and goes over it element by element.
+Three ways to go over a row. `one pass`: a program holds the whole row, a power of two of lanes. `looped`:
+a program goes over its row block by block, once for each reduction that needs the one before, and once
+more for what is stored. `lanes`: where the row isn't contiguous (the sum over dimension 1 of [batch,
+channels, pixels]), each lane has a row of its own and goes over it element by element.
 """
 
 import torch
@@ -13,12 +15,34 @@ from nanotriton.collect.ir import FLOATS, Node, Unfit
 
 BLOCK = 1024
 ONE_PASS = 16384  # longest row that one program holds
-IDENTITY = {"sum": "0.0", "mean": "0.0", "prod": "1.0", "max": '-float("inf")', "min": 'float("inf")', "any": "0", "all": "1",
-            "argmax": '-float("inf")', "argmin": 'float("inf")'}
-ACROSS = {"sum": "tl.sum({0}, axis=0)", "mean": "tl.sum({0}, axis=0)", "max": "tl.max({0}, axis=0)", "min": "tl.min({0}, axis=0)",
-          "any": "tl.max({0}.to(tl.int32), axis=0) != 0", "all": "tl.min({0}.to(tl.int32), axis=0) != 0",
-          "argmax": "tl.argmax({0}, axis=0)", "argmin": "tl.argmin({0}, axis=0)"}
-UPDATE = {"sum": "{1} += {0}", "mean": "{1} += {0}", "prod": "{1} *= {0}", "max": "{1} = tl.maximum({1}, {0})", "min": "{1} = tl.minimum({1}, {0})"}
+IDENTITY = {
+    "sum": "0.0",
+    "mean": "0.0",
+    "prod": "1.0",
+    "max": '-float("inf")',
+    "min": 'float("inf")',
+    "any": "0",
+    "all": "1",
+    "argmax": '-float("inf")',
+    "argmin": 'float("inf")',
+}
+ACROSS = {
+    "sum": "tl.sum({0}, axis=0)",
+    "mean": "tl.sum({0}, axis=0)",
+    "max": "tl.max({0}, axis=0)",
+    "min": "tl.min({0}, axis=0)",
+    "any": "tl.max({0}.to(tl.int32), axis=0) != 0",
+    "all": "tl.min({0}.to(tl.int32), axis=0) != 0",
+    "argmax": "tl.argmax({0}, axis=0)",
+    "argmin": "tl.argmin({0}, axis=0)",
+}
+UPDATE = {
+    "sum": "{1} += {0}",
+    "mean": "{1} += {0}",
+    "prod": "{1} *= {0}",
+    "max": "{1} = tl.maximum({1}, {0})",
+    "min": "{1} = tl.minimum({1}, {0})",
+}
 INTEGER_IDENTITY = {"max": "-2147483648", "min": "2147483647", "sum": "0", "mean": "0", "prod": "1"}
 
 
@@ -30,7 +54,9 @@ def identity(node: Node) -> str:
 
 
 def tail(node: Node, known: dict[Node, str]) -> str | None:
-    """What the lanes past the end of the row hold of a node, if it is certain: -inf stays -inf under a shift, exp makes 0 of it."""
+    """What the lanes past the end of the row hold of a node, if it is certain: -inf stays -inf under a shift,
+    exp makes 0 of it.
+    """
     if node in known:
         return known[node]
     if node.op != "map":
@@ -45,7 +71,14 @@ def tail(node: Node, known: dict[Node, str]) -> str | None:
     return None
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str], looped: bool = False) -> None:
+def emit(
+    kernel: Kernel,
+    stage: Stage,
+    host: dict[Node, str],
+    outs: dict[Node, str],
+    dim_texts: list[str],
+    looped: bool = False,
+) -> None:
     before, after = split_dims(stage)
     if after:
         Lanes(kernel, stage, host, outs, dim_texts).write()
@@ -56,7 +89,9 @@ def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, s
 
 
 def split_dims(stage: Stage) -> tuple[tuple | None, tuple]:
-    """The dimensions before and after those that are reduced. before is None if the reduced ones lie around the kept ones."""
+    """The dimensions before and after those that are reduced. before is None if the reduced ones lie around
+    the kept ones.
+    """
     dims, rank = stage.dims, len(stage.full)
     others = tuple(d for d in range(rank) if d not in dims)
     if dims == tuple(range(dims[0], dims[-1] + 1)):
@@ -102,18 +137,23 @@ class Row:
         place, mask = self.space.place(self.stage.full)
         self.body.store(node, self.outs[node], place, mask)
 
-
     def choose_tails(self, reductions: list[Node]) -> None:
         """A load fills its lanes past the end with what the first reduction of it ignores."""
         for node in reductions:
             source = node.args[0]
-            while source.op == "map" and source.args and source.text in ("{0} * {0}", "tl.abs({0})", "{0} * {1}"):
+            while (
+                source.op == "map"
+                and source.args
+                and source.text in ("{0} * {0}", "tl.abs({0})", "{0} * {1}")
+            ):
                 source = source.args[0]
             if source not in self.stage.nodes and node.args[0].dtype in FLOATS:
                 self.body.other.setdefault(source, identity(node) if source is node.args[0] else "0.0")
 
     def ending(self, r: Node) -> str:
-        """The variable that a reduction reads, with the lanes past the end of the row made harmless where they aren't."""
+        """The variable that a reduction reads, with the lanes past the end of the row made harmless where
+        they aren't.
+        """
         x = self.body.value(r.args[0])
         return x if tail(r.args[0], self.body.other) == identity(r) else f"tl.where(mask, {x}, {identity(r)})"
 
@@ -166,9 +206,15 @@ class Looped(Row):
         else:  # the reduced dimensions lie around the kept ones: one index counts them, and is taken apart
             kept = [d for d in range(len(self.stage.full)) if d not in self.stage.dims]
             left, right = tuple(range(kept[0])), tuple(range(kept[-1] + 1, len(self.stage.full)))
-            inner = self.kernel.size("inner", Space(self.stage.full, [], self.dim_texts, self.kernel).length(right))
+            inner = self.kernel.size(
+                "inner", Space(self.stage.full, [], self.dim_texts, self.kernel).length(right)
+            )
             before = tuple(kept)
-            groups = [Group(left, f"(col // {inner})", "batch", "mask"), Group(before, "row", "rows"), Group(right, f"col % {inner}", "inner", "mask")]
+            groups = [
+                Group(left, f"(col // {inner})", "batch", "mask"),
+                Group(before, "row", "rows"),
+                Group(right, f"col % {inner}", "inner", "mask"),
+            ]
         space = Space(self.stage.full, groups, self.dim_texts, self.kernel, "mask")
         self.kernel.grid = f"({space.length(before)},)"
         return space
@@ -246,7 +292,13 @@ class Looped(Row):
     def start(self, r: Node, name: str) -> None:
         if r.text not in UPDATE:
             raise Unfit(f"{r.text} of a row that is longer than a block")
-        kind = "tl.float32" if r.args[0].dtype in FLOATS else "tl.int64" if r.dtype == torch.int64 else "tl.int32"
+        kind = (
+            "tl.float32"
+            if r.args[0].dtype in FLOATS
+            else "tl.int64"
+            if r.dtype == torch.int64
+            else "tl.int32"
+        )
         if identity(r) in ("0.0", "0"):
             self.kernel.add(f"{name} = tl.zeros([BLOCK], dtype={kind})")
         else:
@@ -295,7 +347,11 @@ class Lanes(Looped):
     def make_space(self) -> Space:
         before, after = split_dims(self.stage)
         self.kernel.taken |= {"lane", "k"}
-        groups = [Group(before, "row", "rows"), Group(self.stage.dims, "k", "cols"), Group(after, "lane", "inner", "mask")]
+        groups = [
+            Group(before, "row", "rows"),
+            Group(self.stage.dims, "k", "cols"),
+            Group(after, "lane", "inner", "mask"),
+        ]
         return Space(self.stage.full, [g for g in groups if g.dims], self.dim_texts, self.kernel, "mask")
 
     def write(self) -> None:
@@ -308,7 +364,10 @@ class Lanes(Looped):
             self.kernel.add("row = tl.program_id(0)")
         else:
             self.kernel.grid = f"({blocks},)"
-        self.kernel.add(f"lane = tl.program_id({1 if before else 0}) * BLOCK + tl.arange(0, BLOCK)", f"mask = lane < {inner}")
+        self.kernel.add(
+            f"lane = tl.program_id({1 if before else 0}) * BLOCK + tl.arange(0, BLOCK)",
+            f"mask = lane < {inner}",
+        )
         self.passes()
 
     def open_loop(self) -> None:

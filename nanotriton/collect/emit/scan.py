@@ -1,4 +1,6 @@
-"""Running sums and products: a program holds a row and scans it, or each lane goes along a row of its own where rows aren't contiguous."""
+"""Running sums and products: a program holds a row and scans it, or each lane goes along a row of its own
+where rows aren't contiguous.
+"""
 
 import torch
 
@@ -6,7 +8,11 @@ from nanotriton.collect.emit.kernel import Body, Group, Kernel, Space, last_uses
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node, Unfit
 
-SCAN = {"cumsum": "tl.cumsum({0}, axis=0{1})", "cumprod": "tl.cumprod({0}, axis=0{1})", "logcumsumexp": "tl.associative_scan({0}, 0, log_add{1})"}
+SCAN = {
+    "cumsum": "tl.cumsum({0}, axis=0{1})",
+    "cumprod": "tl.cumprod({0}, axis=0{1})",
+    "logcumsumexp": "tl.associative_scan({0}, 0, log_add{1})",
+}
 LOG_ADD = """\
 @triton.jit
 def log_add(a, b):
@@ -21,8 +27,12 @@ def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
     return [f"{host[x]}.shape[{i}]" for i in range(x.rank)]
 
 
-def emit(kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]) -> None:
-    (along_lanes if stage.anchor.attrs["dim"] < len(stage.full) - 1 else along_rows)(kernel, stage, host, outs, dim_texts)
+def emit(
+    kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
+) -> None:
+    (along_lanes if stage.anchor.attrs["dim"] < len(stage.full) - 1 else along_rows)(
+        kernel, stage, host, outs, dim_texts
+    )
 
 
 def along_rows(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
@@ -40,7 +50,13 @@ def along_rows(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> No
         kernel.add("row = tl.program_id(0)")
     kernel.add("col = tl.arange(0, BLOCK)", f"mask = col < {cols}")
     place, _ = space.place(stage.full)
-    kind = ".to(tl.float32)" if x.dtype in (torch.float16, torch.bfloat16) else ".to(tl.int64)" if stage.anchor.dtype == torch.int64 else ""
+    kind = (
+        ".to(tl.float32)"
+        if x.dtype in (torch.float16, torch.bfloat16)
+        else ".to(tl.int64)"
+        if stage.anchor.dtype == torch.int64
+        else ""
+    )
     kernel.add(f"x = tl.load({px} + {place}, mask=mask, other={EMPTY[attrs['kind']]}){kind}")
     if attrs["kind"] == "logcumsumexp":
         kernel.helpers.append(LOG_ADD)
@@ -54,7 +70,11 @@ def along_lanes(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> N
         raise Unfit("this scan along another dimension than the last")
     kernel.taken |= {"row", "lane", "k", "mask", "BLOCK", "acc", "x"}
     before, after = tuple(range(dim)), tuple(range(dim + 1, rank))
-    groups = [Group(before, "row", "rows"), Group((dim,), "k", "length"), Group(after, "lane", "inner", "mask")]
+    groups = [
+        Group(before, "row", "rows"),
+        Group((dim,), "k", "length"),
+        Group(after, "lane", "inner", "mask"),
+    ]
     space = Space(stage.full, [g for g in groups if g.dims], texts, kernel, "mask")
     px = kernel.pointer(x, host[x])
     inner, length = kernel.size("inner", space.length(after)), kernel.size("length", texts[dim])
@@ -63,8 +83,14 @@ def along_lanes(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> N
     kernel.grid = f"({space.length(before)}, {blocks})" if before else f"({blocks},)"
     if before:
         kernel.add("row = tl.program_id(0)")
-    kernel.add(f"lane = tl.program_id({1 if before else 0}) * BLOCK + tl.arange(0, BLOCK)", f"mask = lane < {inner}")
-    kernel.add("acc = tl.zeros([BLOCK], dtype=tl.float32)" if attrs["kind"] == "cumsum" else "acc = tl.full([BLOCK], 1.0, dtype=tl.float32)")
+    kernel.add(
+        f"lane = tl.program_id({1 if before else 0}) * BLOCK + tl.arange(0, BLOCK)", f"mask = lane < {inner}"
+    )
+    kernel.add(
+        "acc = tl.zeros([BLOCK], dtype=tl.float32)"
+        if attrs["kind"] == "cumsum"
+        else "acc = tl.full([BLOCK], 1.0, dtype=tl.float32)"
+    )
     loop = f"for k in range({length}):" if not attrs["reverse"] else f"for k in range({length} - 1, -1, -1):"
     kernel.add(loop)
     outer, kernel.lines = kernel.lines, []
