@@ -4,8 +4,8 @@
     torchrun train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
-`--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar. The loss is on
-the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
+`--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar. A row that also has
+"task", a module's source (as collect_data.py's have), is asked as GRPO asks it. The loss is on the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
 summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder.
 The same command continues a run that was stopped.
 """
@@ -80,6 +80,10 @@ from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
+
+class TaskSource(str):
+    """A prompt that is a task's source: it goes inside the same instructions as in GRPO."""
+
 
 PAIR = '{"prompt": text, "completion": text}'  # what a line of --data is
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
@@ -244,7 +248,8 @@ def read_pair(line: str) -> tuple[str, str]:
             row[key].encode()
         except UnicodeEncodeError:
             raise ValueError(f"its {key} has half of a surrogate pair, which is no character") from None
-    return row["prompt"], row["completion"]
+    task = row.get("task")
+    return TaskSource(task) if isinstance(task, str) and task.strip() else row["prompt"], row["completion"]
 
 
 def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
@@ -254,7 +259,10 @@ def chat_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 def encode(texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None) -> list[Pair]:
     """Texts -> ids; a completion ends with the end token. Pairs longer than --max-len are left out, and counted."""
-    to_ids = chat_ids if cfg.data else prompt_ids  # a task's source goes inside instructions
+    def to_ids(prompt: str, tokenizer: Tokenizer) -> list[int]:
+        is_task = not cfg.data or isinstance(prompt, TaskSource)
+        return prompt_ids(prompt, tokenizer) if is_task else chat_ids(prompt, tokenizer)
+
     end = min(tokenizer.eos_ids)
     pairs = [(to_ids(p, tokenizer), tokenizer.encode(c) + [end]) for p, c in texts]
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]

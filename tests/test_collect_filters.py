@@ -251,3 +251,21 @@ def test_a_mistake_on_the_command_line_is_one_line(arguments, said):
         [sys.executable, "collect_data.py", *arguments], cwd=ROOT, capture_output=True, text=True
     )
     assert failed.returncode == 2 and said in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+
+
+def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
+    import train_sft
+    from nanotriton.tasks.bpe import train_tokenizer
+    from nanotriton.tasks.prompt import build_prompt
+    from nanotriton.tasks.task import Task
+    from nanotriton.tokenizer import Tokenizer
+
+    path = tmp_path / "sft.jsonl"
+    rows = [{"prompt": "ask", "task": PROBLEM, "completion": "answer"}, {"prompt": "ask", "completion": "answer"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = train_sft.read_pairs(str(path))
+    train_tokenizer([PROBLEM, "ask answer"], 300, tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    cfg = train_sft.Config(data=str(path), max_len=10_000)
+    (task_ids, _), (plain_ids, _) = train_sft.encode(texts, cfg, tokenizer)
+    assert task_ids == build_prompt(Task("t", PROBLEM), tokenizer) and plain_ids == tokenizer.encode("ask")
