@@ -81,6 +81,7 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
 
+
 class TaskSource(str):
     """A prompt that is a task's source: it goes inside the same instructions as in GRPO."""
 

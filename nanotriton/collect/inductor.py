@@ -39,11 +39,15 @@ def compiled(task: Task) -> str:
             single = isinstance(model(*inputs), torch.Tensor)
     except Exception as error:
         raise Unfit(f"it doesn't run: {type(error).__name__}: {error}".split("\n")[0]) from None
-    try:
-        code, signature = emit(model, inputs)
-    except Exception as error:
-        raise Unfit(f"Inductor: {type(error).__name__}: {error}".split("\n")[0]) from None
-    return Wrapper(task, code, signature, inputs, single).write()
+    why = None
+    for dynamic in (True, False):  # with symbolic sizes if Inductor can, else for these sizes alone
+        try:
+            model = names["Model"](*names["get_init_inputs"]())  # tracing leaves its tensors fake
+            code, signature = emit(model, inputs, dynamic)
+            return Wrapper(task, code, signature, inputs, single).write()
+        except Exception as error:
+            why = why or error
+    raise Unfit(f"Inductor: {type(why).__name__}: {why}".split("\n")[0])
 
 
 class Wrapper:

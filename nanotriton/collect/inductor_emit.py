@@ -7,6 +7,7 @@ function that takes the code and stops, so that nothing is compiled and nothing 
 """
 
 import contextlib
+import math
 import os
 import types
 from collections.abc import Iterator
@@ -222,14 +223,14 @@ def spread(x: torch.Tensor, stride: list[int]) -> torch.Tensor:
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
     """aten.var_mean in two passes instead of Welford's one: what a person writes."""
     dims = list(range(x.dim())) if not dim else list(dim)
-    count = 1
-    for d in dims:
-        count = count * x.shape[d]
-    mean = x.sum(dims, keepdim=True) / count
+    mean = x.mean(dims, keepdim=True)
     centred = x - mean
-    variance = (centred * centred).sum(dims, keepdim=keepdim) / (
-        count - (1 if correction is None else correction)
-    )
+    square = centred * centred
+    if correction == 0:
+        variance = square.mean(dims, keepdim=keepdim)
+    else:
+        count = math.prod(x.shape[d] for d in dims)
+        variance = square.sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
     return variance, mean if keepdim else mean.squeeze(dims)
 
 

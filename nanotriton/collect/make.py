@@ -19,7 +19,7 @@ from nanotriton.collect.reasoning import reasoning
 from nanotriton.collect.sources import small
 from nanotriton.tasks.task import Task
 
-LIMIT = 40  # seconds for one module
+LIMIT = 40  # seconds of CPU time for one module
 
 
 @dataclass
@@ -72,8 +72,8 @@ def make(job: dict) -> dict:
 
 @contextlib.contextmanager
 def limited(seconds: int):
-    """Late is raised inside after so long, in a process whose main thread this is; in another thread nothing
-    limits.
+    """Late is raised inside after so much CPU time (a machine that is busy is no fault of the module), in a
+    process whose main thread this is; in another thread nothing limits.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,13 +82,13 @@ def limited(seconds: int):
     def late(*_):
         raise Late
 
-    old = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
+    old = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, old)
 
 
 def drawn(job: dict) -> Candidate:

@@ -120,7 +120,7 @@ def alone(file: File, name: str, arguments: list, keywords: dict, inputs: list) 
         | {"import torch", "import torch.nn as nn"}
     )
     body = "\n\n\n".join(ast.unparse(file.definitions[n]) for n in file.definitions if n in needed)
-    body = re.sub(rf"\b{name}\b", "Model", body)
+    body = re.sub(rf"(?<![\w.]){name}\b", "Model", body)  # nn.Conv2d stays, where a class is called so too
     if len(body) > LONGEST or "cuda" in body or "print(" in body:
         return None
     listed = lambda values: ", ".join(map(ast.unparse, values))

@@ -5,7 +5,7 @@ It stands before the code, as a person would sketch the kernel before writing it
 something that the code below it has.
 """
 
-from nanotriton.collect.compose import Composed
+from nanotriton.collect.compose import UNSAID, Composed
 from nanotriton.collect.fuse import Stage
 
 ACCESS = {
@@ -18,6 +18,7 @@ ACCESS = {
     "rank": "An element's place is the number of elements that come before it, so a row is compared with each of its elements in turn.",
     "attention": "Each program has a block of queries and goes over the keys; a running maximum and sum make the softmax, so no score is stored.",
 }
+QUIET = (*UNSAID, "cast", "mean", "sum")  # steps of something that has a name of its own
 GATHER = "Each lane has one place of the output and works out which element of the input belongs there."
 
 
@@ -40,12 +41,12 @@ def number(n: int) -> str:
 
 
 def what(stage: Stage) -> str:
-    said = list(dict.fromkeys(n.said for n in stage.nodes if n.said not in ("view", "cast")))
+    said = list(dict.fromkeys(n.said for n in stage.nodes if n.said not in QUIET))
     names = [s.replace("_", " ") for s in said]
     listed = (
         names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "the copy"
     )
-    return f"It computes {listed}" + (" in one pass over memory." if len(names) > 1 else ".")
+    return f"It computes {listed}" + (" in one kernel." if len(names) > 1 else ".")
 
 
 def how(stage: Stage, source: str) -> str:

@@ -7,7 +7,7 @@ a formula for i.
 
 from nanotriton.collect.emit import flat
 from nanotriton.collect.emit.conv import finish_flat
-from nanotriton.collect.emit.kernel import Kernel
+from nanotriton.collect.emit.kernel import HALVES, Kernel
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node, Unfit, text_of
 
@@ -101,6 +101,8 @@ def emit(
     texts = [f"{out}.shape[{i}]" for i in range(len(stage.full))]
     space = flat.start(kernel, stage, texts)
     write(kernel, node, host, texts)
+    if len(stage.nodes) > 1 and node.dtype in HALVES:
+        kernel.add("value = value.to(tl.float32)")
     finish_flat(kernel, stage, space, host, outs, "value")
 
 

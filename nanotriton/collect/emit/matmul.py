@@ -10,13 +10,10 @@ BLOCKS = {"BLOCK_M": "64", "BLOCK_N": "64", "BLOCK_K": "32"}
 def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
     """The product's dimensions on the host."""
     a, b = stage.anchor.args
-    m, n = (
-        ("-1" if stage.anchor.attrs["trans_a"] else "-2"),
-        ("-2" if stage.anchor.attrs["trans_b"] else "-1"),
-    )
+    m = a.rank - (1 if stage.anchor.attrs["trans_a"] else 2)
+    n = b.rank - (2 if stage.anchor.attrs["trans_b"] else 1)
     leading = [f"{host[a]}.shape[{i}]" for i in range(a.rank - 2)]
-    index = lambda x, text: text if x.rank > 2 else {"-1": "1", "-2": "0"}[text]
-    return [*leading, f"{host[a]}.shape[{index(a, m)}]", f"{host[b]}.shape[{index(b, n)}]"]
+    return [*leading, f"{host[a]}.shape[{m}]", f"{host[b]}.shape[{n}]"]
 
 
 def emit(
@@ -33,11 +30,7 @@ def emit(
     kernel.taken |= {"row", "col", "k", "mask", "batch", "acc", "start", "a", "b", *BLOCKS}
 
     m, n = kernel.size("M", space.length(rows)), kernel.size("N", dim_texts[-1])
-    inner = (
-        f"{host[a]}.shape[{-2 if trans_a else -1}]"
-        if a.rank > 2
-        else f"{host[a]}.shape[{0 if trans_a else 1}]"
-    )
+    inner = f"{host[a]}.shape[{a.rank - (2 if trans_a else 1)}]"
     k = kernel.size("K", inner)
     for name, size in BLOCKS.items():
         kernel.constant(name, size)
