@@ -46,7 +46,7 @@ def compiled(task: Task) -> str:
             code, signature = emit(model, inputs, dynamic)
             return Wrapper(task, code, signature, inputs, single).write()
         except Exception as error:
-            why = why or error
+            why = error
     raise Unfit(f"Inductor: {type(why).__name__}: {why}".split("\n")[0])
 
 

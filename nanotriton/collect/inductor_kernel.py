@@ -48,7 +48,13 @@ FUNCTIONS = {
     "libdevice.ceil": "tl.ceil",
     "libdevice.erf": "tl.erf",
 }
-GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid3D": "xyz", "Grid2DWithYZOverflow": "xy"}
+GRIDS = {
+    "Grid1D": "x",
+    "Grid2D": "xy",
+    "Grid3D": "xyz",
+    "Grid2DWithYZOverflow": "xy",
+    "BatchMatmulGrid3D": "zyx",
+}
 LONGEST = 100  # characters of a line that expressions may grow to when they are put together
 
 
