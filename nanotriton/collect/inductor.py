@@ -176,7 +176,7 @@ class Wrapper:
         methods = [
             without_docstrings(n)
             for n in self.cls.body
-            if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+            if isinstance(n, ast.FunctionDef) and n.name != "forward"
         ]
         text = "class ModelNew(nn.Module):\n"
         for method in methods:

@@ -176,6 +176,13 @@ class Plain(ast.NodeTransformer):
         self.generic_visit(node)
         name = ast.unparse(node.func)
         node.keywords = [k for k in node.keywords if k.arg != "eviction_policy"]
+        if (
+            isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Constant)
+            and name.endswith(".to")
+        ):
+            number = node.func.value.value  # 128 .to(tl.float32)
+            return ast.Constant(float(number) if "float" in ast.unparse(node.args[0]) else number)
         if name.startswith("triton_helpers."):
             short = HELPERS.get(name.split(".")[1])
             if short == "":
@@ -261,7 +268,7 @@ def inline(function: ast.FunctionDef) -> ast.FunctionDef:
             name, value = statement.targets[0].id, statement.value
             if stores.get(name) != 1 or name in {a.arg for a in function.args.args}:
                 continue
-            if trivial(value, stores):
+            if trivial(value, stores) and (isinstance(value, ast.Name) or name not in receivers(function)):
                 replace(function, name, value)
                 del statements[at]
                 return function
@@ -269,6 +276,12 @@ def inline(function: ast.FunctionDef) -> ast.FunctionDef:
                 del statements[at]
                 return function
     return function
+
+
+def receivers(function: ast.FunctionDef) -> set[str]:
+    """Names of which a method is called: a number can't take their place."""
+    found = (n.value for n in ast.walk(function) if isinstance(n, ast.Attribute))
+    return {v.id for v in found if isinstance(v, ast.Name)}
 
 
 def trivial(value: ast.expr, stores: dict[str, int]) -> bool:
