@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
 `--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar.
+A row that also has "task", a module's source (collect_data.py's rows have it), is asked as GRPO asks it.
 The loss is on the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
 summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder. The same command
 continues a run that was stopped.
@@ -90,6 +91,11 @@ from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
+
+
+class TaskSource(str):
+    """A prompt that is a task's source: it goes inside the same instructions as in GRPO."""
+
 
 PAIR = '{"prompt": text, "completion": text}'  # what a line of --data is
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
@@ -273,7 +279,9 @@ def read_pair(line: str) -> tuple[str, str]:
             row[key].encode()
         except UnicodeEncodeError:
             raise ValueError(f"its {key} has half of a surrogate pair, which is no character") from None
-    return row["prompt"], row["completion"]
+    task = row.get("task")
+    asked = TaskSource(task) if isinstance(task, str) and task.strip() else row["prompt"]
+    return asked, row["completion"]
 
 
 def chat_text(prompt: str, tokenizer: Tokenizer) -> str:
@@ -297,11 +305,12 @@ def encode(
 
     Pairs longer than --max-len are left out, and counted.
     """
-    to_text = chat_text if cfg.data else prompt_text  # a task's source goes inside instructions
     end = min(tokenizer.eos_ids)
     pairs = []
     for source, completion in texts:
-        prompt = to_text(source, tokenizer)
+        # a task's source goes inside instructions
+        is_task = not cfg.data or isinstance(source, TaskSource)
+        prompt = prompt_text(source, tokenizer) if is_task else chat_text(source, tokenizer)
         answer = after_opened(opened_reasoning(prompt), completion)
         pairs.append((encode_prompt(prompt, tokenizer), tokenizer.encode(answer) + [end]))
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]

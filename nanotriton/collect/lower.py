@@ -1,0 +1,394 @@
+"""PyTorch's larger operators, spelt as maps and reductions (ir.py).
+
+Each function takes the builder and what the operator was called with, under PyTorch's own parameter names,
+and returns the result's node. LOWER maps a canonical name (trace.py) to it.
+"""
+
+import torch
+
+from nanotriton.collect.ir import FLOATS, Builder, Node, Scalar, Unfit, text_of
+
+LOWER = {}
+
+
+def lowers(*names: str):
+    """Register a function for these operators."""
+
+    def register(function):
+        LOWER.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# ---- reductions ----
+
+
+@lowers("sum", "mean", "prod", "amax", "amin", "any", "all")
+def reduction(b: Builder, x: Node, dim=None, keepdim=False, dtype=None, op="sum") -> Node:
+    kind = {"amax": "max", "amin": "min"}.get(op, op)
+    if isinstance(dim, tuple | list) and not dim:
+        dim = None
+    return b.reduce(kind, x, dim, keepdim, dtype)
+
+
+@lowers("max", "min")
+def extreme(b: Builder, x: Node, dim=None, keepdim=False, op="max") -> object:
+    """Without dim the largest element; with another tensor the larger of the two; with dim (values, indices)."""
+    if isinstance(dim, Node | Scalar):
+        return b.map(f"{op}imum", f"tl.{op}imum({{0}}, {{1}})", x, dim)
+    if dim is None:
+        return b.reduce(op, x, None, False)
+    return b.reduce(op, x, dim, keepdim), b.reduce(f"arg{op}", x, dim, keepdim)
+
+
+@lowers("argmax", "argmin")
+def position(b: Builder, x: Node, dim=None, keepdim=False, op="argmax") -> Node:
+    return b.reduce(op, x, dim, keepdim)
+
+
+@lowers("var", "std")
+def variance(b: Builder, x: Node, dim=None, unbiased=True, keepdim=False, correction=1, op="var") -> Node:
+    centred = b.map("centred", "{0} - {1}", x, b.reduce("mean", x, dim))
+    square = b.map("square", "{0} * {0}", centred)
+    if unbiased and correction:
+        value = b.map("var", "{0} / ({count} - 1)", b.reduce("sum", square, dim, keepdim))
+    else:
+        value = b.reduce("mean", square, dim, keepdim)
+    return b.map("std", "tl.sqrt({0})", value) if op == "std" else value
+
+
+@lowers("norm", "vector_norm", "linalg_norm")
+def norm(b: Builder, x: Node, p="fro", dim=None, keepdim=False, ord=None, op="norm") -> Node:
+    p = 2 if p in ("fro", None) and ord is None else (p if ord is None else ord)
+    if p == 1:
+        return b.reduce("sum", b.map("abs", "tl.abs({0})", x), dim, keepdim)
+    if p == float("inf"):
+        return b.reduce("max", b.map("abs", "tl.abs({0})", x), dim, keepdim)
+    if p != 2:
+        raise Unfit(f"a norm of order {p}")
+    return b.map("norm", "tl.sqrt({0})", b.reduce("sum", b.map("square", "{0} * {0}", x), dim, keepdim))
+
+
+@lowers("logsumexp")
+def logsumexp(b: Builder, x: Node, dim, keepdim=False, op="") -> Node:
+    top = b.reduce("max", x, dim)
+    total = b.reduce("sum", b.map("exp", "tl.exp({0} - {1})", x, top), dim)
+    result = b.map("logsumexp", "{0} + tl.log({1})", top, total)
+    return result if keepdim else squeezed(b, result, dim)
+
+
+def squeezed(b: Builder, x: Node, dims) -> Node:
+    """Without its dimensions `dims`, which have length 1."""
+    dims = sorted(d % x.rank for d in (dims if isinstance(dims, tuple | list) else [dims]))
+    shape = [n for i, n in enumerate(x.shape) if i not in dims]
+    text = "{0}" + "".join(f".squeeze({d})" for d in reversed(dims))
+    return b.view(x, shape, text, alias=True)
+
+
+@lowers("var_mean", "std_mean")
+def moments(b: Builder, x: Node, dim=None, keepdim=False, correction=1, op="var_mean") -> tuple:
+    return variance(b, x, dim, keepdim=keepdim, correction=correction, op=op[:3]), b.reduce(
+        "mean", x, dim, keepdim
+    )
+
+
+# ---- along a row ----
+
+
+@lowers("softmax", "softmin")
+def softmax(b: Builder, x: Node, dim=-1, dtype=None, op="softmax") -> Node:
+    if op == "softmin":
+        x = b.map("neg", "-{0}", x)
+    e = b.map("exp", "tl.exp({0} - {1})", x, b.reduce("max", x, dim))
+    return b.map(op, "{0} / {1}", e, b.reduce("sum", e, dim))
+
+
+@lowers("log_softmax")
+def log_softmax(b: Builder, x: Node, dim=-1, dtype=None, op="") -> Node:
+    shifted = b.map("shifted", "{0} - {1}", x, b.reduce("max", x, dim))
+    total = b.reduce("sum", b.map("exp", "tl.exp({0})", shifted), dim)
+    return b.map("log_softmax", "{0} - tl.log({1})", shifted, total)
+
+
+@lowers("normalize")
+def normalize(b: Builder, x: Node, p=2.0, dim=1, eps=1e-12, op="") -> Node:
+    return b.map("normalize", "{0} / tl.maximum({1}, {2})", x, norm(b, x, p, dim, True), eps)
+
+
+@lowers("layer_norm")
+def layer_norm(b: Builder, x: Node, normalized_shape, weight=None, bias=None, eps=1e-5, op="") -> Node:
+    dims = tuple(range(x.rank - len(normalized_shape), x.rank))
+    return standardised(b, x, dims, weight, bias, eps, "layer_norm")
+
+
+@lowers("rms_norm")
+def rms_norm(b: Builder, x: Node, normalized_shape, weight=None, eps=None, op="") -> Node:
+    dims = tuple(range(x.rank - len(normalized_shape), x.rank))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    mean_square = b.reduce("mean", b.map("square", "{0} * {0}", x), dims, name="mean_square")
+    y = b.map("rms_norm", "{0} * tl.rsqrt({1} + {2})", x, mean_square, eps)
+    return y if weight is None else b.map("scaled", "{0} * {1}", y, weight)
+
+
+def standardised(b: Builder, x: Node, dims, weight, bias, eps, name: str) -> Node:
+    """(x - mean) / sqrt(variance + eps) over `dims`, then the affine map, if there is one."""
+    centred = b.map("centred", "{0} - {1}", x, b.reduce("mean", x, dims))
+    variance = b.reduce("mean", b.map("square", "{0} * {0}", centred), dims, name="variance")
+    y = b.map(name, "{0} * tl.rsqrt({1} + {2})", centred, variance, eps)
+    return affine(b, y, weight, bias)
+
+
+def affine(b: Builder, y: Node, weight: Node | None, bias: Node | None) -> Node:
+    if weight is not None and bias is not None:
+        return b.map("affine", "{0} * {1} + {2}", y, weight, bias)
+    return y if weight is None else b.map("scaled", "{0} * {1}", y, weight)
+
+
+def per_channel(b: Builder, weight: Node | None, rank: int) -> Node | None:
+    """A vector with one element a channel, in a shape that broadcasts over [batch, channel, ...]."""
+    if weight is None or rank == 2:
+        return weight
+    ones = ", ".join(["1"] * (rank - 2))
+    return b.view(weight, [weight.shape[0]] + [1] * (rank - 2), f"{{0}}.view(-1, {ones})", alias=True)
+
+
+@lowers("batch_norm")
+def batch_norm(
+    b: Builder,
+    x: Node,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+    op="",
+) -> Node:
+    weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
+    if training:
+        return standardised(b, x, tuple(i for i in range(x.rank) if i != 1), weight, bias, eps, "batch_norm")
+    mean, var = per_channel(b, running_mean, x.rank), per_channel(b, running_var, x.rank)
+    return affine(
+        b, b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps), weight, bias
+    )
+
+
+@lowers("instance_norm")
+def instance_norm(
+    b: Builder,
+    x: Node,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    use_input_stats=True,
+    momentum=0.1,
+    eps=1e-5,
+    op="",
+) -> Node:
+    weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
+    return standardised(b, x, tuple(range(2, x.rank)), weight, bias, eps, "instance_norm")
+
+
+@lowers("group_norm")
+def group_norm(b: Builder, x: Node, num_groups, weight=None, bias=None, eps=1e-5, op="") -> Node:
+    """A view with a dimension for the groups makes the rest a norm over trailing dimensions."""
+    channels, groups = x.shape[1], int(num_groups)
+    shape = (x.shape[0], groups, channels // groups, *x.shape[2:])
+    said = text_of(num_groups)
+    rest = [f"{{0}}.shape[{i}]" for i in range(2, x.rank)]
+    grouped = b.view(
+        x,
+        shape,
+        f"{{0}}.unflatten(1, ({said}, -1))",
+        dims=["{0}.shape[0]", said, f"{{0}}.shape[1] // {said}", *rest],
+    )
+    ones = [1] * (x.rank - 2)
+    split = lambda w: (
+        None
+        if w is None
+        else b.view(w, [groups, channels // groups, *ones], f"{{0}}.view({said}, -1{', 1' * len(ones)})")
+    )
+    y = standardised(b, grouped, tuple(range(2, len(shape))), split(weight), split(bias), eps, "group_norm")
+    return b.view(y, x.shape, "{0}.flatten(1, 2)")
+
+
+@lowers("glu")
+def glu(b: Builder, x: Node, dim=-1, op="") -> Node:
+    first, second = halves(b, x, dim)
+    return b.map("glu", "{0} * tl.sigmoid({1})", first, second)
+
+
+def halves(b: Builder, x: Node, dim: int) -> list[Node]:
+    """Both halves of a tensor along a dimension, as gathers."""
+    size = x.shape[dim] // 2
+    shape = list(x.shape)
+    shape[dim] = size
+    return [b.anchor("narrow", [x], shape, dim=dim % x.rank, part=i, parts=2) for i in range(2)]
+
+
+@lowers("cosine_similarity")
+def cosine_similarity(b: Builder, x1: Node, x2: Node, dim=1, eps=1e-8, op="") -> Node:
+    dot = b.reduce("sum", b.map("product", "{0} * {1}", x1, x2), dim, False)
+    lengths = [norm(b, x, 2, dim, False) for x in (x1, x2)]
+    return b.map(
+        "cosine_similarity", "{0} / (tl.maximum({1}, {3}) * tl.maximum({2}, {3}))", dot, *lengths, eps
+    )
+
+
+@lowers("pairwise_distance")
+def pairwise_distance(b: Builder, x1: Node, x2: Node, p=2.0, eps=1e-6, keepdim=False, op="") -> Node:
+    return norm(b, b.map("difference", "{0} - {1} + {2}", x1, x2, eps), p, -1, keepdim)
+
+
+# ---- losses ----
+
+PIECES = {  # a loss by element, as a map of (input, target)
+    "mse_loss": "({0} - {1}) * ({0} - {1})",
+    "l1_loss": "tl.abs({0} - {1})",
+    "binary_cross_entropy": "-({1} * tl.maximum(tl.log({0}), -100) + (1 - {1}) * tl.maximum(tl.log(1 - {0}), -100))",
+    "binary_cross_entropy_with_logits": "tl.maximum({0}, 0) - {0} * {1} + tl.log(1 + tl.exp(-tl.abs({0})))",
+    "soft_margin_loss": "tl.maximum(-{1} * {0}, 0) + tl.log(1 + tl.exp(-tl.abs({0} * {1})))",
+}
+
+
+def reduced(b: Builder, x: Node, reduction: str) -> Node:
+    return x if reduction == "none" else b.reduce(reduction, x, None, False)
+
+
+@lowers(*PIECES)
+def loss(b: Builder, input: Node, target: Node, reduction="mean", op="") -> Node:
+    return reduced(b, b.map(op, PIECES[op], input, target), reduction)
+
+
+@lowers("smooth_l1_loss")
+def smooth_l1(b: Builder, input: Node, target: Node, reduction="mean", beta=1.0, op="") -> Node:
+    d = b.map("difference", "tl.abs({0} - {1})", input, target)
+    return reduced(
+        b,
+        b.map("smooth_l1", "tl.where({0} < {1}, 0.5 * {0} * {0} / {1}, {0} - 0.5 * {1})", d, beta),
+        reduction,
+    )
+
+
+@lowers("huber_loss")
+def huber(b: Builder, input: Node, target: Node, reduction="mean", delta=1.0, op="") -> Node:
+    d = b.map("difference", "tl.abs({0} - {1})", input, target)
+    return reduced(
+        b,
+        b.map("huber", "tl.where({0} < {1}, 0.5 * {0} * {0}, {1} * ({0} - 0.5 * {1}))", d, delta),
+        reduction,
+    )
+
+
+@lowers("kl_div")
+def kl_div(b: Builder, input: Node, target: Node, reduction="mean", log_target=False, op="") -> Node:
+    if log_target:
+        x = b.map("kl_div", "tl.exp({1}) * ({1} - {0})", input, target)
+    else:
+        x = b.map("kl_div", "tl.where({1} > 0, {1} * (tl.log({1}) - {0}), 0.0)", input, target)
+    if reduction == "batchmean":
+        total = b.reduce("sum", x, tuple(range(1, x.rank)), False)
+        return b.reduce("mean", total, None, False)
+    return reduced(b, x, reduction)
+
+
+@lowers("poisson_nll_loss")
+def poisson(
+    b: Builder, input: Node, target: Node, log_input=True, full=False, reduction="mean", eps=1e-8, op=""
+) -> Node:
+    text = "tl.exp({0}) - {1} * {0}" if log_input else "{0} - {1} * tl.log({0} + {2})"
+    return reduced(b, b.map("poisson_nll", text, input, target, *([] if log_input else [eps])), reduction)
+
+
+@lowers("gaussian_nll_loss")
+def gaussian(
+    b: Builder, input: Node, target: Node, var: Node, full=False, eps=1e-6, reduction="mean", op=""
+) -> Node:
+    v = b.map("var", "tl.maximum({0}, {1})", var, eps)
+    return reduced(
+        b,
+        b.map("gaussian_nll", "0.5 * (tl.log({2}) + ({0} - {1}) * ({0} - {1}) / {2})", input, target, v),
+        reduction,
+    )
+
+
+@lowers("hinge_embedding_loss")
+def hinge(b: Builder, input: Node, target: Node, margin=1.0, reduction="mean", op="") -> Node:
+    return reduced(
+        b,
+        b.map("hinge", "tl.where({1} > 0, {0}, tl.maximum({2} - {0}, 0))", input, target, margin),
+        reduction,
+    )
+
+
+@lowers("margin_ranking_loss")
+def ranking(
+    b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
+) -> Node:
+    return reduced(
+        b,
+        b.map("margin_ranking", "tl.maximum(-{2} * ({0} - {1}) + {3}, 0)", input1, input2, target, margin),
+        reduction,
+    )
+
+
+@lowers("triplet_margin_loss")
+def triplet(
+    b: Builder,
+    anchor: Node,
+    positive: Node,
+    negative: Node,
+    margin=1.0,
+    p=2.0,
+    eps=1e-6,
+    reduction="mean",
+    op="",
+) -> Node:
+    near, far = pairwise_distance(b, anchor, positive, p, eps), pairwise_distance(b, anchor, negative, p, eps)
+    return reduced(b, b.map("triplet_margin", "tl.maximum({0} - {1} + {2}, 0)", near, far, margin), reduction)
+
+
+@lowers("cosine_embedding_loss")
+def cosine_embedding(
+    b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
+) -> Node:
+    cos = cosine_similarity(b, input1, input2, 1, 1e-12)
+    return reduced(
+        b,
+        b.map(
+            "cosine_embedding", "tl.where({1} > 0, 1 - {0}, tl.maximum({0} - {2}, 0))", cos, target, margin
+        ),
+        reduction,
+    )
+
+
+@lowers("cross_entropy", "nll_loss")
+def cross_entropy(
+    b: Builder,
+    input: Node,
+    target: Node,
+    weight=None,
+    ignore_index=-100,
+    reduction="mean",
+    label_smoothing=0.0,
+    op="",
+) -> Node:
+    if (
+        target.dtype in FLOATS
+        or input.rank != 2
+        or weight is not None
+        or label_smoothing
+        or ignore_index != -100
+    ):
+        raise Unfit("a cross entropy with weights, soft targets or more than two dimensions")
+    logp = log_softmax(b, input, 1) if op == "cross_entropy" else input
+    chosen = b.map("chosen", "tl.where({col} == {1}, -{0}, 0.0)", logp, column(b, target))
+    return reduced(b, b.reduce("sum", chosen, 1, False), reduction)
+
+
+def column(b: Builder, target: Node) -> Node:
+    """[rows] as [rows, 1]."""
+    return b.view(target, (*target.shape, 1), "{0}.unsqueeze(-1)", alias=True)

@@ -1,0 +1,346 @@
+"""From jobs to files: candidates are made in a pool of processes, filtered in order, verified by the
+executor, written to a journal, and sorted into sets.
+
+The journal is the run's memory: one line a candidate, appended when its fate is known. Killed at any
+instant and started again, a run reads the journal, cuts off a last line that isn't whole, and goes on with
+the jobs that have none. The sets are made from the journal alone, in the order of jobs, so that they don't
+depend on what finished first.
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from nanotriton import log
+from nanotriton.collect import distil, manifest, report
+from nanotriton.collect.distil import Conversation, Teacher, TeacherError, converse
+from nanotriton.collect.filters import Decontaminator, Duplicates
+from nanotriton.collect.make import make
+from nanotriton.collect.sources import modules
+from nanotriton.collect.split import split_of
+from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
+from nanotriton.tasks.prompt import USER, build_completion
+from nanotriton.tasks.task import Task
+
+UNFAIR = (
+    "weak_task",
+    "unsupported",
+    "infra_error",
+    "memory_limit",
+    "nondeterministic",
+)  # of a task that has no solution: no RL task either
+AHEAD = 64  # jobs that the pool makes before they are needed
+
+
+class Journal:
+    """The append-only file of candidates' fates."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: dict[str, dict] = {}
+        if path.exists():
+            whole = path.read_bytes()
+            end = whole.rfind(b"\n") + 1
+            if end < len(whole):  # killed while writing
+                os.truncate(path, end)
+            for line in whole[:end].splitlines():
+                row = json.loads(line)
+                self.rows[row["key"]] = row
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def add(self, row: dict) -> None:
+        self.rows[row["key"]] = row
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+
+class Pipeline:
+    """One run of collect_data.py. cfg is its Config."""
+
+    def __init__(self, cfg):
+        self.cfg = cfg
+        self.out = Path(cfg.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.shard, self.shards = (int(n) for n in cfg.shard.split("/"))
+        self.journal = Journal(self.out / "journal.jsonl")
+        self.decontaminator = Decontaminator.of(cfg.exclude)
+        self.duplicates = Duplicates()
+        self.length = token_counter(cfg.tokenizer)
+        self.workers = cfg.workers or max(len(os.sched_getaffinity(0)), 1)
+        self.found = sum(is_pair(r) for r in self.journal.rows.values())
+        self.tasks = sum(is_rl(r) for r in self.journal.rows.values())
+
+    # ---- jobs ----
+
+    def jobs(self) -> Iterator[dict]:
+        """This shard's jobs, in an order that is the same every time."""
+        everything = self.module_jobs() if self.cfg.modules else self.grammar_jobs()
+        yield from itertools.islice(everything, self.shard - 1, None, self.shards)
+
+    def module_jobs(self) -> Iterator[dict]:
+        tasks = (t for t in modules(self.cfg.modules) if len(t.source) <= self.cfg.max_chars)
+        if self.cfg.count:
+            tasks = itertools.islice(tasks, self.cfg.count)
+        for task in tasks:
+            yield {
+                "key": f"{task.name}-{task.key[:6]}",
+                "route": self.cfg.route,
+                "task": {
+                    "name": task.name,
+                    "source": task.source,
+                    "solution": task.solution,
+                    "meta": task.meta,
+                },
+            }
+
+    def grammar_jobs(self) -> Iterator[dict]:
+        """Draws without end; every third one, while RL tasks are wanted, is a hard one that gets no solution."""
+        for i in itertools.count():
+            hard = self.cfg.rl_share > 0 and i % 4 == 3
+            yield {
+                "key": f"{'hard' if hard else 'pair'}-{self.cfg.seed}-{i}",
+                "route": "compose",
+                "seed": f"{self.cfg.seed} {i}",
+                "hard": hard,
+            }
+
+    def enough(self) -> bool:
+        """Whether this shard has its share of the pairs; a list of modules is gone through to its end."""
+        return not self.cfg.modules and self.found >= -(-self.cfg.count // self.shards)
+
+    def wanted(self, job: dict) -> bool:
+        """Hard tasks only as far as their share goes."""
+        return not job.get("hard") or self.tasks < self.cfg.rl_share * max(self.cfg.count // self.shards, 1)
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        start = time.monotonic()
+        if self.cfg.verify == "later":
+            self.go(None)
+        else:
+            with verifier(self.cfg.verify, self.workers, self.cfg.timeout) as judge:
+                (self.distil if self.cfg.route == "distil" else self.go)(judge)
+        self.finish(time.monotonic() - start)
+
+    def distil(self, judge: Verifier | None) -> None:
+        """Conversations with the teacher, several at a time. A teacher that can't be used ends the run; what
+        is done is in the journal.
+        """
+        teacher = Teacher(self.cfg.endpoint, self.cfg.model)
+
+        def judged(task: Task, solution: str) -> tuple[str, str]:
+            for text in (solution, solution + AGAIN):
+                verdict = judge.executor.submit(task, text).result()
+                if not verdict.correct:
+                    break
+            return verdict.status, verdict.message
+
+        def talk(row: dict) -> tuple[dict, Conversation]:
+            task = Task(row["key"], row["source"] if self.cfg.verify == "cuda" else row["small"])
+            return row, converse(
+                teacher, task.source, lambda solution: judged(task, solution), self.cfg.attempts
+            )
+
+        rows = [row for job in self.jobs() if (row := self.asked(job))]
+        with ThreadPoolExecutor(2 * self.workers) as pool:
+            try:
+                for future in log.bar(
+                    as_completed([pool.submit(talk, row) for row in rows]), total=len(rows), desc="modules"
+                ):
+                    row, found = future.result()
+                    row["solution"], row["seconds"] = found.solution, found.seconds
+                    row["meta"] |= distil.meta(found)
+                    self.settle(
+                        row,
+                        "kept" if found.solution else found.status if found.status in UNFAIR else "task",
+                        found.message,
+                    )
+            except TeacherError as error:
+                pool.shutdown(cancel_futures=True)
+                raise ValueError(str(error)) from None
+
+    def asked(self, job: dict) -> dict | None:
+        """A row for the teacher; None if the module is done or filtered."""
+        if job["key"] in self.journal.rows:
+            return None
+        row = make(job | {"route": "distil"})
+        row["source"] = (
+            row["source"] if self.cfg.verify == "cuda" else row["small"]
+        )  # what the teacher sees is what is judged
+        return None if self.filtered(row) else row
+
+    def go(self, judge: Verifier | None) -> None:
+        total = self.cfg.count // self.shards if not self.cfg.modules else None
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork of a process with the executor's thread could hang
+        with (
+            ProcessPoolExecutor(self.workers, context) as pool,
+            log.bar(total=total, initial=self.found, desc="pairs") as progress,
+        ):
+            for made in self.made(pool):
+                self.take(made, judge)
+                if judge:
+                    while judge.full():
+                        self.collect(judge)
+                progress.update(self.found - progress.n)
+                if self.enough():
+                    break
+            pool.shutdown(cancel_futures=True)
+            if judge:
+                self.collect(judge, until_empty=True)
+
+    def made(self, pool: ProcessPoolExecutor) -> Iterator[dict]:
+        """Candidates in the order of jobs. Those in the journal are remembered as far as the filters need to,
+        and not made again.
+        """
+        waiting: deque = deque()
+        for job in self.jobs():
+            if self.enough():
+                return
+            if row := self.journal.rows.get(job["key"]):
+                if row["status"] not in ("duplicate", "copy", "unfit", "failed"):
+                    self.duplicates.check(row["key"], row["source"])
+                continue
+            if not self.wanted(job):
+                continue
+            waiting.append(pool.submit(make, job | {"fingerprint": bool(self.cfg.exclude)}))
+            if len(waiting) >= AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def take(self, row: dict, judge: Verifier | None) -> None:
+        """The filters that need no execution; then to the executor."""
+        if self.filtered(row):
+            return
+        if judge is None:
+            self.settle(row, row["status"], row["message"])
+        else:
+            shown = row["source"] if self.cfg.verify == "cuda" else row["small"] or row["source"]
+            judge.submit(Task(row["key"], shown), row["solution"] or PROBE, row)
+
+    def filtered(self, row: dict) -> bool:
+        """Whether a row goes for what it says: then it is settled."""
+        kind, which = self.decontaminator.check(row["source"], row["solution"], row.pop("fingerprint"))
+        if kind == "same operator":
+            row["meta"]["same_operator_as"] = Path(which).name
+        if kind == "copy" or (kind and self.cfg.strict_decontamination):
+            self.settle(row, "copy", f"{kind} as {Path(which).name}")
+        elif repeated := self.duplicates.check(row["key"], row["source"]):
+            self.settle(row, "duplicate", repeated)
+        elif row["status"] == "failed":
+            self.settle(row, "failed", row["message"])
+        elif row["solution"] and self.length(row["solution"]) > self.cfg.max_tokens:
+            self.settle(row, "too_long", f"more than {self.cfg.max_tokens} tokens")
+        else:
+            return False
+        return True
+
+    def collect(self, judge: Verifier, until_empty: bool = False) -> None:
+        for row, status, message in judge.results(until_empty):
+            if row["solution"]:
+                self.settle(row, "kept" if status == "correct" else status, message)
+            else:
+                self.settle(row, status if status in UNFAIR else "task", row["message"] or message)
+
+    def settle(self, row: dict, status: str, message: str) -> None:
+        row["status"], row["message"] = status, message
+        row["split"] = split_of(row["meta"].get("operators", []), row["meta"].get("sizes", []))
+        self.found += is_pair(row)
+        self.tasks += is_rl(row)
+        self.journal.add(row)
+
+    # ---- the files ----
+
+    def finish(self, seconds: float) -> None:
+        """The sets from the journal, in the order of jobs, and the report."""
+        order = self.ordered()
+        pairs = [r for r in order if is_pair(r)]
+        wanted = -(-self.cfg.count // self.shards) if self.cfg.count and not self.cfg.modules else len(pairs)
+        kept = {
+            "sft": [pair(r, self.cfg.reasoning) for r in pairs[:wanted]],
+            "rl": [rl_task(r) for r in order if is_rl(r)],
+            "heldout": [
+                rl_task(r) | {"split": r["split"]}
+                for r in order
+                if r["status"] in ("kept", "task") and r["split"] != "train"
+            ],
+        }
+        for name, rows in kept.items():
+            report.put(self.out / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        if self.cfg.verify == "later":
+            rows = [emitted(r) for r in order if r["status"] == "emitted"]
+            report.put(self.out / "candidates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        report.put(
+            self.out / "manifest.jsonl",
+            "".join(json.dumps(manifest.line(row)) + "\n" for row in pairs[:wanted]),
+        )
+        settings = {k: v for k, v in vars(self.cfg).items() if k != "out"}
+        numbers = report.report(order, kept, settings, seconds, self.length)
+        report.write(self.out, numbers, kept, self.length)
+
+    def ordered(self) -> list[dict]:
+        """The journal's rows in the order of jobs."""
+        if self.cfg.modules:
+            return [self.journal.rows[j["key"]] for j in self.jobs() if j["key"] in self.journal.rows]
+        return sorted(self.journal.rows.values(), key=lambda r: int(r["key"].rsplit("-", 1)[1]))
+
+
+def pair(row: dict, reasoning: bool) -> dict:
+    """A line of sft.jsonl. `task` is what GRPO's prompt is made of; `prompt` is the same as plain text."""
+    answer = build_completion(Task(row["key"], row["source"], row["solution"]))
+    text = f"{row['reasoning']}\n\n{answer}" if reasoning and row["reasoning"] else answer
+    return {
+        "name": row["key"],
+        "prompt": USER.format(source=row["source"].strip()),
+        "completion": text,
+        "task": row["source"],
+        "solution": row["solution"],
+        "meta": row["meta"],
+    }
+
+
+def is_pair(row: dict) -> bool:
+    return row["status"] == "kept" and row["split"] == "train"
+
+
+def is_rl(row: dict) -> bool:
+    return row["status"] == "task" and row["split"] == "train"
+
+
+def rl_task(row: dict) -> dict:
+    return {"name": row["key"], "task": row["source"], "meta": row["meta"]}
+
+
+def emitted(row: dict) -> dict:
+    """A line of candidates.jsonl, which --modules reads again to verify it elsewhere."""
+    return {
+        "name": row["key"],
+        "pytorch_code": row["source"],
+        "small_code": row["small"],
+        "triton_code": row["solution"] or None,
+        "meta": row["meta"],
+    }
+
+
+def token_counter(folder: str):
+    """A text's length in tokens of a tokenizer; without one, in words and marks, of which a code tokenizer
+    makes about as many tokens.
+    """
+    if not folder:
+        import re
+
+        pattern = re.compile(r"\n +|\w+|[^\w\s]")
+        return lambda text: len(pattern.findall(text))
+    from nanotriton.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(folder)
+    return lambda text: len(tokenizer.encode(text))

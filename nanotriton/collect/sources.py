@@ -1,0 +1,148 @@
+"""Where modules come from: task files, rows of {pytorch_code, triton_code}, a clone of
+pytorch-jit-paritybench, any Python package.
+"""
+
+import ast
+import importlib.util
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from nanotriton.collect.extract import extract
+from nanotriton.collect.paritybench import paritybench
+from nanotriton.tasks.task import Task, check_source, load_task
+
+QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies in a second
+
+
+def modules(paths: list[str]) -> Iterator[Task]:
+    """The tasks of every path, in order. A row's own Triton is the task's solution. Raises ValueError (one
+    line) for what is no source.
+    """
+    for text in paths:
+        path = Path(text)
+        if path.suffix == ".jsonl":
+            yield from rows(path)
+        elif (path / "generated").is_dir():
+            yield from paritybench(path)
+        elif path.is_file() and path.suffix == ".py":
+            yield load_task(path)
+        elif path.is_dir():
+            yield from folder(path)
+        elif text.isidentifier() or text.replace(".", "").isidentifier():
+            if importlib.util.find_spec(text.split(".")[0]) is None:
+                raise ValueError(f"--modules {text}: no such file, folder or installed package")
+            yield from extract(text)
+        else:
+            raise ValueError(
+                f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected"
+            )
+
+
+def folder(path: Path) -> Iterator[Task]:
+    """The task files of a folder; other Python files are passed over. A folder without any is a package's
+    source.
+    """
+    found = False
+    for file in sorted(path.rglob("*.py")):
+        try:
+            source = check_source(file.read_text(encoding="utf-8"), str(file))
+        except (ValueError, OSError):
+            continue
+        found = True
+        yield Task(str(file.relative_to(path).with_suffix("")), source, None, {"origin": path.name})
+    if not found:
+        yield from extract(str(path))
+
+
+def rows(path: Path) -> Iterator[Task]:
+    """Lines of {pytorch_code, triton_code}; triton_code may be missing. `small_code` is the same module with
+    small sizes.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--modules {path}: cannot read: {error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            source = row["pytorch_code"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"--modules {path}, line {number}: an object with pytorch_code is expected"
+            ) from None
+        meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code"), **row.get("meta", {})}
+        yield Task(row.get("name", f"{path.stem}-{number}"), source, row.get("triton_code"), meta)
+
+
+# ---- small sizes ----
+
+
+def small(source: str) -> str:
+    """The same module with its module-level sizes brought down, so that a CPU verifies it in a second. The
+    text as it is where that fails, or isn't needed.
+    """
+    if elements(source) <= QUICK:
+        return source
+    for limit in (64, 32, 16, 8):
+        text = reduced(source, limit)
+        if 0 < elements(text) <= QUICK:
+            return text
+    return source
+
+
+def elements(source: str) -> int:
+    """Elements of a task's inputs, weights and answer, found on the meta device; -1 if it doesn't run."""
+    names: dict = {"__name__": "task"}
+    try:
+        with torch.device("meta"), torch.no_grad():
+            exec(compile(source, "<task>", "exec"), names)
+            inputs, model = names["get_inputs"](), names["Model"](*names["get_init_inputs"]())
+            answer = model(*inputs)
+    except Exception:
+        return -1
+    tensors = [*inputs, *model.parameters(), *(answer if isinstance(answer, tuple | list) else [answer])]
+    return sum(t.numel() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def reduced(source: str, limit: int) -> str:
+    """Whole numbers that are assigned at module level, and those in module-level tuples, at most about
+    `limit`.
+
+    Numbers that divide each other still do: a size is divided by a power of two, and odd ones stay odd.
+    """
+    tree = ast.parse(source)
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names = " ".join(t.id for t in ast.walk(node) if isinstance(t, ast.Name))
+            bound = min(limit, 4) if "batch" in names else limit
+            node.value = Shrink(bound).visit(folded(node.value))
+    return ast.unparse(tree) + "\n"
+
+
+class Shrink(ast.NodeTransformer):
+    def __init__(self, limit: int):
+        self.limit = limit
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        value = node.value
+        if type(value) is not int or value <= self.limit:
+            return node
+        halvings = math.ceil(math.log2(value / self.limit))
+        return ast.Constant(max(value >> halvings, 1))
+
+
+def folded(node: ast.expr) -> ast.expr:
+    """`8205 * 2` as one number."""
+    try:
+        value = eval(
+            compile(ast.Expression(node), "", "eval"), {"__builtins__": {}}
+        )  # arithmetic of literals only: no names
+    except Exception:
+        return node
+    return ast.Constant(value) if type(value) is int else node

@@ -1,0 +1,318 @@
+"""Modules that the grammar asks for whole: losses, attention, optimizer steps, quantisation, rotary
+embeddings.
+
+Each is (name, group, inputs, lines of forward; the last is what it returns). Inputs are (name, what draws
+it), in the grammar's size names.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Whole:
+    name: str
+    group: str
+    inputs: tuple[tuple[str, str], ...]
+    lines: tuple[str, ...]
+    init: tuple[str, ...] = ()  # lines of the constructor
+    init_arguments: tuple[str, ...] = ()
+    halves: bool = False  # whether half precision makes sense
+
+
+_M = "torch.randn(rows, cols)"
+_SIGN = "torch.randint(0, 2, ({0})).float() * 2 - 1"
+
+
+def _loss(name: str, text: str, target: str = _M, x: str = _M) -> Whole:
+    return Whole(name, "loss", (("x", x), ("target", target)), (text,))
+
+
+LOSSES = [
+    _loss("mse_loss", "F.mse_loss(x, target)"),
+    _loss("mse_loss", "torch.mean((x - target) ** 2)"),
+    _loss("l1_loss", "F.l1_loss(x, target)"),
+    _loss("smooth_l1_loss", "F.smooth_l1_loss(x, target)"),
+    _loss("smooth_l1_loss", "F.smooth_l1_loss(x, target, beta=0.5)"),
+    _loss("huber_loss", "F.huber_loss(x, target, delta=0.5)"),
+    _loss("log_cosh_loss", "torch.log(torch.cosh(torch.tanh(x) - target)).mean()"),
+    _loss("bce_with_logits", "F.binary_cross_entropy_with_logits(x, target)", "torch.rand(rows, cols)"),
+    _loss("bce_loss", "F.binary_cross_entropy(torch.sigmoid(x), target)", "torch.rand(rows, cols)"),
+    _loss(
+        "kl_div",
+        'F.kl_div(F.log_softmax(x, dim=-1), target, reduction="batchmean")',
+        "torch.softmax(torch.randn(rows, cols), dim=-1)",
+    ),
+    _loss("cross_entropy", "F.cross_entropy(x, target)", "torch.randint(0, cols, (rows,))"),
+    _loss(
+        "cross_entropy_none",
+        'F.cross_entropy(x, target, reduction="none")',
+        "torch.randint(0, cols, (rows,))",
+    ),
+    _loss("nll_loss", "F.nll_loss(F.log_softmax(x, dim=1), target)", "torch.randint(0, cols, (rows,))"),
+    _loss("poisson_nll", "F.poisson_nll_loss(x, target)", "torch.rand(rows, cols) * 4"),
+    _loss("hinge_loss", "torch.clamp(1 - x * target, min=0).mean()", _SIGN.format("rows, cols")),
+    _loss("squared_hinge", "(torch.clamp(1 - x * target, min=0) ** 2).mean()", _SIGN.format("rows, cols")),
+    _loss("soft_margin", "F.soft_margin_loss(x, target)", _SIGN.format("rows, cols")),
+    _loss("hinge_embedding", "F.hinge_embedding_loss(x, target)", _SIGN.format("rows, cols")),
+    _loss("cosine_similarity", "F.cosine_similarity(x, target, dim=-1)"),
+    _loss("cosine_distance", "(1 - F.cosine_similarity(x, target, dim=1)).mean()"),
+    _loss("pairwise_distance", "F.pairwise_distance(x, target)"),
+    _loss(
+        "dice_loss",
+        "1 - (2 * (torch.sigmoid(x) * target).sum(dim=-1) + 1) / (torch.sigmoid(x).sum(dim=-1) + target.sum(dim=-1) + 1)",
+        "torch.rand(rows, cols)",
+    ),
+    _loss(
+        "focal_loss",
+        "(-target * (1 - torch.sigmoid(x)) ** 2 * F.logsigmoid(x) - (1 - target) * torch.sigmoid(x) ** 2 * F.logsigmoid(-x)).mean()",
+        "torch.rand(rows, cols)",
+    ),
+    _loss("charbonnier", "torch.sqrt((x - target) ** 2 + 1e-3).mean()"),
+    _loss("mean_absolute_percentage", "(torch.abs(x - target) / (torch.abs(target) + 1)).mean()"),
+    Whole(
+        "gaussian_nll",
+        "loss",
+        (("x", _M), ("target", _M), ("var", "torch.rand(rows, cols) + 0.1")),
+        ("F.gaussian_nll_loss(x, target, var)",),
+    ),
+    Whole(
+        "margin_ranking",
+        "loss",
+        (("a", "torch.randn(rows)"), ("b", "torch.randn(rows)"), ("target", _SIGN.format("rows,"))),
+        ("F.margin_ranking_loss(a, b, target, margin=0.5)",),
+    ),
+    Whole("triplet_margin", "loss", (("a", _M), ("p", _M), ("n", _M)), ("F.triplet_margin_loss(a, p, n)",)),
+    Whole(
+        "cosine_embedding",
+        "loss",
+        (("a", _M), ("b", _M), ("target", _SIGN.format("rows,"))),
+        ("F.cosine_embedding_loss(a, b, target)",),
+    ),
+    Whole("frobenius_normalise", "loss", (("x", _M),), ("x / torch.norm(x)",)),
+    Whole("frobenius_normalise", "loss", (("x", _M),), ('x / torch.norm(x, p="fro")',)),
+    Whole("mean_of_everything", "loss", (("x", _M),), ("torch.mean(torch.tanh(x))",)),
+    Whole("sum_of_squares", "loss", (("x", _M),), ("(x * x).sum()",)),
+]
+_Q, _KV = "torch.randn(batch, heads, length, width)", "torch.randn(batch, heads, keys, width)"
+ATTENTION = [
+    Whole(
+        "attention",
+        "attention",
+        (("q", _Q), ("k", _KV), ("v", _KV)),
+        ("F.scaled_dot_product_attention(q, k, v)",),
+        halves=True,
+    ),
+    Whole(
+        "causal_attention",
+        "attention",
+        (("q", _Q), ("k", _Q), ("v", _Q)),
+        ("F.scaled_dot_product_attention(q, k, v, is_causal=True)",),
+        halves=True,
+    ),
+    Whole(
+        "scaled_attention",
+        "attention",
+        (("q", _Q), ("k", _KV), ("v", _KV)),
+        ("F.scaled_dot_product_attention(q, k, v, scale=0.125)",),
+    ),
+    Whole(
+        "grouped_query_attention",
+        "attention",
+        (
+            ("q", "torch.randn(batch, heads, length, width)"),
+            ("k", "torch.randn(batch, kv_heads, keys, width)"),
+            ("v", "torch.randn(batch, kv_heads, keys, width)"),
+        ),
+        ("F.scaled_dot_product_attention(q, k, v, enable_gqa=True)",),
+    ),
+    Whole(
+        "attention_by_hand",
+        "attention",
+        (
+            ("q", "torch.randn(batch, length, width)"),
+            ("k", "torch.randn(batch, keys, width)"),
+            ("v", "torch.randn(batch, keys, width)"),
+        ),
+        ("scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5", "torch.softmax(scores, dim=-1) @ v"),
+    ),
+    Whole(
+        "attention_scores",
+        "attention",
+        (("q", "torch.randn(batch, length, width)"), ("k", "torch.randn(batch, keys, width)")),
+        ("torch.softmax(q @ k.transpose(-2, -1) * 0.125, dim=-1)",),
+    ),
+    Whole(
+        "linear_attention",
+        "attention",
+        (
+            ("q", "torch.randn(batch, length, width)"),
+            ("k", "torch.randn(batch, keys, width)"),
+            ("v", "torch.randn(batch, keys, width)"),
+        ),
+        ("state = F.elu(k).transpose(1, 2) @ v", "(F.elu(q) + 1) @ state / k.shape[1]"),
+    ),
+]
+_P, _G = ("p", _M), ("g", _M)
+_MO, _V = ("m", _M), ("v", "torch.rand(rows, cols)")
+
+
+def _step(name: str, inputs: tuple, *lines: str) -> Whole:
+    return Whole(name, "optimizer", inputs, lines)
+
+
+OPTIMIZERS = [
+    _step("sgd", (_P, _G), "p - {lr} * g"),
+    _step("sgd_weight_decay", (_P, _G), "p - {lr} * (g + {wd} * p)"),
+    _step("sgd_momentum", (_P, _G, _MO), "m = 0.9 * m + g", "p - {lr} * m, m"),
+    _step("sgd_nesterov", (_P, _G, _MO), "m = 0.9 * m + g", "p - {lr} * (g + 0.9 * m), m"),
+    _step(
+        "adam",
+        (_P, _G, _MO, _V),
+        "m = {b1} * m + (1 - {b1}) * g",
+        "v = 0.999 * v + 0.001 * g * g",
+        "p - {lr} * m / (torch.sqrt(v) + 1e-8), m, v",
+    ),
+    _step(
+        "adamw",
+        (_P, _G, _MO, _V),
+        "m = torch.lerp(m, g, 0.1)",
+        "v = 0.95 * v + 0.05 * g * g",
+        "p * (1 - {lr} * {wd}) - {lr} * m / (v.sqrt() + 1e-8), m, v",
+    ),
+    _step("rmsprop", (_P, _G, _V), "v = 0.99 * v + 0.01 * g * g", "p - {lr} * g / (torch.sqrt(v) + 1e-8), v"),
+    _step("adagrad", (_P, _G, _V), "v = v + g * g", "p - {lr} * g / (torch.sqrt(v) + 1e-10), v"),
+    _step(
+        "lion",
+        (_P, _G, _MO),
+        "update = torch.sign(0.9 * m + 0.1 * g)",
+        "p - {lr} * update, 0.99 * m + 0.01 * g",
+    ),
+    _step(
+        "adadelta",
+        (_P, _G, _V, ("u", "torch.rand(rows, cols)")),
+        "v = 0.9 * v + 0.1 * g * g",
+        "d = torch.sqrt(u + 1e-6) / torch.sqrt(v + 1e-6) * g",
+        "p - d, v, 0.9 * u + 0.1 * d * d",
+    ),
+    _step("ema", (_P, _G), "torch.lerp(p, g, {lr})"),
+    _step("clip_by_value", (_P, _G), "p - {lr} * torch.clamp(g, -1.0, 1.0)"),
+    _step("clip_by_norm", (_P, _G), "p - {lr} * g / torch.clamp(g.norm(dim=-1, keepdim=True), min=1.0)"),
+]
+_S = ("scale", "torch.rand(rows, 1) * 0.1 + 0.01")
+QUANTISATION = [
+    Whole(
+        "quantise_per_row",
+        "quantise",
+        (("x", _M),),
+        ("scale = x.abs().amax(dim=-1, keepdim=True) / 127", "torch.round(x / scale).to(torch.int8), scale"),
+    ),
+    Whole(
+        "quantise_given_scale",
+        "quantise",
+        (("x", _M), _S),
+        ("torch.clamp(torch.round(x / scale), -128, 127).to(torch.int8)",),
+    ),
+    Whole(
+        "quantise_asymmetric",
+        "quantise",
+        (("x", _M), _S),
+        ("torch.clamp(torch.round(x / scale) + 128, 0, 255).to(torch.uint8)",),
+    ),
+    Whole(
+        "dequantise",
+        "quantise",
+        (("q", "torch.randint(-128, 128, (rows, cols), dtype=torch.int8)"), _S),
+        ("q.to(torch.float32) * scale",),
+    ),
+    Whole(
+        "dequantise_bias",
+        "quantise",
+        (
+            ("q", "torch.randint(-128, 128, (rows, cols), dtype=torch.int8)"),
+            _S,
+            ("bias", "torch.randn(cols)"),
+        ),
+        ("q.to(torch.float32) * scale + bias",),
+    ),
+    Whole(
+        "fake_quantise",
+        "quantise",
+        (("x", _M), _S),
+        ("torch.clamp(torch.round(x / scale), -128, 127) * scale",),
+    ),
+    Whole(
+        "fake_quantise_per_row",
+        "quantise",
+        (("x", _M),),
+        ("scale = x.abs().amax(dim=-1, keepdim=True) / 7", "torch.round(x / scale) * scale"),
+    ),
+    Whole(
+        "requantise",
+        "quantise",
+        (
+            ("q", "torch.randint(-20000, 20000, (rows, cols), dtype=torch.int32)"),
+            ("scale", "torch.rand(cols) * 0.01"),
+        ),
+        ("torch.clamp(torch.round(q.to(torch.float32) * scale), -128, 127).to(torch.int8)",),
+    ),
+    Whole(
+        "binarise",
+        "quantise",
+        (("x", _M),),
+        ("torch.where(x > 0, 1.0, -1.0) * x.abs().mean(dim=-1, keepdim=True)",),
+    ),
+    Whole(
+        "ternarise",
+        "quantise",
+        (("x", _M),),
+        (
+            "limit = 0.7 * x.abs().mean(dim=-1, keepdim=True)",
+            "torch.where(x.abs() > limit, torch.sign(x), 0.0)",
+        ),
+    ),
+]
+_TWO = (("x", _M), ("y", _M))
+MIXTURES = [
+    Whole(
+        "rotary",
+        "mixture",
+        (("x", _M), ("y", _M), ("cos", "torch.rand(rows, cols)"), ("sin", "torch.rand(rows, cols)")),
+        ("x * cos - y * sin, x * sin + y * cos",),
+    ),
+    Whole("gated_residual", "mixture", (*_TWO, ("gate", _M)), ("x + torch.sigmoid(gate) * (y - x)",)),
+    Whole("swiglu_pair", "mixture", _TWO, ("F.silu(x) * y",)),
+    Whole("geglu_pair", "mixture", _TWO, ("F.gelu(x) * y",)),
+    Whole("reglu_pair", "mixture", _TWO, ("torch.relu(x) * y",)),
+    Whole("add_layer_norm", "mixture", _TWO, ("F.layer_norm(x + y, x.shape[-1:])",)),
+    Whole("add_rms_norm", "mixture", _TWO, ("h = x + y", "F.rms_norm(h, h.shape[-1:], eps=1e-6), h")),
+    Whole("bias_gelu", "mixture", (("x", _M), ("bias", "torch.randn(cols)")), ("F.gelu(x + bias)",)),
+    Whole(
+        "masked_softmax",
+        "mixture",
+        (("x", _M), ("mask", "torch.rand(rows, cols) > 0.3")),
+        ("torch.softmax(x.masked_fill(mask, -1e4), dim=-1)",),
+    ),
+    Whole(
+        "temperature_softmax",
+        "mixture",
+        (("x", _M), ("t", "torch.rand(rows, 1) + 0.5")),
+        ("torch.softmax(x / t, dim=-1)",),
+    ),
+    Whole(
+        "entropy",
+        "mixture",
+        (("x", _M),),
+        ("p = torch.softmax(x, dim=-1)", "-(p * torch.log_softmax(x, dim=-1)).sum(dim=-1)"),
+    ),
+    Whole(
+        "attention_pooling",
+        "mixture",
+        (("x", _M), ("w", "torch.randn(rows, cols)")),
+        ("(torch.softmax(w, dim=-1) * x).sum(dim=-1)",),
+    ),
+    Whole("lerp_tensors", "mixture", (*_TWO, ("t", "torch.rand(rows, 1)")), ("x * (1 - t) + y * t",)),
+    Whole("squared_distance", "mixture", _TWO, ("((x - y) ** 2).sum(dim=-1)",)),
+    Whole("weighted_sum", "mixture", (("x", _M), ("w", "torch.rand(cols)")), ("(x * w).sum(dim=-1)",)),
+    Whole("relu_squared_mean", "mixture", (("x", _M),), ("torch.relu(x).pow(2).mean(dim=-1, keepdim=True)",)),
+]
+WHOLES = LOSSES + ATTENTION + OPTIMIZERS + QUANTISATION + MIXTURES

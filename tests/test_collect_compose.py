@@ -1,0 +1,238 @@
+"""The composer: what it writes is executed and judged; its text has sizes from shapes and no number of its
+own.
+"""
+
+import random
+import re
+
+import pytest
+
+from nanotriton.collect import grammar, steps, whole
+from nanotriton.collect.compose import compose, graph_of
+from nanotriton.collect.fuse import fuse
+from nanotriton.collect.ir import Unfit
+from nanotriton.collect.make import computed_literals
+from nanotriton.collect.reasoning import reasoning
+from nanotriton.executor import Executor
+from nanotriton.tasks.task import Task, check_source
+
+HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
+
+
+def task(forward: str, inputs: str, init: str = "", arguments: str = "x", init_inputs: str = "") -> Task:
+    """A module whose forward returns an expression."""
+    constructor = f"    def __init__(self):\n        super().__init__()\n        {init}\n" if init else ""
+    source = f"{HEAD}\n\nclass Model(nn.Module):\n{constructor}    def forward(self, {arguments}):\n        return {forward}\n\n\n"
+    return Task(
+        "t",
+        source
+        + f"def get_inputs():\n    return [{inputs}]\n\n\ndef get_init_inputs():\n    return [{init_inputs}]\n",
+    )
+
+
+MODULES = {
+    "map": task("torch.relu(x) * 2.5 + y", "torch.randn(5, 33), torch.randn(33)", arguments="x, y"),
+    "map of a channel": task(
+        "x * self.gamma", "torch.randn(2, 3, 5, 7)", "self.gamma = nn.Parameter(torch.randn(3, 1, 1))"
+    ),
+    "half": task(
+        "F.gelu(x) + y",
+        "torch.randn(5, 33, dtype=torch.float16), torch.randn(5, 1, dtype=torch.float16)",
+        arguments="x, y",
+    ),
+    "whole numbers": task(
+        "(x & 15) ^ y",
+        "torch.randint(-99, 99, (4, 33), dtype=torch.int32), torch.randint(-99, 99, (4, 33), dtype=torch.int32)",
+        arguments="x, y",
+    ),
+    "softmax": task("torch.softmax(x, dim=-1)", "torch.randn(4, 37)"),
+    "layer norm": task("self.norm(x)", "torch.randn(3, 4, 37)", "self.norm = nn.LayerNorm(37)"),
+    "group norm": task("self.norm(x)", "torch.randn(2, 8, 5, 3)", "self.norm = nn.GroupNorm(4, 8)"),
+    "batch norm": task("self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3)"),
+    "rows down": task("torch.logsumexp(x, dim=1)", "torch.randn(3, 7, 19)"),
+    "several sums of a row": task(
+        "(x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1e-5)",
+        "torch.randn(4, 37)",
+    ),
+    "mean of everything": task(
+        "F.mse_loss(x, y)", "torch.randn(9, 37), torch.randn(9, 37)", arguments="x, y"
+    ),
+    "cross entropy": task(
+        "F.cross_entropy(x, y)", "torch.randn(9, 37), torch.randint(0, 37, (9,))", arguments="x, y"
+    ),
+    "linear": task("F.gelu(self.fc(x))", "torch.randn(5, 37)", "self.fc = nn.Linear(37, 19)"),
+    "transposed matmul": task("x.T @ y.T", "torch.randn(37, 5), torch.randn(19, 37)", arguments="x, y"),
+    "bmm": task("torch.bmm(x, y)", "torch.randn(2, 5, 37), torch.randn(2, 37, 19)", arguments="x, y"),
+    "conv": task(
+        "torch.relu(self.conv(x))",
+        "torch.randn(2, 3, 9, 8)",
+        "self.conv = nn.Conv2d(3, 5, 3, stride=2, padding=1)",
+    ),
+    "conv transpose": task(
+        "self.conv(x)",
+        "torch.randn(2, 4, 9)",
+        "self.conv = nn.ConvTranspose1d(4, 5, 3, stride=2, output_padding=1)",
+    ),
+    "grouped conv": task(
+        "self.conv(x)", "torch.randn(2, 4, 7, 6)", "self.conv = nn.Conv2d(4, 4, 3, groups=2)"
+    ),
+    "max pool": task("F.max_pool2d(x, 3, stride=1, padding=1, dilation=2)", "torch.randn(2, 3, 9, 8)"),
+    "average pool": task(
+        "F.avg_pool1d(x, 3, stride=2, padding=1, count_include_pad=False)", "torch.randn(2, 3, 11)"
+    ),
+    "reverse scan": task("torch.cumsum(x.flip(-1), dim=-1).flip(-1)", "torch.randn(3, 37)"),
+    "scan of columns": task("torch.relu(torch.cumsum(x, dim=1))", "torch.randn(3, 7, 19)"),
+    "attention": task(
+        "F.scaled_dot_product_attention(x, y, z, is_causal=True)",
+        "torch.randn(1, 2, 19, 16), torch.randn(1, 2, 19, 16), torch.randn(1, 2, 19, 16)",
+        arguments="x, y, z",
+    ),
+    "sort": task("torch.sort(x, dim=-1, descending=True)[0]", "torch.randn(3, 37)"),
+    "gather": task(
+        "torch.gather(x, 1, y)", "torch.randn(5, 37), torch.randint(0, 37, (5, 9))", arguments="x, y"
+    ),
+    "embedding": task(
+        "F.embedding(x, y)", "torch.randint(0, 13, (2, 5)), torch.randn(13, 9)", arguments="x, y"
+    ),
+    "permute": task("x.permute(0, 2, 1).contiguous()", "torch.randn(2, 5, 7)"),
+    "reflection": task('F.pad(x, (2, 1, 1, 2), mode="reflect")', "torch.randn(2, 3, 5, 6)"),
+    "pixel shuffle": task("F.pixel_shuffle(x, 2)", "torch.randn(2, 8, 5, 3)"),
+    "quantisation": task(
+        "torch.clamp(torch.round(x / y), -128, 127).to(torch.int8)",
+        "torch.randn(5, 37), torch.rand(5, 1) * 0.1 + 0.01",
+        arguments="x, y",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(device="cpu", workers=1, policy="strict", timeout=30) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_one_module_of_each_pattern_is_strictly_correct(name, executor):
+    verdict = executor.submit(MODULES[name], compose(MODULES[name]).source).result()
+    assert verdict.correct, (verdict.status, verdict.message)
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax", "layer norm", "group norm", "several sums of a row", "cross entropy"]
+)
+def test_rows_longer_than_a_block_are_gone_over_in_a_loop(name, executor):
+    long = Task("t", MODULES[name].source.replace("37", "1337").replace("(2, 8, 5, 3)", "(2, 8, 23, 29)"))
+    composed = compose(long, looped=True)
+    assert "for start in range(0, cols, BLOCK)" in composed.source
+    verdict = executor.submit(long, composed.source).result()
+    assert verdict.correct, (verdict.status, verdict.message)
+
+
+def test_the_same_solution_serves_other_sizes(executor):
+    composed = compose(MODULES["softmax"])
+    other = Task("t", MODULES["softmax"].source.replace("4, 37", "7, 150"))
+    assert "37" not in composed.source
+    assert executor.submit(other, composed.source).result().correct
+
+
+def test_a_wrong_composition_is_refused(executor):
+    """The judge is no rubber stamp: one operator exchanged, and the verdict is another."""
+    source = compose(MODULES["softmax"]).source.replace("tl.exp(", "tl.exp2(")
+    assert executor.submit(MODULES["softmax"], source).result().status == "wrong_value"
+
+
+@pytest.mark.parametrize("forward, why", [
+    ("torch.fft.fft(x)", "no Triton for"), ("x.sum() if x.sum() > 0 else x", "torch.fx can't follow it"),
+    ("F.dropout(x, 0.5)", "random"), ("F.max_pool1d(x, 2, ceil_mode=True)", "ceil_mode"),
+])  # fmt: skip
+def test_what_is_not_covered_is_unfit_with_a_reason(forward, why):
+    with pytest.raises(Unfit, match=why):
+        compose(task(forward, "torch.randn(2, 3, 8)"))
+
+
+def test_reductions_of_the_same_rows_share_a_kernel_and_a_chain_is_one_kernel():
+    assert len(fuse(graph_of(MODULES["several sums of a row"]))) == 1
+    chain = task("torch.softmax(torch.relu(x) * 2, dim=-1) + 1", "torch.randn(4, 37)")
+    assert [s.kind for s in fuse(graph_of(chain))] == ["rows"]
+    two = task("torch.softmax(x @ y, dim=-1)", "torch.randn(4, 37), torch.randn(37, 19)", arguments="x, y")
+    assert [s.kind for s in fuse(graph_of(two))] == ["matmul", "rows"]
+
+
+def test_a_loss_of_two_branches_is_computed_in_order():
+    """A node joins the stage of its latest argument only if nothing that comes later is needed there."""
+    module = task(
+        "torch.relu(x @ y) + torch.softmax(x @ y, dim=-1)",
+        "torch.randn(4, 37), torch.randn(37, 19)",
+        arguments="x, y",
+    )
+    stages = fuse(graph_of(module))
+    position = {n: s.number for s in stages for n in s.nodes}
+    for stage in stages:
+        for node in stage.nodes:
+            assert all(position.get(a, -1) <= stage.number for a in node.args)
+
+
+@pytest.mark.parametrize("spelling", ["torch.relu(x)", "x.relu()", "F.relu(x)", "nn.ReLU()(x)"])
+def test_an_operator_is_known_by_any_of_its_spellings(spelling):
+    module = task("self.act(x)", "torch.randn(5, 33)", "self.act = nn.ReLU()")
+    if not spelling.startswith("nn."):
+        module = task(spelling, "torch.randn(5, 33)")
+    assert "x = tl.maximum(x, 0)" in compose(module).source
+
+
+def test_numbers_that_a_module_keeps_reach_the_kernel_as_arguments():
+    source = compose(task("F.elu(x) * self.scale", "torch.randn(5, 33)", "self.scale = 0.37")).source
+    assert "0.37" not in source.split("class ModelNew")[0] and "self.scale, BLOCK" in source
+    assert (
+        compose(task("self.act(x)", "torch.randn(5, 33)", "self.act = nn.LeakyReLU(0.3)")).source.count(
+            "negative_slope"
+        )
+        >= 3
+    )
+
+
+def test_the_grammar_is_deterministic_and_every_text_is_a_task():
+    texts = []
+    for i in range(60):
+        draft = grammar.draw(random.Random(f"0 {i}"))
+        again = grammar.draw(random.Random(f"0 {i}"))
+        assert draft.source(True) == again.source(True)
+        texts += [check_source(draft.source(large), "drawn") for large in (False, True)]
+        small = [s for n, (s, _) in draft.sizes.items() if n not in grammar.FIXED]
+        assert len(small) == len(set(small)) or "channels" in draft.sizes
+    assert len(set(texts)) > 100
+
+
+def test_the_grammar_has_a_hundred_operators_and_more():
+    names = {op.name for op in grammar.MAPS + grammar.INTEGER_MAPS} | {w.name for w in whole.WHOLES}
+    for table in grammar.HEADS.values():
+        names |= {s.name for s in table}
+    assert len(names) >= 200
+    assert {s.group for s in steps.ROW_STEPS + steps.SORT_STEPS + steps.GATHER_STEPS} >= {
+        "row",
+        "sort",
+        "layout",
+    }
+
+
+def test_composed_text_has_no_number_that_its_task_does_not_have():
+    kept = 0
+    for i in range(40):
+        draft = grammar.draw(random.Random(f"7 {i}"))
+        try:
+            solution = compose(draft.task("t", False)).source
+        except Unfit:
+            continue
+        kept += 1
+        assert computed_literals(draft.source(True), solution) == 0, solution
+        for name, (small, _) in draft.sizes.items():
+            if name not in grammar.FIXED and small > 32 and small not in (64,):
+                assert not re.search(rf"(?<![\w.]){small}(?![\w.])", solution), (name, small)
+    assert kept >= 35
+
+
+def test_reasoning_is_about_the_kernel_that_follows_it():
+    text = reasoning(compose(MODULES["cross entropy"]))
+    assert "two kernels" in text and "atomic add" in text and "one program per row" in text.lower()
+    assert "Parameters are made as in `Model`" in reasoning(compose(MODULES["linear"]))
+    assert "Parameters" not in reasoning(compose(MODULES["softmax"]))

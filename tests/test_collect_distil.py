@@ -1,0 +1,216 @@
+"""Route distil against a scripted teacher over real HTTP: right, wrong then right, never right, slow,
+rate-limited, malformed; killed and started again.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from nanotriton.collect.compose import compose
+from nanotriton.collect.distil import (
+    RETRIES,
+    Conversation,
+    Teacher,
+    TeacherError,
+    converse,
+    knowledge,
+    opening,
+)
+from nanotriton.tasks.task import Task
+
+ROOT = Path(__file__).parents[1]
+MODULE = """\
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * {number}
+
+
+def get_inputs():
+    return [torch.randn(5, 33)]
+
+
+def get_init_inputs():
+    return []
+"""
+RIGHT, WRONG = "```python\nclass ModelNew: pass\n```", "```python\nclass ModelNew: wrong = 1\n```"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with what a script says: a text, a status code, raw bytes, or a number of seconds to wait
+    before the next.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, script):
+        self.script, self.seen = script, []
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append(body["messages"])
+        said = (
+            self.server.script(body["messages"])
+            if callable(self.server.script)
+            else self.server.script.pop(0)
+        )
+        if isinstance(said, float):
+            time.sleep(said)
+            said = RIGHT
+        if isinstance(said, int):
+            self.send_error(said)
+            return
+        answer = (
+            said
+            if isinstance(said, bytes)
+            else json.dumps(
+                {
+                    "choices": [{"message": {"content": said}}],
+                    "usage": {"prompt_tokens": 7, "completion_tokens": 3},
+                }
+            ).encode()
+        )
+        try:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+        except OSError:
+            pass  # who asked has given up
+
+    def log_message(self, *arguments):
+        pass
+
+
+def judge(code):
+    return ("wrong_value", "output[0] is 1; the reference says 2") if "wrong" in code else ("correct", "")
+
+
+def talk(script, attempts=3, timeout=5.0):
+    server = Server(script)
+    found = converse(Teacher(server.url, "m", timeout, wait=0.01), MODULE.format(number=2), judge, attempts)
+    server.shutdown()
+    return found, server.seen
+
+
+def test_right_at_once():
+    found, seen = talk([RIGHT])
+    assert (found.status, found.attempts, found.retries) == ("correct", 1, 0)
+    assert found.solution.strip() == "class ModelNew: pass" and (
+        found.prompt_tokens,
+        found.completion_tokens,
+    ) == (7, 3)
+    assert seen[0][0]["role"] == "system" and MODULE.format(number=2).strip() in seen[0][-1]["content"]
+
+
+def test_wrong_then_right_after_the_executors_message():
+    found, seen = talk([WRONG, RIGHT])
+    assert (found.status, found.attempts, found.completion_tokens) == ("correct", 2, 6)
+    assert "the reference says 2" in seen[1][-1]["content"] and "wrong = 1" in seen[1][-2]["content"]
+
+
+def test_never_right_ends_after_its_attempts_and_has_no_solution():
+    found, seen = talk([WRONG, "no code at all", WRONG])
+    assert (found.status, found.attempts, found.solution, len(seen)) == ("wrong_value", 3, "", 3)
+    assert "no ```python block" in seen[2][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [429, 503, b"{not json", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 1.5],
+)
+def test_a_request_that_fails_in_passing_is_made_again(trouble):
+    found, _ = talk([trouble, RIGHT], timeout=0.5)
+    assert (found.status, found.attempts, found.retries) == ("correct", 1, 1)
+
+
+def test_a_server_that_never_answers_and_one_that_refuses_are_errors_of_one_line():
+    server = Server(lambda messages: 429)
+    with pytest.raises(TeacherError, match=f"no answer after {RETRIES} requests .HTTP 429."):
+        Teacher(server.url, "m", wait=0.001).ask([], Conversation())
+    server.script = lambda messages: 401
+    with pytest.raises(TeacherError, match="HTTP 401"):
+        Teacher(server.url, "m", wait=0.001).ask([], Conversation())
+    server.shutdown()
+    with pytest.raises(TeacherError, match="no answer"):
+        Teacher("http://127.0.0.1:1/v1", "m", wait=0.001).ask([], Conversation())
+
+
+def test_knowledge_is_about_the_operators_at_hand():
+    assert (
+        "running maximum" in knowledge("F.scaled_dot_product_attention(q, k, v)")
+        and knowledge("torch.relu(x)") == ""
+    )
+    assert [m["role"] for m in opening("x")] == ["system", "user", "assistant", "user"]
+
+
+def answers(messages):
+    """A teacher that knows the composer's answer, and takes half a second."""
+    time.sleep(0.5)
+    source = messages[-1]["content"].split("```python\n")[1].split("```")[0]
+    return f"```python\n{compose(Task('t', source)).source}```"
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_loses_and_repeats_nothing(tmp_path):
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"m{i}.py").write_text(MODULE.format(number=i + 2))
+    server = Server(answers)
+    command = [
+        sys.executable,
+        "collect_data.py",
+        "--route",
+        "distil",
+        "--endpoint",
+        server.url,
+        "--modules",
+        str(folder),
+        "--out",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    journal = tmp_path / "out" / "journal.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = {json.loads(line)["key"] for line in journal.read_bytes().split(b"\n")[:-1] if line}
+    assert len(done) >= 2
+    with open(journal, "ab") as f:
+        f.write(b'{"key": "half a li')  # as if it had been killed while it wrote
+    before = len(server.seen)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, stderr=subprocess.DEVNULL, timeout=200)
+    server.shutdown()
+    rows = [json.loads(line) for line in (tmp_path / "out" / "journal.jsonl").read_text().splitlines()]
+    assert len(rows) == 6 and {r["status"] for r in rows} == {"kept"}
+    assert len(server.seen) - before == 6 - len(done)  # nothing that was done is asked again
+    pairs = [json.loads(line) for line in (tmp_path / "out" / "sft.jsonl").read_text().splitlines()]
+    held = (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()
+    assert len(pairs) + len(held) == 6
