@@ -14,9 +14,9 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.kernelbench import EXAMPLE, EXAMPLE_ANSWER
 from nanotriton.tasks.prompt import SYSTEM, USER
-from reward.extract import extract_candidate
 
 RETRIES = 5  # of one request, when the server is busy, slow or talks nonsense
 WAIT = 1.0  # seconds before the first retry; each next wait is twice as long

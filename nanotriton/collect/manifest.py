@@ -36,7 +36,7 @@ def line(row: dict) -> dict:
 
 def rebuild(cfg) -> None:
     """Write sft.jsonl for cfg.manifest. Raises ValueError (one line) if something can't be made as it was."""
-    from nanotriton.collect.pipeline import pair
+    from nanotriton.collect.pairs import pair
 
     lines = read(cfg.manifest)
     known = {digest(t.source): t for t in modules(cfg.modules)}

@@ -22,10 +22,10 @@ from nanotriton.collect import distil, manifest, report
 from nanotriton.collect.distil import Conversation, Teacher, TeacherError, converse
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.make import make
+from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
-from nanotriton.tasks.prompt import USER, build_completion
 from nanotriton.tasks.task import Task
 
 UNFAIR = (
@@ -292,20 +292,6 @@ class Pipeline:
         if self.cfg.modules:
             return [self.journal.rows[j["key"]] for j in self.jobs() if j["key"] in self.journal.rows]
         return sorted(self.journal.rows.values(), key=lambda r: int(r["key"].rsplit("-", 1)[1]))
-
-
-def pair(row: dict, reasoning: bool) -> dict:
-    """A line of sft.jsonl. `task` is what GRPO's prompt is made of; `prompt` is the same as plain text."""
-    answer = build_completion(Task(row["key"], row["source"], row["solution"]))
-    text = f"{row['reasoning']}\n\n{answer}" if reasoning and row["reasoning"] else answer
-    return {
-        "name": row["key"],
-        "prompt": USER.format(source=row["source"].strip()),
-        "completion": text,
-        "task": row["source"],
-        "solution": row["solution"],
-        "meta": row["meta"],
-    }
 
 
 def is_pair(row: dict) -> bool:

@@ -52,14 +52,13 @@ class Runner:
         call. Raises Fault.
         """
         weights = self.by_name(seed)
-        with self.running():
-            self.replay.run(inputs, weights)
-            left = self.replay.left(self.second)
         replay = self.make_replay(self.second)
         replay.chosen = {
             key: n for key, n in self.replay.chosen.items() if n < fewest_alternatives(self.second, key)
         }
         with self.running():
+            self.replay.run(inputs, weights)
+            left = self.replay.left(self.second)
             try:
                 found = replay.run(more, weights, carried=left)
                 state = {name: replay.tensor(i).clone() for name, i in self.second.state.items()}

@@ -116,7 +116,9 @@ def call_twice(reference: Reference, first: Trial, second: Trial) -> Twice:
             )
     state, drawn = state_of(model), tensors(reference.inputs(second.kind, second.inputs))
     updated = frozenset(n for n in state if n not in before or not identical([state[n]], [before[n]]))
-    updated -= unread_counters(model)
+    for name in unread_counters(model):
+        state.pop(name, None)
+        updated -= {name}
     pairs = enumerate(zip(tensors(inputs), drawn, strict=True))
     written = frozenset(i for i, (now, then) in pairs if not identical([now], [then]))
     answer = Answer(own, exact, exact_inputs, inputs)
