@@ -1,5 +1,9 @@
 """References on a GPU: assertions are not launched, draws are told, a lost context is the task's."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ from nanotriton.executor.judge.reference import Reference
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 
+ROOT = Path(__file__).resolve().parents[2]
 RIGHT = probe.CANDIDATE
 WRONG = RIGHT.replace("x * 2 + 1", "x * 2.02 + 1")
 NEIGHBOUR = Task(**probe.TASK)
@@ -212,6 +217,22 @@ def test_atomics_and_operators_that_may_draw_are_fine(forward, init):
 
 
 # ---- settings ----
+
+
+def test_what_cuda_sets_when_a_task_starts_it_is_no_patch():
+    """In a process that has not started it. On the CPU, because on a GPU the judge starts it first."""
+    starts = task("return torch.sin(x)", top="torch.cuda.init()")
+    code = f"""
+import torch
+from nanotriton.executor.judge.reference import Reference
+from nanotriton.tasks.task import Task
+assert not torch.cuda.is_initialized()
+Reference(Task("t", {starts.source!r}))
+torch.cuda.manual_seed_all(3)
+print(torch.cuda.get_device_properties(0).name, torch.nn.LSTM(3, 3).cuda()(torch.ones(2, 3).cuda())[0].shape)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_a_task_sets_is_gone_for_the_next_and_there_for_its_own():

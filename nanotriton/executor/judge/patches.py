@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 MISSING = object()  # in place of a name that is not there
-STARTED = {"default_generators"}  # what torch.cuda sets when CUDA starts
 # Modules whose names are watched, because tasks and the judge call them: 7,000 names, which takes a millisecond.
 WATCHED = re.compile(
     r"torch|torch\.(_C|_VF|_tensor|amp|functional|linalg|fft|overrides|random|special|cuda|backends\..*)"
@@ -71,7 +70,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, 
 def _is_internal(name: str, old: Any, new: Any) -> bool:
     """Whether that is a module's own business: an imported submodule, or a private value that is no function."""
     submodule = old is MISSING and isinstance(new, types.ModuleType)
-    return submodule or name in STARTED or (name.startswith("_") and not callable(old) and not callable(new))
+    return submodule or (name.startswith("_") and not callable(old) and not callable(new))
 
 
 def _is_watched_class(value: Any) -> bool:
@@ -85,6 +84,7 @@ class Shared:
 
     def __init__(self):
         self.watching = False
+        self.cuda_runs = False  # torch.cuda sets names of its own when CUDA starts
         self.modules: dict[str, types.ModuleType] = {}  # sys.modules
         self.path: list[str] = []  # sys.path
         self.owners: dict[int, tuple[Any, dict]] = {}  # by address: a module or a class, and its names
@@ -99,6 +99,7 @@ class Shared:
             if not _same(vars(owner), names):
                 self.owners[key] = owner, dict(vars(owner))
         self.path = [place or os.getcwd() for place in sys.path]
+        self.cuda_runs = torch.cuda._initialized
         self.watching = True
 
     def _found(self) -> Iterator[Any]:
@@ -113,6 +114,8 @@ class Shared:
             return []
         made = []
         for owner, names in self.owners.values():
+            if owner is torch.cuda and self.cuda_runs != torch.cuda._initialized:
+                continue
             for name, old, new in _changes(names, vars(owner)):
                 if not _is_internal(name, old, new):
                     made.append(Patch(owner, name, new))

@@ -108,8 +108,10 @@ class Reference:
         self.stress = stress
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
         self.settings = Settings()
-        # on a CPU operators look for themselves
-        self.asserts = Asserts() if self.device.type == "cuda" else None
+        self.asserts: Asserts | None = None  # on a CPU operators look for themselves
+        if self.device.type == "cuda":
+            torch.cuda.init()
+            self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
         self.names: dict = {"__name__": "task"}
