@@ -129,3 +129,18 @@ def test_inputs_that_the_reference_writes_to_are_required(executor, store, statu
     verdict = executor.submit(FILLED, FILLS.format(store=store)).result()
     assert verdict.status == status, verdict
     assert status == "correct" or "writes to input 1" in verdict.message
+
+
+def test_a_task_that_is_known_to_keep_nothing_is_judged_as_before(executor):
+    """After its first candidate the reference is called once instead of twice; the candidates still are called twice."""
+    task = Task("known", PLAIN.source.replace("x * x.sum(0)", "x * x.sum(0) * 1"))
+    cleared = candidate(forward="        self.total.zero_()\n" + LAUNCH)
+    assert executor.submit(task, cleared).result().correct
+    for _ in range(2):  # both workers know it by then
+        assert executor.submit(task, cleared + "\n# once more").result().correct
+    leaking = executor.submit(task, candidate()).result()
+    assert leaking.message.startswith("in a second call"), leaking
+    late = candidate(
+        forward=LAUNCH.replace("        return y", "        self.total.zero_()\n        return y")
+    )
+    assert executor.submit(task, late).result().correct

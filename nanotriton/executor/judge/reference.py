@@ -114,6 +114,7 @@ class Reference:
             self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
+        self.keeps_nothing = False  # known to leave no state between two calls (second.py)
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash

@@ -45,7 +45,11 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
     answer, state, changed = runner.twice(inputs, more, trial.weights)
     del inputs, more
     with excused("on its own inputs, called twice"):
-        want = call_twice(reference, trial, other)
+        if reference.keeps_nothing:
+            want = call_once(reference, other, state)
+        else:
+            want = call_twice(reference, trial, other)
+            reference.keeps_nothing = not want.updated and not want.written
     with excused("comparing answers"):
         compare_again("in a second call of the same module", answer, want.answer)
         compare_state(state, want)
@@ -59,6 +63,8 @@ def compare_state(state: State, want: Twice) -> None:
     the right shape, dtype and values. A parameter that the candidate keeps in another shape is its own matter,
     as long as its answers are right.
     """
+    if not want.updated and same_bits(state, want.state):
+        return
     for name in sorted(want.state):
         twin = Answer(want.state[name], want.exact_state and want.exact_state[name], None, None)
         got = state.get(name)
@@ -67,6 +73,13 @@ def compare_state(state: State, want: Twice) -> None:
             compare_again(f"after two calls, in {name}", got, twin)
         elif name in want.updated and not any(is_right(t, twin) for t in state.values()):
             raise Fault("wrong_value", f"forward of the reference updates {name}; the candidate's does not")
+
+
+def same_bits(state: State, own: State) -> bool:
+    """Whether the candidate's state is the reference's to the bit, where both have a tensor of that name and form."""
+    pairs = [(t, own[name]) for name, t in state.items() if name in own]
+    alike = [(a, b) for a, b in pairs if (a.shape, a.dtype) == (b.shape, b.dtype)]
+    return not alike or bool(torch.stack([(a == b).all() for a, b in alike]).all())  # one wait for the GPU
 
 
 def is_right(got: torch.Tensor, answer: Answer) -> bool:
@@ -96,6 +109,16 @@ def compare_again(where: str, got: object, answer: Answer) -> None:
         raise ValueFault(f"{where}: {fault.message}", fault.max_error, fault.reduced) from None
     except Fault as fault:
         raise Fault(fault.status, f"{where}: {fault.message}") from None
+
+
+def call_once(reference: Reference, second: Trial, state: State) -> Twice:
+    """What a reference leaves that is known to keep nothing between calls: the first call need not be made.
+
+    state: the candidate's. Without any, the reference's is not asked for.
+    """
+    answer = reference.answer(second.kind, second.inputs, second.weights)
+    own = state_of(reference.build(second.weights)) if state else {}
+    return Twice(answer, own, None, frozenset(), frozenset())
 
 
 def call_twice(reference: Reference, first: Trial, second: Trial) -> Twice:
