@@ -91,7 +91,7 @@ def compare_inputs(changed: dict[int, torch.Tensor], want: Twice) -> None:
 
     What it should not have written to, `judge_trial` has refused before.
     """
-    own, exact = tensors(want.answer.inputs), tensors(want.answer.inputs_exact or [])
+    own, exact = tensors(want.answer.inputs or []), tensors(want.answer.inputs_exact or [])
     for number in sorted(want.written):
         if number not in changed:
             raise Fault(
@@ -122,29 +122,38 @@ def call_once(reference: Reference, second: Trial, state: State) -> Twice:
 
 
 def call_twice(reference: Reference, first: Trial, second: Trial) -> Twice:
-    """Call the reference twice, in its own dtype and in float64."""
+    """Call the reference twice, in its own dtype and in float64.
+
+    Nothing is kept that nobody compares: a task may take gigabytes.
+    """
     reference.pause()
-    model, wide = reference.build(first.weights), reference.build(first.weights)
+    model = reference.build(first.weights)
     before = {name: t.clone() for name, t in state_of(model).items()}
     with reference.own(first.kind), torch.no_grad(), reference.default_device():
         seed_everything(first.weights)
         model(*reference.inputs(first.kind, first.inputs))
         inputs = reference.inputs(second.kind, second.inputs)
         own = model(*inputs)
-        start, _ = in_float64(wide, reference.inputs(first.kind, first.inputs), first.weights)
-        exact = exact_inputs = None
-        if start is not None:
-            exact, exact_inputs = in_float64(
-                wide, reference.inputs(second.kind, second.inputs), first.weights
-            )
-    state, drawn = state_of(model), tensors(reference.inputs(second.kind, second.inputs))
+    state = state_of(model)
     updated = frozenset(n for n in state if n not in before or not identical([state[n]], [before[n]]))
     for name in unread_counters(model):
         state.pop(name, None)
         updated -= {name}
+    drawn = tensors(reference.inputs(second.kind, second.inputs))
     pairs = enumerate(zip(tensors(inputs), drawn, strict=True))
     written = frozenset(i for i, (now, then) in pairs if not identical([now], [then]))
-    answer = Answer(own, exact, exact_inputs, inputs)
+    del drawn
+    inputs = inputs if written else None
+    wide = reference.build(first.weights)
+    exact = exact_inputs = None
+    with reference.own(first.kind), torch.no_grad(), reference.default_device():
+        start, _ = in_float64(wide, reference.inputs(first.kind, first.inputs), first.weights)
+        takes_float64 = start is not None
+        del start
+        if takes_float64:
+            drawn = reference.inputs(second.kind, second.inputs)
+            exact, exact_inputs = in_float64(wide, drawn, first.weights)
+    answer = Answer(own, exact, exact_inputs if written else None, inputs)
     return Twice(answer, state, None if exact is None else state_of(wide), updated, written)
 
 
