@@ -48,7 +48,7 @@ MODULES = {
     "softmax": task("torch.softmax(x, dim=-1)", "torch.randn(4, 37)"),
     "layer norm": task("self.norm(x)", "torch.randn(3, 4, 37)", "self.norm = nn.LayerNorm(37)"),
     "group norm": task("self.norm(x)", "torch.randn(2, 8, 5, 3)", "self.norm = nn.GroupNorm(4, 8)"),
-    "batch norm": task("self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3)"),
+    "batch norm": task("self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3, track_running_stats=False)"),
     "rows down": task("torch.logsumexp(x, dim=1)", "torch.randn(3, 7, 19)"),
     "several sums of a row": task(
         "(x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1e-5)",
@@ -236,3 +236,9 @@ def test_reasoning_is_about_the_kernel_that_follows_it():
     assert "two kernels" in text and "atomic add" in text and "one program per row" in text.lower()
     assert "Parameters are made as in `Model`" in reasoning(compose(MODULES["linear"]))
     assert "Parameters" not in reasoning(compose(MODULES["softmax"]))
+
+
+def test_a_batch_norm_that_updates_running_statistics_is_left_out():
+    """Its state is part of what it computes, and the composer writes no state."""
+    with pytest.raises(Unfit, match="running statistics"):
+        compose(task("self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3)"))

@@ -167,6 +167,8 @@ def batch_norm(
     op="",
 ) -> Node:
     weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
+    if training and running_mean is not None:
+        raise Unfit("a batch norm that updates running statistics")  # the composer writes no state
     if training:
         return standardised(b, x, tuple(i for i in range(x.rank) if i != 1), weight, bias, eps, "batch_norm")
     mean, var = per_channel(b, running_mean, x.rank), per_channel(b, running_var, x.rank)

@@ -178,7 +178,11 @@ def _channels() -> list[Step]:
         dims = {1: "2", 2: "(2, 3)", 3: "(2, 3, 4)"}[d]
         made += [
             Step(
-                "batch_norm", "norm", (kind,), "self.layer(x)", f"self.layer = nn.BatchNorm{d}d({{channels}})"
+                "batch_norm",
+                "norm",
+                (kind,),
+                "self.layer(x)",
+                f"self.layer = nn.BatchNorm{d}d({{channels}}, track_running_stats=False)",
             ),
             Step(
                 "instance_norm",
