@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def excepthook(kind: type, error: BaseException, trace) -> None:
-    """Ctrl-C ends in no traceback, in the seconds of the imports neither (where Python 3.11 wraps it in a RuntimeError at times), nor does
+    """Ctrl-C ends in no traceback, in the seconds of the imports neither (where Python 3.11 wraps it in a
+    RuntimeError at times), nor does
     the end of who reads stdout (`| head`)."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | BrokenPipeError):

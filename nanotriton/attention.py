@@ -3,8 +3,10 @@
     attend = packed(cu_seqlens, max_seqlen)          # one object a batch, called by every layer
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
-Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen` (torch.nn.attention.varlen),
-`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision, for head sizes that are multiples of 8 up
+Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen`
+(torch.nn.attention.varlen),
+`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision, for head sizes that are
+multiples of 8 up
 to WIDEST; `sdpa` is everything else.
 """
 
@@ -29,7 +31,8 @@ def packed(
 ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
     """Causal attention for sequences packed end to end, scale 1 / sqrt(D), grouped heads where Hkv divides H.
 
-    cu_seqlens [B + 1] int32: sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]. `backend` forces one of BACKENDS;
+    cu_seqlens [B + 1] int32: sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]. `backend` forces one of
+    BACKENDS;
     RuntimeError if it can't run here. Results are the same within the dtype.
     """
     # syncs: only if it is used
@@ -62,7 +65,7 @@ def select(
         )
     if not _takes(backend, head_dim):
         raise RuntimeError(
-            f"attention backend {backend} takes head sizes that are multiples of 8 up to {WIDEST[backend]}, not {head_dim}"
+            f"attention backend {backend} takes head sizes that are multiples of 8 up to {WIDEST[backend]}, not {head_dim}"  # noqa: E501
         )
     kernel, reason = _load(backend)
     if kernel is None:
@@ -148,9 +151,11 @@ LOADERS = {"flash2": _load_flash2, "flash4": _load_flash4, "varlen": _load_varle
 
 
 class _PaddedGroups:
-    """SDPA over packed rows: sequences of similar length are padded to one [b, longest] batch, one call a group.
+    """SDPA over packed rows: sequences of similar length are padded to one [b, longest] batch, one call a
+    group.
 
-    256 short sequences take as many calls one by one, most of it overhead. Padding goes at the end, where causality
+    256 short sequences take as many calls one by one, most of it overhead. Padding goes at the end, where
+    causality
     already hides it, so it holds copies of real rows, needs no mask, and its outputs are dropped.
     """
 

@@ -7,9 +7,10 @@
     folder/step-00000140.tmp/        being written; a kill here loses this one only
     folder/best                      the name of the best one, which is never deleted
 
-Each rank writes what it holds, so nothing is gathered. Rows are cut along the first dimension in rank order, so any number
+Each rank writes what it holds, so nothing is gathered. Rows are cut along the first dimension in rank order,
+so any number
 of ranks can read what another number wrote.
-"""
+"""  # noqa: E501
 
 import json
 import os
@@ -88,10 +89,13 @@ class Checkpointer:
         best: bool = False,
         background: bool = False,
     ) -> None:
-        """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same on every rank.
+        """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same
+        on every rank.
 
-        With background=True this returns when all is copied to host memory; a thread writes it, and finish() makes it
-        the newest. Raises CheckpointError on every rank if any can't write (a full disk); the previous checkpoints are
+        With background=True this returns when all is copied to host memory; a thread writes it, and finish()
+        makes it
+        the newest. Raises CheckpointError on every rank if any can't write (a full disk); the previous
+        checkpoints are
         untouched.
         """
         self.finish()
@@ -113,7 +117,8 @@ class Checkpointer:
             self.finish()
 
     def finish(self, wait: bool = True) -> None:
-        """Make the checkpoint that is being written the newest; with wait=False only if every rank has written it."""
+        """Make the checkpoint that is being written the newest; with wait=False only if every rank has
+        written it."""
         if self.pending is None:
             return
         writer, temporary, final, best = self.pending
@@ -179,9 +184,11 @@ class Checkpointer:
     def load(
         self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[int, dict[str, Any]]:
-        """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it doesn't fit.
+        """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it
+        doesn't fit.
 
-        With another number of ranks each takes the random states of one of the old ones; nothing that matters is drawn
+        With another number of ranks each takes the random states of one of the old ones; nothing that matters
+        is drawn
         from them (samples have seeds of their own).
         """
         try:
@@ -268,7 +275,8 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 # ---- files
 # -----------------------------------------------------------------------------------------------------------
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
-    """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this returns."""
+    """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this
+    returns."""
     header, at = {}, 0
     for name, x in named.items():
         size = x.numel() * x.element_size()

@@ -1,4 +1,5 @@
-"""What a decode step reads, and its CUDA graphs: one captured step for each bucket of batch shapes, replayed for any content."""
+"""What a decode step reads, and its CUDA graphs: one captured step for each bucket of batch shapes, replayed
+for any content."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from nanotriton.scheduler import Scheduler
 
 @dataclass
 class Inputs:
-    """One step's inputs by row [B], and its tiles [T] (see kernels/decode.py). top_k is None where nobody restricts."""
+    """One step's inputs by row [B], and its tiles [T] (see kernels/decode.py). top_k is None where nobody
+    restricts."""
 
     slot: torch.Tensor  # int64
     temperature: torch.Tensor  # fp32
@@ -37,7 +39,8 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[list[int], list[float]]]:
-    """Start the copy to the host now; the returned function waits for it, and not for what was launched since."""
+    """Start the copy to the host now; the returned function waits for it, and not for what was launched
+    since."""
     if not tokens.is_cuda:
         return lambda: (tokens.tolist(), logprobs.tolist())
     host = [
@@ -55,7 +58,8 @@ def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[l
 
 
 def bucket(rows: int, largest: int) -> int:
-    """The batch size that a step of so many rows is padded to: 1, 2, 4, 8, then steps of 16, of 32 above 128."""
+    """The batch size that a step of so many rows is padded to: 1, 2, 4, 8, then steps of 16, of
+    32 above 128."""
     if rows <= 8:
         return min(1 << (rows - 1).bit_length(), largest)
     step = 16 if rows <= 128 else 32
@@ -63,7 +67,8 @@ def bucket(rows: int, largest: int) -> int:
 
 
 class Layout:
-    """Where each input of a padded step is in one buffer of bytes. Padding rows write to the scratch page and read nothing."""
+    """Where each input of a padded step is in one buffer of bytes. Padding rows write to the scratch page and
+    read nothing."""
 
     def __init__(
         self, rows: int, tiles: int, per_tile: int, restricted: bool, spare_slot: int, scratch_page: int
@@ -105,10 +110,13 @@ class Layout:
 
 
 class Graphs:
-    """Captured decode steps. A step's whole input is one buffer, filled on the host and copied without waiting.
+    """Captured decode steps. A step's whole input is one buffer, filled on the host and copied without
+    waiting.
 
-    Page tables live on the device. Lines are written when a sequence is admitted; afterwards each step writes the page
-    it uses, which is the only entry that can be new. `step(inputs, tail_table, prefix_table)` is what is captured.
+    Page tables live on the device. Lines are written when a sequence is admitted; afterwards each step writes
+    the page
+    it uses, which is the only entry that can be new. `step(inputs, tail_table, prefix_table)` is what is
+    captured.
     """
 
     def __init__(
@@ -143,7 +151,8 @@ class Graphs:
     def run(
         self, arrays: dict[str, np.ndarray], scratch_page: int
     ) -> Callable[[], tuple[list[int], list[float]]]:
-        """Replay the step for these inputs, capturing it first if its bucket is new -> a reader of its rows."""
+        """Replay the step for these inputs, capturing it first if its bucket is new -> a reader
+        of its rows."""
         rows, (tiles, per_tile) = len(arrays["slot"]), arrays["tile_rows"].shape
         padded = bucket(rows, self.max_batch)
         if per_tile == 1:

@@ -7,7 +7,8 @@ from nanotriton import vmm
 
 
 class PagePool:
-    """Which of `count` pages are free. Prompts take pages from the top, samples from the bottom: that keeps each kind
+    """Which of `count` pages are free. Prompts take pages from the top, samples from the bottom: that keeps
+    each kind
     dense, and the CPU's attention then reads a range of the cache in place instead of gathering pages."""
 
     def __init__(self, count: int):
@@ -36,10 +37,13 @@ class PagePool:
 
 
 class KVCache:
-    """Keys and values of every layer: `data` [layers, 2, pages + 1, kv_heads, page_size, head_dim], None while released.
+    """Keys and values of every layer: `data` [layers, 2, pages + 1, kv_heads, page_size, head_dim], None
+    while released.
 
-    The page past the last is scratch: what must be computed and not kept is written there. Zeroed, since masked
-    positions are multiplied by 0 and 0 x NaN is NaN. On CUDA it comes back at the same address after a release.
+    The page past the last is scratch: what must be computed and not kept is written there. Zeroed, since
+    masked
+    positions are multiplied by 0 and 0 x NaN is NaN. On CUDA it comes back at the same address after a
+    release.
     """
 
     def __init__(
@@ -59,12 +63,13 @@ class KVCache:
         self.memory: vmm.Memory | None = None
 
     def allocate(self, budget: int) -> None:
-        """Take at most `budget` bytes, which settles the size. MemoryError if not even two pages fit in it, or it isn't there."""
+        """Take at most `budget` bytes, which settles the size. MemoryError if not even two pages fit in it,
+        or it isn't there."""
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
             raise MemoryError(
-                f"a KV budget of {budget / 2**20:.1f} MiB holds no page; at least {(2 * self.page_bytes + slack) / 2**20:.1f} MiB are needed"
+                f"a KV budget of {budget / 2**20:.1f} MiB holds no page; at least {(2 * self.page_bytes + slack) / 2**20:.1f} MiB are needed"  # noqa: E501
             )
         self.memory = None
         self.resume()

@@ -1,13 +1,15 @@
-"""One transformer for the Llama, Mistral, Qwen2, Qwen3 and SmolLM3 families, under Hugging Face's parameter names.
+"""One transformer for the Llama, Mistral, Qwen2, Qwen3 and SmolLM3 families, under Hugging Face's parameter
+names.
 
     config = ModelConfig("llama", vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4)
     model = Transformer(config).init_weights(seed=0)
     hidden = model(ids, positions, attention.packed(cu_seqlens, max_seqlen))      # [T, hidden_size], no logits
 
-Sequences are packed end to end along one axis of T tokens; there is no batch axis and no padding. They meet in one
+Sequences are packed end to end along one axis of T tokens; there is no batch axis and no padding. They meet
+in one
 place, `attend`, which the caller supplies: packed attention to train, a KV cache to sample.
-"""
+"""  # noqa: E501
 
 import math
 import re
@@ -63,12 +65,14 @@ REQUIRED = ("model_type", *SIZES, "rms_norm_eps", "max_position_embeddings")
 
 
 class ModelError(ValueError):
-    """A model folder, config, tokenizer or checkpoint that can't be used. The message is one line, fit for a user."""
+    """A model folder, config, tokenizer or checkpoint that can't be used. The message is one line, fit for a
+    user."""
 
 
 @dataclass
 class ModelConfig:
-    """The shape of a model; fields are named as in Hugging Face's config.json. Raises ModelError if it can't be built."""
+    """The shape of a model; fields are named as in Hugging Face's config.json. Raises ModelError if it can't
+    be built."""
 
     model_type: str = "llama"
     vocab_size: int = 512
@@ -142,7 +146,8 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, raw: dict, generation_config: dict | None = None) -> "ModelConfig":
-        """Read a config.json (either generation: `rope_scaling` beside `rope_theta`, or one `rope_parameters`).
+        """Read a config.json (either generation: `rope_scaling` beside `rope_theta`, or one
+        `rope_parameters`).
 
         Anything that would change what the model computes and isn't built here is a ModelError that names it.
         """
@@ -151,7 +156,7 @@ class ModelConfig:
             raw.get(k) for k in ("num_experts", "num_local_experts", "n_routed_experts")
         ):
             raise ModelError(
-                f"mixture-of-experts models are not supported (model_type {kind!r}); supported: {', '.join(MODEL_TYPES)}"
+                f"mixture-of-experts models are not supported (model_type {kind!r}); supported: {', '.join(MODEL_TYPES)}"  # noqa: E501
             )
         if kind is not None and kind not in MODEL_TYPES:
             raise ModelError(f"model_type {kind!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
@@ -278,14 +283,16 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 class Linear(nn.Linear):
-    """y = x W^T + b in x's dtype: the master weight is cast here, explicitly, and its gradient is cast back."""
+    """y = x W^T + b in x's dtype: the master weight is cast here, explicitly, and its gradient is
+    cast back."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 def side_by_side(*linears: Linear) -> tuple[Tensor, Tensor | None]:
-    """One weight [all rows, in] and bias that hold those of the linears, which become views: their values and names stay."""
+    """One weight [all rows, in] and bias that hold those of the linears, which become views: their values and
+    names stay."""
     merged = []
     for name in ("weight", "bias"):
         parts = [getattr(linear, name) for linear in linears]
@@ -299,7 +306,8 @@ def side_by_side(*linears: Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def project(x: Tensor, merged: tuple[Tensor, Tensor | None] | None, *linears: Linear) -> Sequence[Tensor]:
-    """What each linear makes of x; one product for all of them where they lie side by side and nothing is differentiated."""
+    """What each linear makes of x; one product for all of them where they lie side by side and nothing is
+    differentiated."""
     if merged is None or torch.is_grad_enabled():
         return [linear(x) for linear in linears]
     return F.linear(x, *merged).split([linear.out_features for linear in linears], -1)
@@ -401,8 +409,10 @@ class Transformer(nn.Module):
         self.inv_freq, self.rope_scale = rope_frequencies(config)
 
     def merge_projections(self) -> None:
-        """Lay q, k and v of each layer side by side, and gate and up: a step of few tokens then makes them by two products and
-        not five, of which small ones take longer than reading their weights. For a model that is sampled from and not trained:
+        """Lay q, k and v of each layer side by side, and gate and up: a step of few tokens then makes them by
+        two products and
+        not five, of which small ones take longer than reading their weights. For a model that is sampled from
+        and not trained:
         its parameters become views, which are to be written and never replaced."""
         for layer in self.model.layers:
             layer.self_attn.qkv = side_by_side(
@@ -431,7 +441,8 @@ class Transformer(nn.Module):
     ):
         """ids [T] and positions [T] int64 -> hidden [T, hidden_size] after the final norm, in compute_dtype.
 
-        With `head`, returns head(hidden, head_weight) instead: the fused loss runs inside this forward because that
+        With `head`, returns head(hidden, head_weight) instead: the fused loss runs inside this forward
+        because that
         is where FSDP has the root's parameters gathered.
         """
         cos, sin = self.rope_tables(positions)
@@ -446,7 +457,8 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> "Transformer":
-        """Fill from nothing, the same on every device: N(0, 0.02), the two projections that write to the residual
+        """Fill from nothing, the same on every device: N(0, 0.02), the two projections that write to the
+        residual
         stream scaled by 1 / sqrt(2 layers) (GPT-2), norms 1, biases 0. Returns self."""
         generator = torch.Generator().manual_seed(seed)
         for name, param in self.named_parameters():

@@ -1,14 +1,18 @@
-"""Sampling for GRPO: continuous batching over a paged KV cache in which the n samples of a prompt share its pages.
+"""Sampling for GRPO: continuous batching over a paged KV cache in which the n samples of a prompt share its
+pages.
 
     sampler = Sampler(model, kv_gib=4)
     groups = sampler.generate([Request(ids, n=8, max_tokens=256, stop_ids=eos)], on_finish=reward_it_at_once)
     sampler.update_weights(trained.named_parameters())
 
-    python -m nanotriton.sampler MODEL --prompt TEXT | --prompt-ids 1,2,3 [--max-tokens N] [--temperature T] [--seed S]
+    python -m nanotriton.sampler MODEL --prompt TEXT | --prompt-ids 1,2,3 [--max-tokens N] [--temperature T]
+    [--seed S]
                                  [--dtype fp32|bf16] [--json]
 
-One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The same code runs on
-a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, and the host reads them `LAG` steps late.
+One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The same
+code runs on
+a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, and the host reads them `LAG`
+steps late.
 """
 
 import argparse
@@ -37,10 +41,13 @@ LAG = 2  # decode steps the GPU may be ahead of the host: a stopped sample costs
 
 
 class Sampler:
-    """Samples from `model` as it is: the parameters are the sampler's to read, and on CUDA must stay at their addresses.
+    """Samples from `model` as it is: the parameters are the sampler's to read, and on CUDA must stay at their
+    addresses.
 
-    The cache takes `kv_gib` GiB, or `kv_fraction` of the memory that is free on the GPU when it is allocated (the default,
-    0.7; 1 GiB on a CPU, of which only what is used becomes real). At most `max_batch` samples run at once. Ids from
+    The cache takes `kv_gib` GiB, or `kv_fraction` of the memory that is free on the GPU when it is allocated
+    (the default,
+    0.7; 1 GiB on a CPU, of which only what is used becomes real). At most `max_batch` samples run at once.
+    Ids from
     `valid_vocab` on are never drawn. `seed` is for requests that bring none.
     """
 
@@ -99,8 +106,10 @@ class Sampler:
     def resume(self) -> None:
         """Take the KV memory again after free(). Does nothing if it is held.
 
-        It comes back at its address, so that captured graphs stay valid. Where kv_fraction rules and training has since
-        taken so much that the old size doesn't fit, it is a fraction of what is free now, and graphs are captured anew.
+        It comes back at its address, so that captured graphs stay valid. Where kv_fraction rules and training
+        has since
+        taken so much that the old size doesn't fit, it is a fraction of what is free now, and graphs are
+        captured anew.
         """
         if self.kv.data is not None:
             return
@@ -123,9 +132,11 @@ class Sampler:
 
     @torch.no_grad()
     def update_weights(self, source: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy weights, by name, into the sampler's own buffers (whose addresses CUDA graphs hold), cast to their dtype.
+        """Copy weights, by name, into the sampler's own buffers (whose addresses CUDA graphs hold), cast to
+        their dtype.
 
-        Every parameter must come exactly once; a tied lm_head may come too. ValueError otherwise. No page of the cache
+        Every parameter must come exactly once; a tied lm_head may come too. ValueError otherwise. No page of
+        the cache
         outlives a generate call, so nothing computed with the old weights is ever read again.
         """
         self._idle("update_weights")
@@ -137,11 +148,11 @@ class Sampler:
                 continue
             if name not in missing:
                 raise ValueError(
-                    f"update_weights: {name} is {'given twice' if name in mine else 'not a parameter of the model'}"
+                    f"update_weights: {name} is {'given twice' if name in mine else 'not a parameter of the model'}"  # noqa: E501
                 )
             if tensor.shape != mine[name].shape:
                 raise ValueError(
-                    f"update_weights: {name} is {tuple(tensor.shape)}, the model's is {tuple(mine[name].shape)}"
+                    f"update_weights: {name} is {tuple(tensor.shape)}, the model's is {tuple(mine[name].shape)}"  # noqa: E501
                 )
             missing.remove(name)
             if tensor.data_ptr() != mine[name].data_ptr():
@@ -162,7 +173,8 @@ class Sampler:
     def generate(
         self, requests: list[Request], on_finish: Callable[[Sample], None] | None = None
     ) -> list[list[Sample]]:
-        """All samples of all requests, [len(requests)][n]. `on_finish` gets each one as soon as it is finished.
+        """All samples of all requests, [len(requests)][n]. `on_finish` gets each one as soon as it is
+        finished.
 
         ValueError, before anything runs, for a request that can't be served.
         """
@@ -211,7 +223,7 @@ class Sampler:
         elif request.seeds is not None and len(request.seeds) != request.n:
             problem = "there must be as many seeds as samples"
         elif len(prompt) + request.max_tokens > longest:
-            problem = f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than the model's {longest}"
+            problem = f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than the model's {longest}"  # noqa: E501
         else:
             return
         raise ValueError(f"request {index}: {problem}")
@@ -223,7 +235,8 @@ class Sampler:
         return [self.seed * int(GOLDEN) + self.unseeded - i for i in range(request.n)]
 
     def _grow(self, scheduler: Scheduler, flight: deque, on_finish: Callable | None) -> bool:
-        """Pages for everybody's next token: first from samples that turn out to be finished, then by preemption."""
+        """Pages for everybody's next token: first from samples that turn out to be finished, then by
+        preemption."""
         while not scheduler.grow():
             if flight:
                 self._collect(scheduler, *flight.popleft(), on_finish)
@@ -256,9 +269,11 @@ class Sampler:
     # device
 
     def _prefill(self, scheduler: Scheduler, admitted: list[Sequence]) -> Callable:
-        """Run prompts (and what a preempted sample had) through the model into the cache; draw the next token of each.
+        """Run prompts (and what a preempted sample had) through the model into the cache; draw the next token
+        of each.
 
-        The samples of a group that have nothing yet are one row. A prompt that is already in the cache is computed again
+        The samples of a group that have nothing yet are one row. A prompt that is already in the cache is
+        computed again
         for a preempted sample, whose tail needs it, but written to the scratch page.
         """
         rows: dict[object, int] = {}
@@ -337,7 +352,8 @@ class Sampler:
     def step(
         self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The device's part of a decode step: tokens [B] int64 and logprobs [B] fp32. No synchronisation on CUDA."""
+        """The device's part of a decode step: tokens [B] int64 and logprobs [B] fp32. No synchronisation on
+        CUDA."""
         batch = DecodeBatch(
             x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table
         )
@@ -351,7 +367,8 @@ class Sampler:
         return self._draw(self.model(self.last[x.slot], x.position, attend), x)
 
     def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are fp32."""
+        """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are
+        fp32."""
         weight = self.model.head_weight
         if hidden.is_cuda and hidden.dtype == weight.dtype != torch.float32:
             logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)

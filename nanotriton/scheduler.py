@@ -1,9 +1,13 @@
 """Who runs in the next step and in which pages: the host's half of the sampler, in plain Python and NumPy.
 
-A request becomes a Group, one prompt whose pages all of its samples share; the n samples are Sequences. A sequence waits,
-then holds a slot and pages, then is finished; when pages run out the youngest one goes back to waiting and is prefilled
-again, prompt and generated tokens together. Token counts are known ahead of the results: every running sequence gets one
-token a step, so the GPU can run ahead of the host, which hears of end tokens late and drops what came after them.
+A request becomes a Group, one prompt whose pages all of its samples share; the n samples are Sequences. A
+sequence waits,
+then holds a slot and pages, then is finished; when pages run out the youngest one goes back to waiting and is
+prefilled
+again, prompt and generated tokens together. Token counts are known ahead of the results: every running
+sequence gets one
+token a step, so the GPU can run ahead of the host, which hears of end tokens late and drops what came after
+them.
 """
 
 from collections import deque
@@ -17,7 +21,8 @@ from nanotriton.kv_cache import PagePool
 
 @dataclass
 class Request:
-    """`n` samples of one prompt. temperature 0 is greedy; top_k 0 and top_p 1 are off; one seed a sample, or None."""
+    """`n` samples of one prompt. temperature 0 is greedy; top_k 0 and top_p 1 are off; one seed a sample, or
+    None."""
 
     prompt_ids: list[int]
     n: int = 1
@@ -31,7 +36,8 @@ class Request:
 
 @dataclass
 class Sample:
-    """What came of it. logprobs are of the distribution each token was drawn from (of temperature 1 when greedy)."""
+    """What came of it. logprobs are of the distribution each token was drawn from (of temperature 1 when
+    greedy)."""
 
     request: int
     index: int  # 0 to n - 1
@@ -62,7 +68,8 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 class Scheduler:
-    """One `generate` call's worth of state. `running` slots take part in each decode step; arrays are indexed by slot."""
+    """One `generate` call's worth of state. `running` slots take part in each decode step; arrays are indexed
+    by slot."""
 
     def __init__(self, pages: int, page_size: int, max_batch: int, width: int, prefill_tokens: int):
         self.pool = PagePool(pages)
@@ -95,7 +102,7 @@ class Scheduler:
         )
         if need > len(self.pool.free):
             raise ValueError(
-                f"request {index}: {len(request.prompt_ids)} prompt and {request.max_tokens} new tokens need {need} pages of "
+                f"request {index}: {len(request.prompt_ids)} prompt and {request.max_tokens} new tokens need {need} pages of "  # noqa: E501
                 f"{self.page_size} tokens, the cache has {len(self.pool.free)}: raise kv_gib or kv_fraction"
             )
         group = Group(request)
@@ -104,9 +111,11 @@ class Scheduler:
         return sequences
 
     def admit(self) -> list[Sequence]:
-        """Give slots and pages to waiting sequences, oldest first, as far as slots, pages and prefill_tokens go.
+        """Give slots and pages to waiting sequences, oldest first, as far as slots, pages and prefill_tokens
+        go.
 
-        One free page is kept back for each running sequence, so that admission does not at once cause preemption.
+        One free page is kept back for each running sequence, so that admission does not at once cause
+        preemption.
         """
         admitted: list[Sequence] = []
         fresh: set[int] = set()  # groups whose prompt alone is in this prefill: its samples share that row
@@ -166,7 +175,8 @@ class Scheduler:
             self.changed = True
 
     def grow(self) -> bool:
-        """Give each running slot a page for its next token if it needs one; False (and nothing done) if they don't suffice."""
+        """Give each running slot a page for its next token if it needs one; False (and nothing done) if they
+        don't suffice."""
         slots = np.flatnonzero(self.running)
         need = slots[self.tail_pages[slots] * self.page_size < self.count[slots]]
         if len(need) > self.pool.available:
@@ -197,7 +207,8 @@ class Scheduler:
         self.running[slot], self.changed = False, True
 
     def tiles(self, slots: np.ndarray, cap: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (positions in `slots`) by group, at most `cap` a tile: prefix_table lines [T], rows [T, R] padded with -1."""
+        """Rows (positions in `slots`) by group, at most `cap` a tile: prefix_table lines [T], rows [T, R]
+        padded with -1."""
         if self.changed:
             lines = self.line[slots]
             order = np.argsort(lines, kind="stable")

@@ -29,14 +29,20 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 class Tokenizer:
-    """The tokenizer of a model folder (or hub id): needs tokenizer.json, uses tokenizer_config.json if it is there.
+    """The tokenizer of a model folder (or hub id): needs tokenizer.json, uses tokenizer_config.json if it is
+    there.
 
-    eos_ids: every id that ends a text, the union of what config.json, generation_config.json and the tokenizer say.
-    vocab_size: one past the largest id; a model's embedding may be padded beyond it. files: those that `save` copies.
-    reads_source: the model was trained here from nothing and knows no instructions, only sources and completions.
-    now: the time that a chat template is told (strftime_now); None: that of loading. variables: given to every chat
+    eos_ids: every id that ends a text, the union of what config.json, generation_config.json and the
+    tokenizer say.
+    vocab_size: one past the largest id; a model's embedding may be padded beyond it. files: those that `save`
+    copies.
+    reads_source: the model was trained here from nothing and knows no instructions, only sources and
+    completions.
+    now: the time that a chat template is told (strftime_now); None: that of loading. variables: given to
+    every chat
     template, such as Qwen3's {"enable_thinking": False}.
-    Raises ModelError, also if config.json is in the folder and says that the embedding is smaller than the vocabulary.
+    Raises ModelError, also if config.json is in the folder and says that the embedding is smaller than the
+    vocabulary.
     """
 
     def __init__(self, folder: str | Path, now: datetime | None = None, variables: dict | None = None):
@@ -89,7 +95,7 @@ class Tokenizer:
         rows = config.get("vocab_size")
         if isinstance(rows, int) and self.vocab_size > rows:
             raise ModelError(
-                f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows"
+                f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows"  # noqa: E501
             )
 
     def _id(self, role: str) -> int | None:
@@ -103,12 +109,14 @@ class Tokenizer:
     # -------------------------------------------------------------------------------------------------- text
     # <-> ids
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Ids of a text. `add_special_tokens` adds what the tokenizer's post-processor would (Llama-3's begin token):
+        """Ids of a text. `add_special_tokens` adds what the tokenizer's post-processor would (Llama-3's begin
+        token):
         right for a raw prompt, wrong for a rendered chat, which already has it."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids; ValueError for an id that the vocabulary doesn't have. Bytes that are no UTF-8 become U+FFFD."""
+        """The text of ids; ValueError for an id that the vocabulary doesn't have. Bytes that are no UTF-8
+        become U+FFFD."""
         ids = list(ids)
         self.check(ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -122,7 +130,7 @@ class Tokenizer:
         """A decoder to feed ids to as they are sampled."""
         return Stream(self)
 
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------------  # noqa: E501
     # chat
     @property
     def has_chat_template(self) -> bool:
@@ -135,9 +143,11 @@ class Tokenizer:
         tools: list[dict] | None = None,
         **variables,
     ) -> str:
-        """Messages as the model's chat template writes them, byte for byte what transformers' apply_chat_template gives.
+        """Messages as the model's chat template writes them, byte for byte what transformers'
+        apply_chat_template gives.
 
-        Each message has `role` and `content`; `variables` go to the template (Qwen3: enable_thinking=False). Raises
+        Each message has `role` and `content`; `variables` go to the template (Qwen3: enable_thinking=False).
+        Raises
         ModelError if there is no template, or the template refuses the messages.
         """
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
@@ -169,7 +179,8 @@ class Tokenizer:
 
 
 class Stream:
-    """Decode ids one at a time: the pieces that `push` and the last `flush` return join to exactly `decode(ids)`.
+    """Decode ids one at a time: the pieces that `push` and the last `flush` return join to exactly
+    `decode(ids)`.
 
     A piece never ends inside a character; bytes that can't become one are U+FFFD, as in `decode`.
     """
@@ -216,7 +227,8 @@ def _byte_table() -> dict[str, int]:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: marks the assistant's words for training masks; here it changes nothing."""
+    """`{% generation %}...{% endgeneration %}`: marks the assistant's words for training masks; here it
+    changes nothing."""
 
     tags = {"generation"}
 

@@ -1,6 +1,8 @@
-"""GPU memory that can be given back and taken again at the same address, so that CUDA graphs that point into it stay valid.
+"""GPU memory that can be given back and taken again at the same address, so that CUDA graphs that point into
+it stay valid.
 
-CUDA's virtual memory calls (driver API, section "Virtual Memory Management"): an address range is reserved once; physical
+CUDA's virtual memory calls (driver API, section "Virtual Memory Management"): an address range is reserved
+once; physical
 memory is created, mapped into it, and unmapped. torch's allocator knows nothing of it.
 """
 
@@ -36,7 +38,8 @@ class _Access(ctypes.Structure):  # CUmemAccessDesc
 
 
 class Memory:
-    """`size` bytes of a CUDA device at one address. Holds nothing until `take`; MemoryError if the device hasn't so much."""
+    """`size` bytes of a CUDA device at one address. Holds nothing until `take`; MemoryError if the device
+    hasn't so much."""
 
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists

@@ -3,8 +3,10 @@
     model, config = load_model("Qwen/Qwen3-8B", torch.bfloat16, "cuda")
     save_model(model, "out", tokenizer_files=tokenizer.files)
 
-Files are memory-mapped and read a tensor at a time, so that host memory stays at a few tensors above the page cache.
-Under FSDP, build the model on the meta device, shard it, `to_empty`, then `fill`: each rank reads only its rows.
+Files are memory-mapped and read a tensor at a time, so that host memory stays at a few tensors above the page
+cache.
+Under FSDP, build the model on the meta device, shard it, `to_empty`, then `fill`: each rank reads only its
+rows.
 """
 
 import json
@@ -44,10 +46,11 @@ SHARD_BYTES = 5 * 10**9
 READERS = 8  # threads: a mapped file comes in by page faults, and each waits for the disk
 
 
-# -------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------------  # noqa: E501
 # folders
 def find_folder(name: str | Path) -> Path:
-    """A local folder as it is; `owner/name` is downloaded from the Hugging Face hub, with a progress bar, or taken
+    """A local folder as it is; `owner/name` is downloaded from the Hugging Face hub, with a progress bar, or
+    taken
     from its cache. ModelError if there is neither."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -57,7 +60,7 @@ def find_folder(name: str | Path) -> Path:
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:
         raise ModelError(
-            f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected"
+            f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected"  # noqa: E501
         )
     from huggingface_hub import snapshot_download  # imported late: it is slow, and only downloads need it
 
@@ -98,13 +101,15 @@ def load_config(name: str | Path) -> ModelConfig:
         raise ModelError(f"{folder}: {error}") from None
 
 
-# -------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------------  # noqa: E501
 # reading
 class WeightFiles:
     """The tensors of a folder's safetensors files, opened but not read.
 
-    shapes: name -> shape; dtype: that of the last one. `read(name, start, stop)` gives rows start to stop (default all), memory-mapped on the CPU.
-    Raises ModelError for no weights, a file that the index names and isn't there, a truncated file, one tensor in
+    shapes: name -> shape; dtype: that of the last one. `read(name, start, stop)` gives rows start to stop
+    (default all), memory-mapped on the CPU.
+    Raises ModelError for no weights, a file that the index names and isn't there, a truncated file, one
+    tensor in
     two files, a dtype that is no float.
     """
 
@@ -148,13 +153,15 @@ class WeightFiles:
 
 
 def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule. shard_rows(5, 1, 2) == (3, 5)."""
+    """The rows that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule. shard_rows(5, 1, 2)
+    == (3, 5)."""
     size = -(-rows // world)
     return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
 def fill(model: Transformer, name: str | Path) -> None:
-    """Copy a folder's tensors into the model's parameters, converting dtype: every tensor used once, every parameter
+    """Copy a folder's tensors into the model's parameters, converting dtype: every tensor used once, every
+    parameter
     filled once, or ModelError. A DTensor parameter (FSDP2, sharded over rows) gets its own rows only."""
     folder = find_folder(name)
     files = WeightFiles(folder)
@@ -208,7 +215,8 @@ def fill(model: Transformer, name: str | Path) -> None:
 def load_model(
     name: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> tuple[Transformer, ModelConfig]:
-    """(model, config) from a folder or hub id: parameters and compute in `dtype`, on `device`. ModelError if it can't."""
+    """(model, config) from a folder or hub id: parameters and compute in `dtype`, on `device`. ModelError if
+    it can't."""
     folder = find_folder(name)
     config = load_config(folder)
     with torch.device("meta"):
@@ -218,7 +226,7 @@ def load_model(
     return model, config
 
 
-# -------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------------  # noqa: E501
 # writing
 def save_model(
     model: Transformer,
@@ -227,13 +235,16 @@ def save_model(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json, generation_config.json, the weights and copies of the tokenizer's files (given one by one, or
+    """Write config.json, generation_config.json, the weights and copies of the tokenizer's files (given one
+    by one, or
     as the folder that has them). More than `shard_bytes` of weights become several files and an index.
 
-    The weights have `dtype`. By default that is the dtype of the folder that the model was read from, whatever it was
+    The weights have `dtype`. By default that is the dtype of the folder that the model was read from,
+    whatever it was
     trained in, or as held if it was made here.
 
-    Under FSDP every rank calls it: shards are gathered a file at a time, and rank 0 writes. Files get their names
+    Under FSDP every rank calls it: shards are gathered a file at a time, and rank 0 writes. Files get their
+    names
     only when all are written, so that a kill before leaves the previous ones whole.
     """
     folder = Path(folder)
@@ -281,7 +292,8 @@ def save_model(
 
 
 def _plan_shards(params: dict[str, Tensor], dtype: torch.dtype, limit: int) -> dict[str, list[str]]:
-    """File name -> parameter names, in model order, each file under `limit` bytes (one larger tensor is a file)."""
+    """File name -> parameter names, in model order, each file under `limit` bytes (one larger tensor is a
+    file)."""
     shards, sizes = [[]], Counter()
     for name, param in params.items():
         size = param.numel() * dtype.itemsize

@@ -1,10 +1,15 @@
-"""Were the rewards of a run deserved? Judge its rewarded samples again, with other draws and the strictest rules.
+"""Were the rewards of a run deserved? Judge its rewarded samples again, with other draws and the strictest
+rules.
 
-    python -m reward.audit RUN [--device cpu|cuda] [--split train] [--limit 500] [--worst 20] [--page RUN/audit.md]
+    python -m reward.audit RUN [--device cpu|cuda] [--split train] [--limit 500] [--worst 20] [--page
+    RUN/audit.md]
 
-RUN is a run's folder, or a samples.jsonl. Each distinct rewarded candidate is judged under policy strict with a fresh secret seed. Those
-whose verdict is no longer `correct` are listed, and a Markdown page shows the most suspicious ones with their source, so that two
-audits can be compared with diff. Exit status: 0 every reward stands, 1 some do not or could not be judged again, 2 bad usage.
+RUN is a run's folder, or a samples.jsonl. Each distinct rewarded candidate is judged under policy strict with
+a fresh secret seed. Those
+whose verdict is no longer `correct` are listed, and a Markdown page shows the most suspicious ones with their
+source, so that two
+audits can be compared with diff. Exit status: 0 every reward stands, 1 some do not or could not be judged
+again, 2 bad usage.
 """
 
 import argparse
@@ -49,7 +54,8 @@ class Sample:
 
 
 def read_samples(path: Path, split: str | None = None) -> list[Sample]:
-    """The distinct candidates that were paid for being right, in order of appearance. Raises ValueError (one line).
+    """The distinct candidates that were paid for being right, in order of appearance. Raises ValueError (one
+    line).
 
     Partial credit is below 1 and goes to what the run itself calls wrong: there is nothing to be doubted.
     """
@@ -149,7 +155,7 @@ def page(samples: list[Sample], worst: int, source: str) -> str:
     lines = [
         f"# Audit of {source}",
         "",
-        f"{len(samples)} distinct rewarded candidates were judged again under policy strict; {len(differ)} differ.",
+        f"{len(samples)} distinct rewarded candidates were judged again under policy strict; {len(differ)} differ.",  # noqa: E501
         "",
     ]
     ranked = sorted(samples, key=lambda s: (-s.points, s.task.name, s.candidate))[:worst]
@@ -233,16 +239,16 @@ def main(argv: list[str]) -> int:
     differ = [s for s in samples if s.differs]
     for s in differ:
         print(
-            f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}"
+            f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}"  # noqa: E501
         )
     failed = [s for s in samples if not s.after.scored]
     for s in failed:
         print(
-            f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}"
+            f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}"  # noqa: E501
         )
     unjudged = f", {len(failed)} could not be" if failed else ""
     print(
-        f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ{unjudged}; the page is {out}"
+        f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ{unjudged}; the page is {out}"  # noqa: E501
     )
     return 1 if differ or failed else 0
 

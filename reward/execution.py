@@ -24,14 +24,17 @@ PROGRESS = {
 
 
 def progress(verdict: Verdict) -> float:
-    """0 to 1: how far it got. 1 for correct and for wrong values alike, so scale it well below the reward of being right."""
+    """0 to 1: how far it got. 1 for correct and for wrong values alike, so scale it well below the reward of
+    being right."""
     return 1.0 if verdict.correct else PROGRESS.get(verdict.status, 0.0)
 
 
 def speed(verdict: Verdict, cap: float, noise: float) -> float:
-    """0 to 1: log(speedup) / log(cap), 0 when nothing was timed or the gain is within the noise, 1 at `cap` times and beyond.
+    """0 to 1: log(speedup) / log(cap), 0 when nothing was timed or the gain is within the noise, 1 at `cap`
+    times and beyond.
 
-    The logarithm makes twice as fast worth the same from wherever it starts; the cap keeps a broken clock or a lucky task from
+    The logarithm makes twice as fast worth the same from wherever it starts; the cap keeps a broken clock or
+    a lucky task from
     outweighing a batch; the floor keeps timing noise from becoming an advantage.
     """
     if verdict.speedup is None or not math.isfinite(verdict.speedup) or verdict.speedup <= 1 + noise:

@@ -1,6 +1,8 @@
-"""A verdict becomes a number, here and nowhere else. Change this function, or name a file of your own on the command line.
+"""A verdict becomes a number, here and nowhere else. Change this function, or name a file of your own on the
+command line.
 
-Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules (nanotriton/rules/rules.py) before and after it runs a
+Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules
+(nanotriton/rules/rules.py) before and after it runs a
 candidate, so `correct` under policy strict means both.
 """
 
@@ -32,7 +34,8 @@ class RewardConfig:
 
     @property
     def noise(self) -> float:
-        """What timing noise alone may change a reward by: below it a group's standard deviation means nothing (docs/rules.md, 12)."""
+        """What timing noise alone may change a reward by: below it a group's standard deviation means nothing
+        (docs/rules.md, 12)."""
         return self.speed * math.log(1 + self.speed_noise) / math.log(self.speed_cap)
 
     def __post_init__(self):
@@ -48,7 +51,8 @@ def reward(verdict: Verdict, config: RewardConfig = RewardConfig()) -> float | N
     """The reward of one sample, or None for a sample that leaves the batch.
 
     A sample leaves it where the verdict says nothing of the candidate: our own failure, a feature that the
-    executor lacks, or a weak task. The length of a completion is no matter here: train_grpo.py has --truncated
+    executor lacks, or a weak task. The length of a completion is no matter here: train_grpo.py has
+    --truncated
     for it.
     """
     if not verdict.scored:
@@ -77,7 +81,8 @@ def reward_function(options: RewardOptions) -> Callable[[Verdict, str, Any], flo
 def load_reward(path: str | Path) -> Callable:
     """A user's own reward: a Python file that defines `reward(verdict, completion, task) -> float | None`.
 
-    It is the user's code and runs in the training process. Raises ValueError (one line) when it can't be used.
+    It is the user's code and runs in the training process. Raises ValueError (one line) when it can't be
+    used.
     """
     path = Path(path)
     if not path.is_file():
@@ -101,7 +106,8 @@ def load_reward(path: str | Path) -> Callable:
 
 
 def checked(function: Callable, path: Path, verdict: Verdict, completion: str, task: Any) -> float | None:
-    """What a user's reward returns. ConfigError unless it is None or a finite number: a NaN would spread over its whole group."""
+    """What a user's reward returns. ConfigError unless it is None or a finite number: a NaN would spread over
+    its whole group."""
     try:
         value = function(verdict, completion, task)
     except Exception as error:

@@ -48,7 +48,9 @@ MODULES = {
     "softmax": task("torch.softmax(x, dim=-1)", "torch.randn(4, 37)"),
     "layer norm": task("self.norm(x)", "torch.randn(3, 4, 37)", "self.norm = nn.LayerNorm(37)"),
     "group norm": task("self.norm(x)", "torch.randn(2, 8, 5, 3)", "self.norm = nn.GroupNorm(4, 8)"),
-    "batch norm": task("self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3, track_running_stats=False)"),
+    "batch norm": task(
+        "self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3, track_running_stats=False)"
+    ),
     "rows down": task("torch.logsumexp(x, dim=1)", "torch.randn(3, 7, 19)"),
     "several sums of a row": task(
         "(x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1e-5)",

@@ -22,14 +22,14 @@ RETRIES = 5  # of one request, when the server is busy, slow or talks nonsense
 WAIT = 1.0  # seconds before the first retry; each next wait is twice as long
 KNOWLEDGE = {
     "softmax": "Softmax of a row: subtract the row's maximum before tl.exp; load lanes past the end as -inf.",
-    "norm": "A norm's variance is the mean of the squares of (x - mean); set lanes past the end to 0 after subtracting the mean.",
-    "matmul": 'tl.dot takes blocks of at least 16 a side; accumulate in fp32 and pass input_precision="ieee".',
+    "norm": "A norm's variance is the mean of the squares of (x - mean); set lanes past the end to 0 after subtracting the mean.",  # noqa: E501
+    "matmul": 'tl.dot takes blocks of at least 16 a side; accumulate in fp32 and pass input_precision="ieee".',  # noqa: E501
     "linear": "nn.Linear's weight is [out, in]: read it with the roles of its indices exchanged.",
-    "conv": "A convolution is a matrix product over (input channel, tap): take k apart with // and %, and mask taps that fall outside the input.",
+    "conv": "A convolution is a matrix product over (input channel, tap): take k apart with // and %, and mask taps that fall outside the input.",  # noqa: E501
     "pool": "Unroll a pooling window with tl.static_range; the identity of a maximum is -inf.",
     "cumsum": "tl.cumsum scans a block; a longer row needs a carry between blocks.",
-    "attention": "Keep a running maximum and sum per query, and rescale the accumulator when the maximum changes.",
-    "loss": "For a sum over everything, each program adds its part with tl.atomic_add to a result that starts at zero.",
+    "attention": "Keep a running maximum and sum per query, and rescale the accumulator when the maximum changes.",  # noqa: E501
+    "loss": "For a sum over everything, each program adds its part with tl.atomic_add to a result that starts at zero.",  # noqa: E501
 }
 
 
@@ -52,7 +52,8 @@ class Conversation:
 
 
 class Teacher:
-    """Asks an endpoint for chat completions. Requests that fail in passing are made again, later and later."""
+    """Asks an endpoint for chat completions. Requests that fail in passing are made again, later
+    and later."""
 
     def __init__(self, endpoint: str, model: str, timeout: float = 120.0, wait: float = WAIT):
         self.url = endpoint.rstrip("/") + "/chat/completions"

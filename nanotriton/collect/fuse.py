@@ -150,7 +150,8 @@ class Fuser:
         self.inside[node] = stage
 
     def companion(self, node: Node) -> Stage | None:
-        """A stage that goes over rows of this kind already, and begins when what is reduced lies in memory."""
+        """A stage that goes over rows of this kind already, and begins when what is reduced lies
+        in memory."""
         x = node.args[0]
         alike = [
             s for s in self.stages if s.kind == "rows" and s.full == x.shape and s.dims == node.attrs["dims"]

@@ -211,7 +211,8 @@ class Chain:
         self.ended = step.needs == "last"
 
     def reshape(self, step: Step) -> None:
-        """The dimensions after a step: "-1" drops the last, "*" stands for the rest, digits for the old ones."""
+        """The dimensions after a step: "-1" drops the last, "*" stands for the rest, digits for
+        the old ones."""
         if step.result == ("-1",):
             self.dims = self.dims[:-1]
         elif step.result and "*" in step.result:
@@ -332,7 +333,8 @@ HEADS = {
 
 
 def chain(rng: random.Random, family: str) -> Draft:
-    """x -> maybe maps -> the family's step -> maps, sometimes with a row operation or a reduction at the end."""
+    """x -> maybe maps -> the family's step -> maps, sometimes with a row operation or a reduction
+    at the end."""
     if family == "map":
         made = Chain(rng, family, rng.choice(list(SHAPES)))
         maps(made, rng.randint(1, 4))
@@ -488,7 +490,8 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple[int, int]]:
 
 
 def size(rng: random.Random, low: int, high: int) -> int:
-    """Between low and high, evenly on a logarithmic scale; every second one a power of two or a few of them."""
+    """Between low and high, evenly on a logarithmic scale; every second one a power of two or a
+    few of them."""
     value = int(low * (high / low) ** rng.random())
     if rng.random() < 0.5:
         step = 1 << max(value.bit_length() - 2, 0)

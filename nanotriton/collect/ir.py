@@ -19,7 +19,8 @@ class Unfit(Exception):
 
 
 class NamedFloat(float):
-    """A float that knows what it is called on the host, such as `self.scale`: kernels get it as an argument."""
+    """A float that knows what it is called on the host, such as `self.scale`: kernels get it as
+    an argument."""
 
     def __new__(cls, value: float, text: str):
         made = super().__new__(cls, value)

@@ -34,7 +34,8 @@ def reduction(b: Builder, x: Node, dim=None, keepdim=False, dtype=None, op="sum"
 
 @lowers("max", "min")
 def extreme(b: Builder, x: Node, dim=None, keepdim=False, op="max") -> object:
-    """Without dim the largest element; with another tensor the larger of the two; with dim (values, indices)."""
+    """Without dim the largest element; with another tensor the larger of the two; with dim
+    (values, indices)."""
     if isinstance(dim, Node | Scalar):
         return b.map(f"{op}imum", f"tl.{op}imum({{0}}, {{1}})", x, dim)
     if dim is None:
@@ -250,7 +251,7 @@ def pairwise_distance(b: Builder, x1: Node, x2: Node, p=2.0, eps=1e-6, keepdim=F
 PIECES = {  # a loss by element, as a map of (input, target)
     "mse_loss": "({0} - {1}) * ({0} - {1})",
     "l1_loss": "tl.abs({0} - {1})",
-    "binary_cross_entropy": "-({1} * tl.maximum(tl.log({0}), -100) + (1 - {1}) * tl.maximum(tl.log(1 - {0}), -100))",
+    "binary_cross_entropy": "-({1} * tl.maximum(tl.log({0}), -100) + (1 - {1}) * tl.maximum(tl.log(1 - {0}), -100))",  # noqa: E501
     "binary_cross_entropy_with_logits": "tl.maximum({0}, 0) - {0} * {1} + tl.log(1 + tl.exp(-tl.abs({0})))",
     "soft_margin_loss": "tl.maximum(-{1} * {0}, 0) + tl.log(1 + tl.exp(-tl.abs({0} * {1})))",
 }

@@ -59,7 +59,7 @@ def rebuild(cfg) -> None:
     report.put(folder / "sft.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
     if changed:
         raise ValueError(
-            f"{len(changed)} of {len(lines)} pairs came out otherwise than they were verified, such as {changed[0]}; the other {len(rows)} are written"
+            f"{len(changed)} of {len(lines)} pairs came out otherwise than they were verified, such as {changed[0]}; the other {len(rows)} are written"  # noqa: E501
         )
 
 

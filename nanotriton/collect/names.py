@@ -1,4 +1,5 @@
-"""Shapes in the host's text, said as a person says them: `rows, cols = x.shape` once, then `rows` and `cols`."""
+"""Shapes in the host's text, said as a person says them: `rows, cols = x.shape` once, then `rows`
+and `cols`."""
 
 import re
 

@@ -179,7 +179,7 @@ _ROWS = (
         "clamp",
         "x, min=None, max=None",
         "tl.minimum(tl.maximum(x, min), max)",
-        "torch.clamp(x, -{c}, {c}); x.clamp(min=-{c}, max={c}); torch.clamp(x, min={c}); torch.clamp(x, max={c})",
+        "torch.clamp(x, -{c}, {c}); x.clamp(min=-{c}, max={c}); torch.clamp(x, min={c}); torch.clamp(x, max={c})",  # noqa: E501
         "0.5 1.0 2.0",
     ),
     _op(

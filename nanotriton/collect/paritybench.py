@@ -126,7 +126,7 @@ def alone(file: File, name: str, arguments: list, keywords: dict, inputs: list) 
     listed = lambda values: ", ".join(map(ast.unparse, values))
     return (
         "\n".join(heads)
-        + f"\n\n\n{body}\n\n\ndef get_inputs():\n    return [{listed(inputs)}]\n\n\ndef get_init_inputs():\n    return [{listed(positional)}]\n"
+        + f"\n\n\n{body}\n\n\ndef get_inputs():\n    return [{listed(inputs)}]\n\n\ndef get_init_inputs():\n    return [{listed(positional)}]\n"  # noqa: E501
     )
 
 

@@ -100,7 +100,8 @@ class Pipeline:
             }
 
     def grammar_jobs(self) -> Iterator[dict]:
-        """Draws without end; every third one, while RL tasks are wanted, is a hard one that gets no solution."""
+        """Draws without end; every third one, while RL tasks are wanted, is a hard one that gets
+        no solution."""
         for i in itertools.count():
             hard = self.cfg.rl_share > 0 and i % 4 == 3
             yield {

@@ -9,14 +9,14 @@ from nanotriton.collect.compose import UNSAID, Composed
 from nanotriton.collect.fuse import Stage
 
 ACCESS = {
-    "pointwise": "Each program takes a block of the flat output; every element is read once and written once.",
-    "total": "Each program sums a block and adds its part to the result with an atomic add, so the result starts at zero.",
-    "matmul": "Each program computes a tile of the result, goes along the inner dimension block by block and accumulates in fp32 with tl.dot.",
-    "conv": "The convolution is an implicit matrix product: rows are output places, columns are output channels, and the sum runs over input channels and taps.",
+    "pointwise": "Each program takes a block of the flat output; every element is read once and written once.",  # noqa: E501
+    "total": "Each program sums a block and adds its part to the result with an atomic add, so the result starts at zero.",  # noqa: E501
+    "matmul": "Each program computes a tile of the result, goes along the inner dimension block by block and accumulates in fp32 with tl.dot.",  # noqa: E501
+    "conv": "The convolution is an implicit matrix product: rows are output places, columns are output channels, and the sum runs over input channels and taps.",  # noqa: E501
     "pool": "Each lane has one output element and goes over its window.",
     "scan": "The scan runs along the dimension inside one program.",
-    "rank": "An element's place is the number of elements that come before it, so a row is compared with each of its elements in turn.",
-    "attention": "Each program has a block of queries and goes over the keys; a running maximum and sum make the softmax, so no score is stored.",
+    "rank": "An element's place is the number of elements that come before it, so a row is compared with each of its elements in turn.",  # noqa: E501
+    "attention": "Each program has a block of queries and goes over the keys; a running maximum and sum make the softmax, so no score is stored.",  # noqa: E501
 }
 QUIET = (*UNSAID, "cast", "mean", "sum")  # steps of something that has a name of its own
 GATHER = "Each lane has one place of the output and works out which element of the input belongs there."
@@ -27,7 +27,7 @@ def reasoning(composed: Composed) -> str:
     parts = []
     if len(composed.stages) > 1:
         parts.append(
-            f"The module needs {number(len(composed.stages))} kernels, because each needs the whole result of the one before."
+            f"The module needs {number(len(composed.stages))} kernels, because each needs the whole result of the one before."  # noqa: E501
         )
     for stage, kernel in zip(composed.stages, composed.kernels):
         prefix = f"`{kernel.name}`: " if len(composed.stages) > 1 else ""
@@ -65,7 +65,7 @@ def how(stage: Stage, source: str) -> str:
 
 def rows(source: str) -> str:
     if "lane = " in source:
-        return "The reduced dimension isn't the last, so each lane has a column of its own and goes down it; neighbouring lanes read neighbouring addresses."
+        return "The reduced dimension isn't the last, so each lane has a column of its own and goes down it; neighbouring lanes read neighbouring addresses."  # noqa: E501
     if "for start in" in source:
         return "One program per row goes over it block by block, so rows of any length work."
     return "One program per row holds the whole row in a block whose size is the next power of two."

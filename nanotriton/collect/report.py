@@ -100,7 +100,7 @@ def card(numbers: dict, sft: list[dict]) -> str:
     lines = [
         "# Data card",
         "",
-        f"{numbers['sets']['sft']:,} SFT pairs, {numbers['sets']['rl']:,} RL tasks, {numbers['sets']['heldout']:,} held-out tasks; "
+        f"{numbers['sets']['sft']:,} SFT pairs, {numbers['sets']['rl']:,} RL tasks, {numbers['sets']['heldout']:,} held-out tasks; "  # noqa: E501
         f"{numbers['candidates']:,} candidates in {numbers['seconds']:,.0f} s.",
         "",
     ]
@@ -135,7 +135,7 @@ def card(numbers: dict, sft: list[dict]) -> str:
     lines += [
         "## Lengths and literals",
         "",
-        f"Tokens of a solution: {numbers['solution_tokens']}. Numbers in it that the task doesn't have and no definition explains: {numbers['computed_literals']}.",
+        f"Tokens of a solution: {numbers['solution_tokens']}. Numbers in it that the task doesn't have and no definition explains: {numbers['computed_literals']}.",  # noqa: E501
         "",
     ]
     lines += [

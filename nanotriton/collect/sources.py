@@ -38,7 +38,7 @@ def modules(paths: list[str]) -> Iterator[Task]:
             yield from extract(text)
         else:
             raise ValueError(
-                f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected"
+                f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected"  # noqa: E501
             )
 
 

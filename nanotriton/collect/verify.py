@@ -34,7 +34,9 @@ class ModelNew(nn.Module):
         out = torch.empty(1, device=next(x.device for x in inputs if isinstance(x, torch.Tensor)))
         nothing_kernel[(1,)](out)
         return out
-"""  # a wrong answer to anything: what the executor says then tells whether the task itself is a fair question
+# a wrong answer to anything: what the executor says then tells whether the task itself is a fair
+# question
+"""
 
 
 class Verifier:

@@ -59,12 +59,12 @@ LOSSES = [
     _loss("pairwise_distance", "F.pairwise_distance(x, target)"),
     _loss(
         "dice_loss",
-        "1 - (2 * (torch.sigmoid(x) * target).sum(dim=-1) + 1) / (torch.sigmoid(x).sum(dim=-1) + target.sum(dim=-1) + 1)",
+        "1 - (2 * (torch.sigmoid(x) * target).sum(dim=-1) + 1) / (torch.sigmoid(x).sum(dim=-1) + target.sum(dim=-1) + 1)",  # noqa: E501
         "torch.rand(rows, cols)",
     ),
     _loss(
         "focal_loss",
-        "(-target * (1 - torch.sigmoid(x)) ** 2 * F.logsigmoid(x) - (1 - target) * torch.sigmoid(x) ** 2 * F.logsigmoid(-x)).mean()",
+        "(-target * (1 - torch.sigmoid(x)) ** 2 * F.logsigmoid(x) - (1 - target) * torch.sigmoid(x) ** 2 * F.logsigmoid(-x)).mean()",  # noqa: E501
         "torch.rand(rows, cols)",
     ),
     _loss("charbonnier", "torch.sqrt((x - target) ** 2 + 1e-3).mean()"),

@@ -1,8 +1,11 @@
 """AdamW for bf16 parameters that have no fp32 masters: moments in 8 bits, parameters rounded stochastically.
 
-Six bytes a parameter with its gradient, where fp32 masters take sixteen: an 8B model trains on one GPU of 80 GB, and the
-sampler can share the parameters. What bf16 loses is had back on average: an update smaller than half a unit in the last
-place is rounded up with the probability that makes its expectation right (rounding to nearest would drop every update
+Six bytes a parameter with its gradient, where fp32 masters take sixteen: an 8B model trains on one GPU of 80
+GB, and the
+sampler can share the parameters. What bf16 loses is had back on average: an update smaller than half a unit
+in the last
+place is rounded up with the probability that makes its expectation right (rounding to nearest would drop
+every update
 at a small learning rate). Blocks of 256 share a scale, as in 8-bit optimizers via block-wise quantization
 (arXiv 2110.02861), and codes are powers, which have small steps where values are small:
 
@@ -20,8 +23,9 @@ The memory of an 8B (8.19e9 parameters, Qwen3's) on one GPU of 80 GB, in GB:
     the head                                5.0    1.25 of logits, its gradient in fp32 and in bf16
                                            61.4    and while sampling 33.0, beside the KV memory
 
-Microbatches add up in bf16: each addition rounds by up to 2^-9, so few large ones are better than many small ones.
-"""
+Microbatches add up in bf16: each addition rounds by up to 2^-9, so few large ones are better than many small
+ones.
+"""  # noqa: E501
 
 import torch
 import triton
@@ -32,9 +36,11 @@ BLOCK = 256  # values that share a scale
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """Decoupled weight decay (arXiv 1711.05101) with the moments above. Parameters: any dtype, contiguous; bf16 is the point.
+    """Decoupled weight decay (arXiv 1711.05101) with the moments above. Parameters: any dtype, contiguous;
+    bf16 is the point.
 
-    One random number a value and step, a function of `seed`, the step and the value's place: the same on every run.
+    One random number a value and step, a function of `seed`, the step and the value's place: the same on
+    every run.
     """
 
     def __init__(
@@ -107,7 +113,8 @@ def _step_torch(
 
 
 def _round(x: Tensor, random: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 -> bf16, up or down with the probability that keeps the mean: random low bits are added, then cut off."""
+    """fp32 -> bf16, up or down with the probability that keeps the mean: random low bits are added, then cut
+    off."""
     if dtype != torch.bfloat16:
         return x.to(dtype)
     bits = x.contiguous().view(torch.int32) + (random * 65536).int().clamp(max=65535)

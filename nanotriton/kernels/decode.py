@@ -1,18 +1,25 @@
 """Decode attention over a paged KV cache, built for groups: each prompt is read once for all of its samples.
 
-A sample's context is two runs of pages: the *prefix* (its prompt, shared by the group, possibly ending in a partly filled
-page) and its private *tail* (what it generated, starting on a page of its own, so that nothing is ever copied on write).
-Softmax over the two is merged through log-sum-exp, exactly (Hydragen, arXiv 2402.05099; split-KV as in Flash-Decoding):
+A sample's context is two runs of pages: the *prefix* (its prompt, shared by the group, possibly ending in a
+partly filled
+page) and its private *tail* (what it generated, starting on a page of its own, so that nothing is ever copied
+on write).
+Softmax over the two is merged through log-sum-exp, exactly (Hydragen, arXiv 2402.05099; split-KV as in
+Flash-Decoding):
 
-    prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows, against each prefix page
+    prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows, against
+    each prefix page
     tail:    one sample's queries against its own pages; it starts from the prefix's (max, sum, output), so it ends merged
 
-One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is contiguous. Any head
+One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is
+contiguous. Any head
 size is taken: the kernels' tiles are as wide as the next power of two, and what is past the head is masked.
-On CUDA two Triton kernels run (three when long tails are split), all reading lengths and page tables on the device: a
-CUDA graph replays them for any lengths. The torch twin makes *pages* the batch dimension of its matrix products, so that
+On CUDA two Triton kernels run (three when long tails are split), all reading lengths and page tables on the
+device: a
+CUDA graph replays them for any lengths. The torch twin makes *pages* the batch dimension of its matrix
+products, so that
 a dense cache is read in place and no key is gathered.
-"""
+"""  # noqa: E501
 
 from dataclasses import dataclass, field
 
@@ -27,7 +34,8 @@ MASKED = -1e30  # finite, so that a page that belongs to nobody gives garbage fo
 
 @dataclass
 class DecodeBatch:
-    """What B query rows (one new token each) attend to. int32 tensors; the new token's key is already in its tail page.
+    """What B query rows (one new token each) attend to. int32 tensors; the new token's key is already in its
+    tail page.
 
     A row with tail_len 0 is padding: nothing is read for it and its output is zero.
     """
@@ -49,7 +57,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """Causal attention of one new token a row over its prefix and tail, scale 1/sqrt(head_dim).
 
-    q [B, heads, head_dim] -> [B, heads, head_dim] in q's dtype; softmax and sums in fp32; heads % kv_heads == 0.
+    q [B, heads, head_dim] -> [B, heads, head_dim] in q's dtype; softmax and sums in fp32; heads % kv_heads ==
+    0.
     """
     if q.is_cuda:
         return _decode_cuda(q, k_cache, v_cache, batch)
@@ -95,7 +104,8 @@ def write_kv(
 
 @dataclass
 class _Pages:
-    """The pages that U units (rows, or tiles) read, flattened: page n belongs to unit owner[n] and holds length[n] of its tokens."""
+    """The pages that U units (rows, or tiles) read, flattened: page n belongs to unit owner[n] and holds
+    length[n] of its tokens."""
 
     ids: torch.Tensor | slice  # [N]; a slice where most pages of a range are used: then nothing is gathered
     owner: torch.Tensor  # [N] unit, or U for a page in the slice that nobody here reads
@@ -149,7 +159,8 @@ def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
 def _attend_pages(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, J, kv_heads, rows, D], lse [U, J, kv_heads, rows]) by page."""
+    """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, J, kv_heads, rows, D], lse [U, J, kv_heads,
+    rows]) by page."""
     if isinstance(pages.ids, slice):
         k, v = k_cache[pages.ids].float(), v_cache[pages.ids].float()  # in fp32 a view
     else:
@@ -168,7 +179,8 @@ def _attend_pages(
 def decode_attention_torch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
 ) -> torch.Tensor:
-    """The twin of decode_attention: same arguments, any device whose tensors can be read (it synchronises)."""
+    """The twin of decode_attention: same arguments, any device whose tensors can be read (it
+    synchronises)."""
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     share = heads // kv_heads
@@ -216,14 +228,17 @@ TILE_ROWS = 64  # of queries in a prefix tile, at most
 
 
 def _options(q: torch.Tensor, lanes: int, page_size: int) -> dict[str, int]:
-    """Warps and stages for tiles of heads that are `lanes` wide. Three stages hold two pages of keys and values and the queries in
-    shared memory; where that is too much, pages are not loaded ahead. Four warps' registers hold a tile of 128 lanes."""
+    """Warps and stages for tiles of heads that are `lanes` wide. Three stages hold two pages of keys and
+    values and the queries in
+    shared memory; where that is too much, pages are not loaded ahead. Four warps' registers hold a tile of
+    128 lanes."""
     need = (2 * 2 * page_size + TILE_ROWS) * lanes * q.element_size()
     return dict(num_warps=8 if lanes > 128 else 4, num_stages=3 if need <= device_limits(q)[1] else 1)
 
 
 def _splits(units: int, kv_heads: int) -> int:
-    """Into how many parts the pages of a unit are split. A power of two, fixed by the shapes alone (for CUDA graphs)."""
+    """Into how many parts the pages of a unit are split. A power of two, fixed by the shapes alone (for CUDA
+    graphs)."""
     want = max(1, min(PROGRAMS // (units * kv_heads), MAX_SPLITS))
     return 1 << (want.bit_length() - 1)
 
@@ -281,7 +296,8 @@ def _attend_pages_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes out."""
+    """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes
+    out."""
     n, d = tl.arange(0, PAGE), tl.arange(0, LANES)
     inside = n[:, None] * DIM + d[None, :]
     for j in range(first, last):
@@ -327,7 +343,8 @@ def _prefix_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(tile, KV head, split): R rows x SHARE heads against a part of the prompt -> out [SPLITS, B, heads, D], lse (base 2)."""
+    """(tile, KV head, split): R rows x SHARE heads against a part of the prompt -> out [SPLITS, B, heads, D],
+    lse (base 2)."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
     if length == 0:
@@ -394,9 +411,11 @@ def _tail_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(row, KV head, split): SHARE heads against a part of the tail. The first split starts from the prefix's result.
+    """(row, KV head, split): SHARE heads against a part of the tail. The first split starts from the prefix's
+    result.
 
-    With one split `out` is the answer [B, heads, D] and lse isn't used; else both are partial, as the prefix's are.
+    With one split `out` is the answer [B, heads, D] and lse isn't used; else both are partial, as the
+    prefix's are.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tail_len + row)

@@ -1,9 +1,13 @@
 """RMSNorm, RoPE and SwiGLU: what a transformer does between its matrix products, forward and backward.
 
-All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and rounds
-once. Every Triton function stands above its torch twin, `<name>_torch`, with the same arguments and the same answer;
-the twin is what the CPU runs and what the tests compare with. `rms_norm`, `rope` and `swiglu`, at the end, are the
-public functions: they differentiate, and choose by where the tensor is. The forwards also take what is a part of each
+All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and
+rounds
+once. Every Triton function stands above its torch twin, `<name>_torch`, with the same arguments and the same
+answer;
+the twin is what the CPU runs and what the tests compare with. `rms_norm`, `rope` and `swiglu`, at the end,
+are the
+public functions: they differentiate, and choose by where the tensor is. The forwards also take what is a part
+of each
 row of something wider, as a product that made several projections at once leaves it.
 """
 
@@ -19,7 +23,7 @@ BACKWARD_TILE = 8192  # and of its backward, for rows that are short
 FLAT = 2048  # elements of an elementwise program
 
 
-# ------------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------------------
 # RMSNorm
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm_forward_kernel(
@@ -103,7 +107,8 @@ def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constex
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) * weight."""
+    """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) *
+    weight."""
     apart = residual is None and x.ndim == 3 and not x.is_contiguous() and _tokens_are_whole(x)
     x = x if apart else x.contiguous()
     n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -148,7 +153,8 @@ def rms_norm_forward_torch(
 def rms_norm_backward(
     x: Tensor, weight: Tensor, eps: float, dy: Tensor, dtotal: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in fp32 and
+    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in
+    fp32 and
     comes in the weight's dtype."""
     dx, dw, n = torch.empty_like(x), torch.zeros_like(weight), x.shape[-1]
     x, dy, dtotal = x.contiguous(), dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
@@ -222,7 +228,7 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dw, None, dx if dtotal is not None else None
 
 
-# ---------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # RoPE
 @triton.jit
 def _rotate(
@@ -276,7 +282,8 @@ def _rope_kernel(
 
 
 def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-    """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse rotation."""
+    """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse
+    rotation."""
     q, k = (x if _tokens_are_whole(x) else x.contiguous() for x in (q, k))
     q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -331,7 +338,7 @@ class _RoPE(torch.autograd.Function):
         )
 
 
-# -------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # SwiGLU
 @triton.jit
 def _swiglu_forward_kernel(
@@ -412,12 +419,13 @@ class _SwiGLU(torch.autograd.Function):
         return (swiglu_backward if dout.is_cuda else swiglu_backward_torch)(*ctx.saved_tensors, dout)
 
 
-# -------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # public
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467), x and the result [..., N].
 
-    With a residual: s = x + residual is normalised, and (y, s) is returned. The weight's gradient is summed in fp32.
+    With a residual: s = x + residual is normalised, and (y, s) is returned. The weight's gradient is summed
+    in fp32.
     """
     return _RMSNorm.apply(x, weight, eps, residual)
 

@@ -4,15 +4,19 @@
     logp_t = z[t, target_t] - logsumexp(z_t)
     entropy_t = -sum_v p_tv log p_tv          p = softmax(z)
 
-Logits are made for a few rows at a time, in fp32 from the matrix product on, and made again in the backward: one matrix
+Logits are made for a few rows at a time, in fp32 from the matrix product on, and made again in the backward:
+one matrix
 product forward, three backward. What the backward needs of a row is its logsumexp and its entropy:
 
     dz_tv = g_t (1[v = target_t] - p_tv) - h_t p_tv (log p_tv + entropy_t)      g, h: gradients of logp and entropy
 
-and dz overwrites the logits in place, in hidden's dtype. The backward has all rows and a few columns at a time, so that each
-row of the weight's gradient [V, D] is written once, by one product; what is summed over the chunks, in fp32, is hidden's
-gradient [T, D], which is smaller. Liger's fused linear cross-entropy (arXiv 2410.10989) takes rows in both directions.
-"""
+and dz overwrites the logits in place, in hidden's dtype. The backward has all rows and a few columns at a
+time, so that each
+row of the weight's gradient [V, D] is written once, by one product; what is summed over the chunks, in fp32,
+is hidden's
+gradient [T, D], which is smaller. Liger's fused linear cross-entropy (arXiv 2410.10989) takes rows in both
+directions.
+"""  # noqa: E501
 
 import math
 
@@ -36,11 +40,15 @@ def token_logprobs(
     valid_vocab: int | None = None,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """hidden [T, D], weight [V, D], targets [T] int64 -> logp [T], entropy [T] (None with entropy=False), both fp32.
+    """hidden [T, D], weight [V, D], targets [T] int64 -> logp [T], entropy [T] (None with entropy=False),
+    both fp32.
 
-    Both outputs have gradients to hidden and weight. Matrix products are in hidden's dtype with fp32 sums (float64 stays
-    float64, for tests); the weight may be an fp32 master of a bf16 hidden: its gradient is then fp32, unrounded.
-    valid_vocab: the tokenizer's size where the embedding is padded beyond it. A target outside [0, valid_vocab) has
+    Both outputs have gradients to hidden and weight. Matrix products are in hidden's dtype with fp32 sums
+    (float64 stays
+    float64, for tests); the weight may be an fp32 master of a bf16 hidden: its gradient is then fp32,
+    unrounded.
+    valid_vocab: the tokenizer's size where the embedding is padded beyond it. A target outside [0,
+    valid_vocab) has
     logp -inf. Cross-entropy is -logp.
     """
     if (
@@ -124,7 +132,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
-    """The weight in hidden's dtype. On CUDA whole, since padded sizes suit the matrix units and the kernels mask."""
+    """The weight in hidden's dtype. On CUDA whole, since padded sizes suit the matrix units and the kernels
+    mask."""
     return (weight if weight.is_cuda else weight[:valid]).to(hidden.dtype)
 
 
@@ -138,7 +147,8 @@ def _budget(hidden: Tensor) -> int:
 
 
 def _chunks(n: int, width: int, budget: int) -> list[slice]:
-    """0..n cut into equal parts of whole tiles of the matrix product (2,432 rows were slower than 2,048), each of which fits
+    """0..n cut into equal parts of whole tiles of the matrix product (2,432 rows were slower than 2,048),
+    each of which fits
     the budget with `width` fp32 numbers an element."""
     most = max(1, budget // (4 * max(1, width)))
     size = math.ceil(n / math.ceil(n / most)) if n else 1
@@ -155,7 +165,8 @@ def _logits(h: Tensor, w: Tensor, buffer: Tensor, temperature: float) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor, add: bool = False) -> None:
-    """out (+)= a @ b with fp32 sums, rounded once, to out's dtype. cuBLAS takes bf16 in and fp32 out; the CPU is asked for fp32."""
+    """out (+)= a @ b with fp32 sums, rounded once, to out's dtype. cuBLAS takes bf16 in and fp32 out; the CPU
+    is asked for fp32."""
     if a.dtype == out.dtype and (a.is_cuda or a.dtype == _wide(a)):
         torch.addmm(out, a, b, out=out) if add else torch.mm(a, b, out=out)
     elif a.is_cuda and out.dtype == torch.float32:
@@ -198,7 +209,8 @@ def rows_backward_torch(
 
 
 def rows_forward(logits: Tensor, targets: Tensor, out: Tensor, temperature: float, valid: int) -> None:
-    """The Triton kernel on logits [n, V] fp32 as the matrix product made them; out [3, n] (rows may be strided)."""
+    """The Triton kernel on logits [n, V] fp32 as the matrix product made them; out [3, n] (rows may be
+    strided)."""
     n, vocab = logits.shape
     _forward_kernel[(n,)](
         logits,
@@ -222,7 +234,8 @@ def rows_backward(
     valid: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """dz / temperature [n, V] in dtype, written over the logits: its rows are a bf16 view of theirs, twice as far apart."""
+    """dz / temperature [n, V] in dtype, written over the logits: its rows are a bf16 view of theirs, twice as
+    far apart."""
     n, vocab = logits.shape
     d = logits.view(dtype)[:, :vocab]
     _backward_kernel[(n,)](
@@ -295,7 +308,8 @@ def _backward_kernel(
     valid,
     BLOCK: tl.constexpr,
 ):
-    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered. The next block
+    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered. The
+    next block
     is on its way while one is worked on."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride

@@ -1,7 +1,10 @@
-"""Draw one token a row from logits: temperature, top-k, top-p, and the logprob under the distribution it was drawn from.
+"""Draw one token a row from logits: temperature, top-k, top-p, and the logprob under the distribution it was
+drawn from.
 
-Randomness is one number u in [0, 1) a token, a pure function of (the sample's seed, how many tokens it has): what else is
-in the batch, how it is batched, on which rank, plays no part. The token is where the cumulative distribution passes u, so
+Randomness is one number u in [0, 1) a token, a pure function of (the sample's seed, how many tokens it has):
+what else is
+in the batch, how it is batched, on which rank, plays no part. The token is where the cumulative distribution
+passes u, so
 a vocabulary of 150,000 needs one random number and not one for each entry.
 """
 
@@ -21,7 +24,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """seeds [B] uint64, counters [B] -> u [B] float64 in [0, 1): draw number `counter` of the SplitMix64 stream mix(seed).
+    """seeds [B] uint64, counters [B] -> u [B] float64 in [0, 1): draw number `counter` of the SplitMix64
+    stream mix(seed).
 
     The host knows both, so it is the one that computes u, for the CPU and the GPU alike.
     """
@@ -32,7 +36,8 @@ def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
 def restrict(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """-inf outside the support. logits [B, V]; top_k [B] int, 0 is off; top_p [B], 1 is off; top-k first.
 
-    top-p keeps the smallest set of most likely tokens whose mass is at least p: a token stays if those above it have
+    top-p keeps the smallest set of most likely tokens whose mass is at least p: a token stays if those above
+    it have
     less than p. The most likely one always stays. Equal logits are kept in order of id.
     """
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -54,8 +59,10 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [B, V] fp32, temperature [B] fp32, u [B] float64 -> tokens [B] int64, logprobs [B] fp32.
 
-    Temperature 0 takes the most likely token (the first of equals) and reports its logprob at temperature 1. Ids from
-    valid_vocab on (rows that pad an embedding) are never drawn and carry no mass. top_k and top_p are given together or
+    Temperature 0 takes the most likely token (the first of equals) and reports its logprob at temperature 1.
+    Ids from
+    valid_vocab on (rows that pad an embedding) are never drawn and carry no mass. top_k and top_p are given
+    together or
     not at all: see `restrict`.
     """
     valid = logits.shape[-1] if valid_vocab is None else min(valid_vocab, logits.shape[-1])
@@ -89,7 +96,8 @@ BLOCK = 4096
 
 @triton.jit
 def _block_kernel(logits, temperature, top, total, best, vocab, valid, blocks, BLOCK: tl.constexpr):
-    """(row, block): max, sum of exp(z - max) and the id of the max, of z = logits / temperature in one block of ids."""
+    """(row, block): max, sum of exp(z - max) and the id of the max, of z = logits / temperature in one block
+    of ids."""
     row, block = tl.program_id(0), tl.program_id(1)
     t = tl.load(temperature + row)
     i = block * BLOCK + tl.arange(0, BLOCK)
@@ -119,7 +127,8 @@ def _pick_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """One row: the block in which the cumulative mass passes u, then the id in it. Cumulative sums are in fp64."""
+    """One row: the block in which the cumulative mass passes u, then the id in it. Cumulative sums are in
+    fp64."""
     row = tl.program_id(0)
     t = tl.load(temperature + row)
     b = tl.arange(0, BLOCKS)

@@ -1,6 +1,8 @@
-"""The operations of the synthetic grammar (synthetic.py): each a line of PyTorch and the lines of Triton that do it.
+"""The operations of the synthetic grammar (synthetic.py): each a line of PyTorch and the lines of Triton that
+do it.
 
-In a kernel `x` is the value so far, `row`, `col` and `mask` say where it lives, and `cols` is the length of a row.
+In a kernel `x` is the value so far, `row`, `col` and `mask` say where it lives, and `cols` is the length of a
+row.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""What is asked: one PyTorch module in KernelBench's format (`class Model`, `get_inputs()`, `get_init_inputs()`)."""
+"""What is asked: one PyTorch module in KernelBench's format (`class Model`, `get_inputs()`,
+`get_init_inputs()`)."""
 
 import ast
 import hashlib
@@ -50,7 +51,8 @@ def load_task(path: str | Path) -> Task:
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Read a task file, or every *.py under a folder, in order of path. Names are relative paths without .py."""
+    """Read a task file, or every *.py under a folder, in order of path. Names are relative paths
+    without .py."""
     path = Path(path)
     if not path.is_dir():
         return [load_task(path)]

@@ -1,7 +1,9 @@
 """TritonBench (arXiv 2502.14752): problems, instructions, and the predictions that people already have.
 
-A problem is a file: an implementation, a line of 146 `#`, and a test that leaves its results in a variable. Channel G asks for a kernel
-from a repository, by a description of it; channel T for a Triton version of PyTorch code. A prediction replaces the implementation, whole.
+A problem is a file: an implementation, a line of 146 `#`, and a test that leaves its results in a variable.
+Channel G asks for a kernel
+from a repository, by a description of it; channel T for a Triton version of PyTorch code. A prediction
+replaces the implementation, whole.
 """
 
 import ast
@@ -22,7 +24,8 @@ ANSWER = ("result", "test_results")  # what the tests call their results
 
 @dataclass(frozen=True)
 class Problem:
-    """`output`: the gold implementation as predictions quote it (G). `instructions`: by style, simp and comp."""
+    """`output`: the gold implementation as predictions quote it (G). `instructions`: by style,
+    simp and comp."""
 
     name: str  # the file's, without .py
     code: str
@@ -39,7 +42,8 @@ class Problem:
 
 
 def load_problems(data: str, channel: str) -> list[Problem]:
-    """All problems of a channel, in the benchmark's order. data: a clone of TritonBench, or its data folder. ValueError (one line)."""
+    """All problems of a channel, in the benchmark's order. data: a clone of TritonBench, or its data folder.
+    ValueError (one line)."""
     folder = find_folder(Path(data))
     items = read_json(folder / f"TritonBench_{channel}_v1.{'json' if channel == 'G' else 'jsonl'}")
     styles = {
@@ -54,7 +58,7 @@ def load_problems(data: str, channel: str) -> list[Problem]:
             output = item["output"] if channel == "G" else ""
         except (KeyError, TypeError):
             raise ValueError(
-                f"{folder}: item {number + 1} of channel {channel} has no file{' or output' if channel == 'G' else ''}"
+                f"{folder}: item {number + 1} of channel {channel} has no file{' or output' if channel == 'G' else ''}"  # noqa: E501
             ) from None
         if file in seen:
             raise ValueError(f"{folder}: two items of channel {channel} are called {file}")
@@ -128,9 +132,11 @@ def select(problems: list[Problem], ids: Sequence[str] = (), limit: int = 0) -> 
 
 
 def script(code: str, test: str, seed: int, name: str = "") -> str:
-    """An implementation with the test behind it, as one file. name: the file's own, by which some tests import the implementation.
+    """An implementation with the test behind it, as one file. name: the file's own, by which some tests
+    import the implementation.
 
-    The test draws from `seed` whatever was drawn before it; what it leaves in its own result variable is the file's answer, under a
+    The test draws from `seed` whatever was drawn before it; what it leaves in its own result variable is the
+    file's answer, under a
     name that no implementation has; and a test under `if __name__ == "__main__"` runs.
     """
     answer = answer_name(test)
@@ -142,7 +148,8 @@ def script(code: str, test: str, seed: int, name: str = "") -> str:
 
 
 def answer_name(test: str) -> str | None:
-    """The variable that a test leaves its results in: the last that it assigns at the top level; None if there is none."""
+    """The variable that a test leaves its results in: the last that it assigns at the top level; None if
+    there is none."""
     try:
         tree = parse(test)
     except SyntaxError:
@@ -193,8 +200,10 @@ def free_names(test: str) -> frozenset[str]:
 
 
 def extract(completion: str, entries: frozenset[str]) -> str | None:
-    """The implementation in a completion: of the fenced Python blocks after the reasoning the last that defines all `entries`, else
-    the last one; without fences the whole text after the reasoning. None if nothing is there, or the reasoning never ends."""
+    """The implementation in a completion: of the fenced Python blocks after the reasoning the last that
+    defines all `entries`, else
+    the last one; without fences the whole text after the reasoning. None if nothing is there, or the
+    reasoning never ends."""
     answer = after_reasoning(completion)
     if answer is None:
         return None
@@ -214,9 +223,12 @@ def extract(completion: str, entries: frozenset[str]) -> str | None:
 def join(rows: list[dict], problems: list[Problem], where: str) -> dict[tuple[str, int], str]:
     """{(problem's name, sample): completion} of prediction rows {instruction or prompt, predict, label}.
 
-    A row belongs to the problem whose instruction it holds, whole; else (G) whose gold output its label is part of; else (T) whose description
-    its instruction holds. Several rows of one problem are its samples, in order, unless they are numbered (`sample`). Raises
-    ValueError (one line) for a row without prediction, of no problem, of more than one, or with a number that was there before.
+    A row belongs to the problem whose instruction it holds, whole; else (G) whose gold output its label is
+    part of; else (T) whose description
+    its instruction holds. Several rows of one problem are its samples, in order, unless they are numbered
+    (`sample`). Raises
+    ValueError (one line) for a row without prediction, of no problem, of more than one, or with a number that
+    was there before.
     """
     found: dict[tuple[str, int], str] = {}
     count: dict[str, int] = {}

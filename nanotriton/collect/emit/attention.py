@@ -64,7 +64,7 @@ def emit(
         "    total = total * shrink + tl.sum(p, axis=1)",
         '    acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
         "    top = new_top",
-        f"tl.store({po} + (head * {rows} + row[:, None]) * {width} + col[None, :], acc / total[:, None], mask=own)",
+        f"tl.store({po} + (head * {rows} + row[:, None]) * {width} + col[None, :], acc / total[:, None], mask=own)",  # noqa: E501
     )
 
 

@@ -92,7 +92,7 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
     taps = [kernel.constant(f"K{i.upper()}", f"{host[w]}.shape[{j + 2}]") for j, i in enumerate(letters)]
     for name, size in BLOCKS.items():
         kernel.constant(name, size)
-    kernel.grid = f"(triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']}), triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']}))"
+    kernel.grid = f"(triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']}), triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']}))"  # noqa: E501
 
     kernel.add(
         "row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
@@ -120,7 +120,7 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
     kernel.add(
         f"inside = (row < {m}) & (k[None, :] < {limit}) & {inside}",
         f"a = tl.load({px} + {source[1:-1]}, mask=inside, other=0.0)",
-        f"b = tl.load({pw} + {weight_place(stage, n, window, limit)}, mask=(k[:, None] < {limit}) & (col < {n}), other=0.0)",
+        f"b = tl.load({pw} + {weight_place(stage, n, window, limit)}, mask=(k[:, None] < {limit}) & (col < {n}), other=0.0)",  # noqa: E501
         'acc = tl.dot(a, b, acc, input_precision="ieee")',
     )
     kernel.lines = outer + [f"    {line}" for line in kernel.lines]
@@ -196,7 +196,7 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
     groups = flat.number(kernel, "groups", attrs["groups"])
     flat.coordinates(kernel, ["n", "channel", *letters], [out_channels, *outs_sizes])
     kernel.add(
-        f"first = channel // ({out_channels} // {groups}) * ({channels} // {groups})  # of the group's input channels"
+        f"first = channel // ({out_channels} // {groups}) * ({channels} // {groups})  # of the group's input channels"  # noqa: E501
     )
     kernel.add("acc = tl.zeros([BLOCK], dtype=tl.float32)")
     outer, kernel.lines = kernel.lines, []

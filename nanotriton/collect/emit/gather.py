@@ -241,7 +241,7 @@ def _pixels(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
         "channel_shuffle": (f"c % {r} * ({c} // {r}) + c // {r}", "h", "w"),
     }[node.op]
     kernel.add(
-        f"value = tl.load({kernel.pointers[0][0]} + ((n * {ic} + {channel}) * {ih} + {row}) * {iw} + {col}, mask=mask)"
+        f"value = tl.load({kernel.pointers[0][0]} + ((n * {ic} + {channel}) * {ih} + {row}) * {iw} + {col}, mask=mask)"  # noqa: E501
     )
 
 
@@ -269,7 +269,7 @@ def _gather(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     length = kernel.size("in_length", f"{host[x]}.shape[{dim}]")
     kernel.add(f"i = tl.load({pi} + offsets, mask=mask, other=0)")
     kernel.add(
-        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"
+        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"  # noqa: E501
     )
 
 
@@ -283,7 +283,7 @@ def _lookup(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     length = kernel.size("in_length", f"{host[x]}.shape[{dim}]") if dim else ""
     kernel.add(f"i = tl.load({pi} + i, mask=mask, other=0)")
     kernel.add(
-        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"
+        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"  # noqa: E501
     )
 
 

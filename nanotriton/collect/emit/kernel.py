@@ -148,7 +148,7 @@ class Space:
             if after:
                 index = f"{wrapped(index)} // {self.kernel.size(self.name(after), self.length(after))}"
             if before:
-                index = f"{wrapped(index) if not after else index} % {self.kernel.size(self.name(stretch), self.length(stretch))}"
+                index = f"{wrapped(index) if not after else index} % {self.kernel.size(self.name(stretch), self.length(stretch))}"  # noqa: E501
             found.append((index, self.name(stretch), tuple(stretch)))
         return found
 

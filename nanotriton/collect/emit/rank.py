@@ -49,7 +49,7 @@ def emit(
     if attrs["what"] == "pick":
         k = f"({cols} - 1) // 2" if attrs["k"] is None else f"{number(kernel, attrs['k'])} - 1"
         kernel.add(
-            f"tl.store({po} + {'row' if x.rank > 1 else '0'} + tl.zeros([BLOCK], dtype=tl.int32), x, mask=mask & (rank == {k}))"
+            f"tl.store({po} + {'row' if x.rank > 1 else '0'} + tl.zeros([BLOCK], dtype=tl.int32), x, mask=mask & (rank == {k}))"  # noqa: E501
         )
     elif attrs["k"] is None:
         kernel.add(f"tl.store({po} + {row.format(cols)}rank, {value}, mask=mask)")

@@ -38,7 +38,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     second call, `more`), bytes (of fds[0]), init (a
     description), buffers (names of those whose constants are moved), device, defaults (Reference.defaults),
     wait (seconds before it begins).
-    The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call also
+    The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call
+    also
     of the module's state), and their bytes.
     """
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])

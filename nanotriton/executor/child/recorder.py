@@ -140,7 +140,8 @@ def _call(tape: Tape, model: Any, inputs: list) -> Plan:
 
 
 def _state(tape: Tape, model: Any) -> dict[str, int]:
-    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part of a plan."""
+    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part
+    of a plan."""
     if not isinstance(model, torch.nn.Module):
         return {}
     with quiet():

@@ -135,7 +135,8 @@ class Tape:
         return address in self._storages or address in self._first
 
     def may_have_changed(self, t: torch.Tensor) -> bool:
-        """Whether a step of the first or of the second call has written to a tensor's storage, or may have."""
+        """Whether a step of the first or of the second call has written to a tensor's storage, or
+        may have."""
         address = self.lower(t).untyped_storage()._cdata
         return address in self._changed or self._storages.get(address) in self._written
 

@@ -1,6 +1,8 @@
-"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in the wing child/.
+"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in the
+wing child/.
 
-Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and returns the facts for a
+Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and
+returns the facts for a
 Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
 """
 
@@ -87,7 +89,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
 
 
 def read_plans(ended: Ended, max_memory: int) -> tuple[Plan, Plan]:
-    """The plans of a first and of a second call, from a child's answer. Raises Fault for anything that is not that."""
+    """The plans of a first and of a second call, from a child's answer. Raises Fault for anything that is not
+    that."""
     try:
         with malformed():
             first = ended.header["first"]
@@ -109,7 +112,8 @@ def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
 
 
 def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
-    """Rules, recording, trials, ablation. Raises Fault unless it is right; `job.facts` gathers what was found until then."""
+    """Rules, recording, trials, ablation. Raises Fault unless it is right; `job.facts` gathers what was found
+    until then."""
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference = worker.reference(job.task)
@@ -155,7 +159,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
 def judge_trials(
     job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
 ) -> Generator[Spawn, Ended, None]:
-    """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
+    """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of
+    its own."""
     runners = {first.recorded: first}
     for number, trial in enumerate(trials):
         failed, runner = None, runners.get(trial.weights, first if first.by_name(trial.weights) else None)
@@ -202,7 +207,8 @@ def alike(one: Plan, other: Plan) -> bool:
 
 
 def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
-    """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the GPU alone."""
+    """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the
+    GPU alone."""
     worker.pause()
     try:
         with worker.room(reference), worker.stage(stage, limit):
@@ -215,7 +221,8 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
 
 
 def hinted(fault: Fault, plan: Plan) -> Fault:
-    """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to do."""
+    """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to
+    do."""
     if (
         isinstance(fault, ValueFault)
         and fault.reduced
@@ -226,9 +233,11 @@ def hinted(fault: Fault, plan: Plan) -> Fault:
 
 
 def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
-    """How many launches change the answer by more than the tolerance, or break the run, when they are left out (of the last few: ABLATIONS).
+    """How many launches change the answer by more than the tolerance, or break the run, when they are left
+    out (of the last few: ABLATIONS).
 
-    1 if none does alone but all do together: a launch that only repeats another one makes neither of them a decoy.
+    1 if none does alone but all do together: a launch that only repeats another one makes neither of them a
+    decoy.
     """
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)

@@ -1,15 +1,22 @@
-"""Comparison of answers, which are trees of tensors: exact structure, shape and dtype, then finiteness, then values.
+"""Comparison of answers, which are trees of tensors: exact structure, shape and dtype, then finiteness, then
+values.
 
-Tolerance. The reference's answer is there twice: in its own dtype, and in float64. The first against the second is the error that the
+Tolerance. The reference's answer is there twice: in its own dtype, and in float64. The first against the
+second is the error that the
 reference's own dtype earns on this draw, e. A candidate is right where, element by element,
 
     |candidate - float64| <= tolerance * (rms + |float64|),   tolerance = max(FLOOR[dtype], SLACK[dtype] * e)
 
-with rms the root mean square of the float64 answer and e in the same units, and if errors above FLOOR are not much more frequent than the
-reference's own (too_common). Nor may a quarter of the values be off by a tenth of themselves where the reference's are precise: beside some huge ones
-they would be within the tolerance whatever they are. FLOOR leaves room for another order of summation and for the GPU's fast exp and
-division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the size.
-An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times the floor.
+with rms the root mean square of the float64 answer and e in the same units, and if errors above FLOOR are not
+much more frequent than the
+reference's own (too_common). Nor may a quarter of the values be off by a tenth of themselves where the
+reference's are precise: beside some huge ones
+they would be within the tolerance whatever they are. FLOOR leaves room for another order of summation and for
+the GPU's fast exp and
+division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the
+size.
+An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times
+the floor.
 """
 
 import math
@@ -68,7 +75,8 @@ def all_finite(tree) -> bool:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reference's answer in the task's dtype and in float64 (None: there is none), and its inputs as each left them, if they were kept."""
+    """A reference's answer in the task's dtype and in float64 (None: there is none), and its inputs as each
+    left them, if they were kept."""
 
     own: object
     exact: object | None
@@ -79,7 +87,8 @@ class Answer:
 
 
 def compare(got, answer: Answer, hurry: bool = False) -> float:
-    """The worst error over the RMS; raises Fault if the tree `got` is not the answer. hurry: as soon as that is plain, without saying where."""
+    """The worst error over the RMS; raises Fault if the tree `got` is not the answer. hurry: as soon as that
+    is plain, without saying where."""
     same_structure(got, answer.own)
     exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
     worst = 0.0
@@ -145,7 +154,8 @@ def _same_bits(one, other) -> bool:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference over RMS plus value. Infinite for other shapes, dtypes, or integers that differ."""
+    """The largest difference over RMS plus value. Infinite for other shapes, dtypes, or integers
+    that differ."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
     if one.is_complex():
@@ -164,7 +174,8 @@ def compare_tensor(
     scales: dict[str, "Scale"],
     hurry: bool,
 ) -> float:
-    """The worst error over the RMS of one output; raises Fault on another shape, dtype, or values out of tolerance."""
+    """The worst error over the RMS of one output; raises Fault on another shape, dtype, or values out of
+    tolerance."""
     if got.shape != own.shape:
         raise Fault(
             "wrong_shape", f"{name} has shape {tuple(got.shape)}; the reference's is {tuple(own.shape)}"
@@ -220,7 +231,7 @@ def compare_tensor(
         coarse = sum(int(off(g, o, w).sum()) for _, g, o, w, _ in chunks(got, own, exact, scale.masked))
         if coarse > few:
             raise ValueFault(
-                f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be",
+                f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be",  # noqa: E501
                 found.worst,
             )
     return found.worst
@@ -228,7 +239,8 @@ def compare_tensor(
 
 @dataclass(frozen=True)
 class Scale:
-    """What the errors of one output are measured by: known of the reference alone, in tensors of one number, so that nothing waits for a GPU."""
+    """What the errors of one output are measured by: known of the reference alone, in tensors of one number,
+    so that nothing waits for a GPU."""
 
     rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
     tolerance: torch.Tensor
@@ -290,10 +302,13 @@ def measure(
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
-    """An error that too many elements have, or None: more than 16, and eight times those where the reference's own dtype earns it.
+    """An error that too many elements have, or None: more than 16, and eight times those where the
+    reference's own dtype earns it.
 
-    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than float64, and one is enough for a
-    tolerance of a whole step. It is meant for such elements, not for a candidate that leaves the step out everywhere.
+    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than float64,
+    and one is enough for a
+    tolerance of a whole step. It is meant for such elements, not for a candidate that leaves the step out
+    everywhere.
     """
     levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
     counts, slack = (
@@ -323,14 +338,16 @@ def wrong_values(name: str, got, own, exact, scale: Scale, tolerance: float, wor
         if first is None and bool(bad.any()):
             first = start + int(bad.to(torch.uint8).argmax())
     values = [float(t.detach().reshape(-1)[first]) for t in (got, own)]
-    message = f"{name}{index(first, own.shape)} is {values[0]:.6g}; the reference says {values[1]:.6g} ({wrong} of {own.numel()} values differ)"
+    message = f"{name}{index(first, own.shape)} is {values[0]:.6g}; the reference says {values[1]:.6g} ({wrong} of {own.numel()} values differ)"  # noqa: E501
     return ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
 
 
 def chunks(got, own, exact, masked: bool = False):
-    """(start, got, own, float64 answer, None) in flat float64 pieces, so that a large answer costs little memory.
+    """(start, got, own, float64 answer, None) in flat float64 pieces, so that a large answer costs little
+    memory.
 
-    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the same; where only the float64
+    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the
+    same; where only the float64
     answer is not finite, it is the own one. In place of None: where the own answer is finite.
     """
     flat = [None if t is None else t.detach().reshape(-1) for t in (got, own, exact)]
@@ -348,7 +365,8 @@ def chunks(got, own, exact, masked: bool = False):
 
 
 def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:
-    """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype (a tie, a rounding edge).
+    """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype
+    (a tie, a rounding edge).
 
     There they are no further off than four times what lies between the two.
     """
@@ -363,7 +381,7 @@ def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torc
         return 0.0
     at = int(differs.reshape(-1).to(torch.uint8).argmax())
     values = got.reshape(-1)[at].item(), own.reshape(-1)[at].item()
-    message = f"{name}{index(at, own.shape)} is {values[0]}; the reference says {values[1]} ({int(differs.sum())} of {own.numel()} values differ)"
+    message = f"{name}{index(at, own.shape)} is {values[0]}; the reference says {values[1]} ({int(differs.sum())} of {own.numel()} values differ)"  # noqa: E501
     raise ValueFault(message, math.inf)
 
 
@@ -381,7 +399,8 @@ def short(dtype: torch.dtype) -> str:
 
 
 def kernelbench_allclose(got, own) -> bool:
-    """What KernelBench's own check would say: torch.allclose with atol = rtol = 1e-4 (1e-2 for half types), tensor by tensor."""
+    """What KernelBench's own check would say: torch.allclose with atol = rtol = 1e-4 (1e-2 for half types),
+    tensor by tensor."""
     for (_, g), (_, o) in zip(leaves(got), leaves(own), strict=True):
         if isinstance(o, torch.Tensor):
             limit = KERNELBENCH.get(o.dtype, 1e-4)

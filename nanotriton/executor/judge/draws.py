@@ -1,9 +1,14 @@
-"""Draws of inputs and weights that a candidate can't foresee: the task's own, and the task's own under stress.
+"""Draws of inputs and weights that a candidate can't foresee: the task's own, and the task's own under
+stress.
 
-Stress happens inside the draw: torch's random factories are patched while `get_inputs` runs, so that what the task builds from
-them (triangles, symmetric matrices, masks, sorted lists) keeps its structure. Integers and booleans are untouched, and so is what a task
-draws with Python. A seed that the task sets becomes one of ours. Weights that a constructor sets to a constant (norms, biases, gates) or leaves tiny are moved off those values,
-in reference and candidate alike, or a candidate that skips them would pass. So are inputs that are all 0 or all 1.
+Stress happens inside the draw: torch's random factories are patched while `get_inputs` runs, so that what the
+task builds from
+them (triangles, symmetric matrices, masks, sorted lists) keeps its structure. Integers and booleans are
+untouched, and so is what a task
+draws with Python. A seed that the task sets becomes one of ours. Weights that a constructor sets to a
+constant (norms, biases, gates) or leaves tiny are moved off those values,
+in reference and candidate alike, or a candidate that skips them would pass. So are inputs that are all 0 or
+all 1.
 """
 
 import contextlib
@@ -53,7 +58,8 @@ FILLERS = ("uniform_", "normal_", "exponential_")
 def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:
     """Distort a freshly drawn tensor in place; anything but floating point is left alone.
 
-    What is drawn for each element is drawn where the tensor is: a CPU takes a second for what a GPU does in a millisecond.
+    What is drawn for each element is drawn where the tensor is: a CPU takes a second for what a GPU does in a
+    millisecond.
     """
     if not t.is_floating_point() or not t.numel() or kind == "plain":
         return t
@@ -114,7 +120,8 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
 
 @contextlib.contextmanager
 def stressed(kind: str, seed: int) -> Iterator[None]:
-    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not consumed."""
+    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not
+    consumed."""
     generator = torch.Generator().manual_seed(seed)
     depth, count = [0], [0]  # a factory may use another, and so does stress_: distort once
 
@@ -173,7 +180,8 @@ def stressed(kind: str, seed: int) -> Iterator[None]:
 
 
 def reseeded(seed: int) -> list[tuple[object, str, object]]:
-    """What sets a seed, patched: a task that sets the same one for every draw would draw the same, and a candidate could foresee it."""
+    """What sets a seed, patched: a task that sets the same one for every draw would draw the same, and a
+    candidate could foresee it."""
     mixed = lambda given: seed_from("task", seed, str(given)) % 2**32
 
     class Generator(torch.Generator):
@@ -207,9 +215,11 @@ def reseeded(seed: int) -> list[tuple[object, str, object]]:
 
 
 def train_(model: nn.Module, seed: int) -> None:
-    """Change parameters as training may: each element by a factor of its own up to 4/3, and no tensor of several has one sign alone.
+    """Change parameters as training may: each element by a factor of its own up to 4/3, and no tensor of
+    several has one sign alone.
 
-    What a constructor makes of another parameter (a copy, a norm) is no longer that of it. Factors below 1, so that no recurrence explodes.
+    What a constructor makes of another parameter (a copy, a norm) is no longer that of it. Factors below 1,
+    so that no recurrence explodes.
     """
     generator = torch.Generator().manual_seed(seed)
     for param in model.parameters():

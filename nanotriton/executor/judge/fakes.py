@@ -1,4 +1,5 @@
-"""Answers that compute nothing. A task that one of them would pass can't tell right from wrong (weak_task)."""
+"""Answers that compute nothing. A task that one of them would pass can't tell right from wrong
+(weak_task)."""
 
 from collections.abc import Callable
 

@@ -80,7 +80,8 @@ def make_runner(
 def compile_kernels(
     job: Job, worker, plan: Plan, binaries: dict[str, Binary], refused: dict[str, Fault]
 ) -> Generator[Spawn, Ended, None]:
-    """Compile the kernels that a plan needs, into `binaries` or `refused`, and drop configurations that are refused.
+    """Compile the kernels that a plan needs, into `binaries` or `refused`, and drop configurations that are
+    refused.
 
     Both plans of a recording have the same configurations in the same order, and so lose the same ones.
     """

@@ -1,4 +1,5 @@
-"""A candidate on its way through a worker (`Job`), the child process that it waits for (`Spawn`), and how that child ended."""
+"""A candidate on its way through a worker (`Job`), the child process that it waits for (`Spawn`), and how
+that child ended."""
 
 from dataclasses import dataclass, field
 
@@ -69,16 +70,18 @@ class Spawn:
 
 
 def not_its_own(ended: Ended) -> bool:
-    """Whether a child ended of something else than its candidate: before that began, or by somebody else's kill -9 (the kernel's, for want of memory)."""
+    """Whether a child ended of something else than its candidate: before that began, or by somebody else's
+    kill -9 (the kernel's, for want of memory)."""
     return ended.header is None and (not ended.begun or (ended.signal == 9 and not ended.killed))
 
 
 def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()) -> dict:
-    """A child's own answer, or Fault if it left none or says that the candidate failed (with one of CHILD_STATUSES and `also`)."""
+    """A child's own answer, or Fault if it left none or says that the candidate failed (with one of
+    CHILD_STATUSES and `also`)."""
     if not ended.begun and ended.header is None:
         raise Fault(
             "infra_error",
-            f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}",
+            f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}",  # noqa: E501
         )
     if ended.killed == "timeout":
         raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
@@ -94,7 +97,7 @@ def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()
     if ended.signal:
         raise Fault(
             "crashed",
-            f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})",
+            f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})",  # noqa: E501
         )
     if ended.header is None:
         raise Fault(

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 MISSING = object()  # in place of a name that is not there
-# Modules whose names are watched, because tasks and the judge call them: 7,000 names, which takes a millisecond.
+# Modules whose names are watched, because tasks and the judge call them: 7,000 names, which takes a
+# millisecond.
 WATCHED = re.compile(
     r"torch|torch\.(_C|_VF|_tensor|amp|functional|linalg|fft|overrides|random|special|cuda|backends\..*)"
     r"|torch\.autograd(\.[a-z_]+)?|torch\.nn(\.(functional|init|parameter|modules|modules\.module))?"
@@ -68,7 +69,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, 
 
 
 def _is_internal(name: str, old: Any, new: Any) -> bool:
-    """Whether that is a module's own business: an imported submodule, or a private value that is no function."""
+    """Whether that is a module's own business: an imported submodule, or a private value that is
+    no function."""
     submodule = old is MISSING and isinstance(new, types.ModuleType)
     return submodule or (name.startswith("_") and not callable(old) and not callable(new))
 

@@ -1,6 +1,8 @@
-"""Process mode, the trusted side: one single-use child runs the candidate for real, on every trial, and hands its answers over.
+"""Process mode, the trusted side: one single-use child runs the candidate for real, on every trial, and hands
+its answers over.
 
-The child has a CUDA context of its own. Inputs and answers pass through memory files that the worker owns, the answer's size
+The child has a CUDA context of its own. Inputs and answers pass through memory files that the worker owns,
+the answer's size
 capped by the reference's own. There is no trusted clock here: `speedup` stays None.
 """
 
@@ -113,7 +115,8 @@ def write_all(fd: int, given: list[torch.Tensor]) -> None:
 
 
 def confinement(job: Job, output: int) -> tuple[Limits, dict]:
-    """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a folder and exec."""
+    """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a
+    folder and exec."""
     limits = Limits(
         job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096
     )
@@ -129,9 +132,11 @@ def confinement(job: Job, output: int) -> tuple[Limits, dict]:
 
 
 def read_calls(header: dict, payload: bytes, trials: int) -> list[list]:
-    """What the child says of its calls: the first trial's, that trial's second, then one for each other trial.
+    """What the child says of its calls: the first trial's, that trial's second, then one for each other
+    trial.
 
-    Each is [outputs, inputs afterwards]; the second call's also has the state. Raises Fault for anything else.
+    Each is [outputs, inputs afterwards]; the second call's also has the state. Raises Fault for anything
+    else.
     """
     data, calls = memoryview(payload), []
     try:
@@ -154,7 +159,8 @@ def is_state(given: object) -> bool:
 def as_judged(
     reference: Reference, call: tuple, inputs: list, seed: int
 ) -> tuple[object, dict[int, torch.Tensor]]:
-    """A call in the form in which `judge_trial` asks for it: the outputs, and the inputs that changed, by number.
+    """A call in the form in which `judge_trial` asks for it: the outputs, and the inputs that changed, by
+    number.
 
     call: (outputs, inputs afterwards), on the host. inputs: as they were before.
     """

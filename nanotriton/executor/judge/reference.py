@@ -1,7 +1,10 @@
-"""A task's own `Model`: trusted code, loaded into the judge's process, drawn for, and run in the task's dtype and in float64.
+"""A task's own `Model`: trusted code, loaded into the judge's process, drawn for, and run in the task's dtype
+and in float64.
 
-Inputs are drawn as the task draws them, or under stress (draws.py); weights as its constructor makes them, or with others. What is known of a task
-(which stresses its reference survives, whether a constant would pass) is found once and cached by content. Answers never are.
+Inputs are drawn as the task draws them, or under stress (draws.py); weights as its constructor makes them, or
+with others. What is known of a task
+(which stresses its reference survives, whether a constant would pass) is found once and cached by content.
+Answers never are.
 """
 
 import contextlib
@@ -44,7 +47,8 @@ NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "
 # which of equal elements comes first is anyone's choice
 UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}
 RANDOM = "the reference is not deterministic: it draws random numbers in forward"
-# Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows it.
+# Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows
+# it.
 MAY_DRAW = ("attention", "rnn", "rrelu")
 
 log = logging.getLogger(__name__)
@@ -72,7 +76,8 @@ class ContextLost(BaseException):
 
 @contextlib.contextmanager
 def excused(doing: str):
-    """What goes wrong inside is the task's fault: the sample leaves the batch, unless it is a limit that has a status."""
+    """What goes wrong inside is the task's fault: the sample leaves the batch, unless it is a limit that has
+    a status."""
     try:
         yield
     except Fault:
@@ -91,7 +96,8 @@ def excused(doing: str):
 
 
 class Reference:
-    """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question.
+    """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no
+    fair question.
 
     pause: called between two computations of the reference.
     stress: whether it is also asked what the task does not draw itself.
@@ -149,7 +155,8 @@ class Reference:
 
     @property
     def defaults(self) -> dict[str, str | bool]:
-        """torch's defaults that the task has set. In KernelBench a candidate is imported after the task, and finds them."""
+        """torch's defaults that the task has set. In KernelBench a candidate is imported after the task, and
+        finds them."""
         dtype = self.settings.own.get("default dtype", torch.float32)
         return {"dtype": str(dtype).removeprefix("torch."), "cuda": self.default_cuda}
 
@@ -160,7 +167,8 @@ class Reference:
         return self.device if self.device.type != "cpu" else contextlib.nullcontext()
 
     def build(self, seed: int) -> torch.nn.Module:
-        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy goes to its device."""
+        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy
+        goes to its device."""
         host = self.on_host(seed)
         return copy.deepcopy(host, {} if self.device.type == "cpu" else replicas(host, self.device))
 
@@ -169,7 +177,8 @@ class Reference:
         return dict(self.on_host(seed).state_dict())
 
     def large_weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """Weights of a megabyte or more by plan.digest of their bytes: a candidate that has the same need not send them."""
+        """Weights of a megabyte or more by plan.digest of their bytes: a candidate that has the same need not
+        send them."""
         if not self.has_weights:
             return {}
         if seed not in self.digests:
@@ -208,7 +217,8 @@ class Reference:
             return self.arguments("get_inputs")
 
     def arguments(self, name: str) -> list:
-        """What get_inputs or get_init_inputs returns; a dict or a bare tensor would be unpacked into something else."""
+        """What get_inputs or get_init_inputs returns; a dict or a bare tensor would be unpacked into
+        something else."""
         given = self.names[name]()
         if not isinstance(given, list | tuple):
             raise TaskFault(
@@ -243,7 +253,8 @@ class Reference:
     def exactly(
         self, kind: str, seed: int, weights: int, noise: int | None = None
     ) -> tuple[object, list | None]:
-        """(the answer to a draw in float64, the inputs afterwards); (None, None) where the task insists on its dtype."""
+        """(the answer to a draw in float64, the inputs afterwards); (None, None) where the task insists on
+        its dtype."""
         inputs, model = self.inputs(kind, seed), self.build(weights)
         with self.own(kind), torch.no_grad(), self.default_device():
             return in_float64(model, inputs, weights if noise is None else noise)
@@ -251,7 +262,8 @@ class Reference:
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
 
-        Inputs are drawn for each anew: nobody else has had a chance to write to them, and no copy is held. `keep_inputs`: as they are afterwards.
+        Inputs are drawn for each anew: nobody else has had a chance to write to them, and no copy is held.
+        `keep_inputs`: as they are afterwards.
         """
         self.pause()
         inputs = self.inputs(kind, seed)
@@ -264,7 +276,8 @@ class Reference:
     # ---- what is found out once ----
 
     def calibrate(self) -> None:
-        """Load the task. Is it deterministic? Which stresses does it survive? Would an answer that computes nothing pass?
+        """Load the task. Is it deterministic? Which stresses does it survive? Would an answer that computes
+        nothing pass?
 
         One draw after another, so that a task of many gigabytes never has two of them in memory.
         """
@@ -343,7 +356,8 @@ class Reference:
                 return
 
     def survives(self, kind: str, seed: int, fakes: Fakes, weights: int | None = None) -> bool:
-        """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""
+        """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the
+        fakes see this draw too."""
         try:
             if weights is None and identical(self.inputs(kind, seed), self.inputs("plain", seed)):
                 return False
@@ -361,7 +375,8 @@ class Reference:
     def trials(self, secret: bytes, source: str) -> list[Trial]:
         """The trials of one candidate: the same for the same secret, task and source.
 
-        A draw that the reference refuses is no trial, or the candidate would be blamed for what it makes of it.
+        A draw that the reference refuses is no trial, or the candidate would be blamed for what it makes of
+        it.
         """
         weights = [
             seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1)
@@ -388,7 +403,8 @@ class Reference:
 
 
 def trainable(model: torch.nn.Module) -> bool:
-    """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them, unless each call makes it anew."""
+    """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them,
+    unless each call makes it anew."""
     stale = any(
         isinstance(t, torch.Tensor)
         for m in model.modules()
@@ -399,7 +415,8 @@ def trainable(model: torch.nn.Module) -> bool:
 
 
 def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
-    """What copy.deepcopy shall put in place of a module's tensors, by id: them on the device, also those that are plain attributes."""
+    """What copy.deepcopy shall put in place of a module's tensors, by id: them on the device, also those that
+    are plain attributes."""
     found: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
@@ -412,7 +429,8 @@ def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Te
 
 
 class Computing(TorchDispatchMode):
-    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as on plans.
+    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs,
+    counted as on plans.
 
     draws: whether one of them takes random numbers.
     """

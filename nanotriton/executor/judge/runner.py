@@ -47,8 +47,10 @@ class Runner:
     ) -> tuple[object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
         """Two calls, the second on what the first left.
 
-        Returns (answer of the second, {name: parameter or buffer afterwards} of those that the candidate may have
-        written to, {input tensor's number: what the second call changed it to}). more: the inputs of the second
+        Returns (answer of the second, {name: parameter or buffer afterwards} of those that the candidate may
+        have
+        written to, {input tensor's number: what the second call changed it to}). more: the inputs of the
+        second
         call. Raises Fault.
         """
         weights = self.by_name(seed)

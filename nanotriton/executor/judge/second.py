@@ -1,8 +1,11 @@
 """A second call of the same module: does it start from what the first call left behind?
 
-One answer says little about a module that has state: running statistics, a cache, a counter, a buffer that should be
-cleared, a parameter that was used as scratch memory. So the candidate is called twice, with other inputs the second
-time, and the reference too. The second answers are compared, and so is every parameter and buffer of the reference's
+One answer says little about a module that has state: running statistics, a cache, a counter, a buffer that
+should be
+cleared, a parameter that was used as scratch memory. So the candidate is called twice, with other inputs the
+second
+time, and the reference too. The second answers are compared, and so is every parameter and buffer of the
+reference's
 that either of them may have written to, and every input that the reference writes to.
 """
 
@@ -24,7 +27,8 @@ State = dict[str, torch.Tensor]
 
 @dataclass
 class Twice:
-    """What two calls of the reference leave. In float64 there is nothing where the task insists on its dtype."""
+    """What two calls of the reference leave. In float64 there is nothing where the task insists
+    on its dtype."""
 
     answer: Answer  # of the second call; its inputs are as they were afterwards
     state: State
@@ -59,8 +63,10 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
 def compare_state(state: State, want: Twice) -> None:
     """state: the candidate's, of what it may have written to.
 
-    What the reference updates may have another name in the candidate: any tensor of its state will do that has
-    the right shape, dtype and values. A parameter that the candidate keeps in another shape is its own matter,
+    What the reference updates may have another name in the candidate: any tensor of its state will do that
+    has
+    the right shape, dtype and values. A parameter that the candidate keeps in another shape is its own
+    matter,
     as long as its answers are right.
     """
     if not want.updated and same_bits(state, want.state):
@@ -76,7 +82,8 @@ def compare_state(state: State, want: Twice) -> None:
 
 
 def same_bits(state: State, own: State) -> bool:
-    """Whether the candidate's state is the reference's to the bit, where both have a tensor of that name and form."""
+    """Whether the candidate's state is the reference's to the bit, where both have a tensor of that name and
+    form."""
     pairs = [(t, own[name]) for name, t in state.items() if name in own]
     alike = [(a, b) for a, b in pairs if (a.shape, a.dtype) == (b.shape, b.dtype)]
     return not alike or bool(torch.stack([(a == b).all() for a, b in alike]).all())  # one wait for the GPU

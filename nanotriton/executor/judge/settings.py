@@ -1,4 +1,5 @@
-"""What all code of a process shares and a task's code may set: torch's flags, the environment, Python's options.
+"""What all code of a process shares and a task's code may set: torch's flags, the environment, Python's
+options.
 
 A worker runs one task after another. `Settings.active` surrounds all that runs a task's own code. What the
 task has set is active inside, as if the process were the task's alone. It is undone outside, so neither the

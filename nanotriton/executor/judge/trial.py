@@ -1,7 +1,10 @@
-"""Is a candidate right? The same judge for every device and mode: it sees tensors, and a function that runs the candidate.
+"""Is a candidate right? The same judge for every device and mode: it sees tensors, and a function that runs
+the candidate.
 
-The reference (reference.py) runs after the candidate, on private copies of the same inputs, once in the task's dtype and once in float64 (compare.py
-says what the tolerance is). A candidate is judged on several trials with secret seeds: one as the task draws, the others under stress (draws.py)
+The reference (reference.py) runs after the candidate, on private copies of the same inputs, once in the
+task's dtype and once in float64 (compare.py
+says what the tolerance is). A candidate is judged on several trials with secret seeds: one as the task draws,
+the others under stress (draws.py)
 and with other weights.
 """
 
@@ -35,9 +38,11 @@ class Judged:
 def judge_trial(
     reference: Reference, trial: Trial, run: Callable[[list, int], tuple[object, dict[int, torch.Tensor]]]
 ) -> Judged | None:
-    """Run the candidate, then the reference, and compare. Raises Fault; None: the reference isn't finite here, so it doesn't count.
+    """Run the candidate, then the reference, and compare. Raises Fault; None: the reference isn't finite
+    here, so it doesn't count.
 
-    run: (inputs, weight seed) -> (outputs, {number of an input tensor that it changed: its new values}). The inputs are its own.
+    run: (inputs, weight seed) -> (outputs, {number of an input tensor that it changed: its new values}). The
+    inputs are its own.
     """
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)
@@ -72,9 +77,11 @@ def judge_trial(
 
 
 def compare_fairly(got, answer: Answer, reference: Reference, trial: Trial) -> float:
-    """`compare`; and where values are wrong, once more but for what the task makes of errors that are allowed anyway, before its last step.
+    """`compare`; and where values are wrong, once more but for what the task makes of errors that are allowed
+    anyway, before its last step.
 
-    The sine of a sum near 1e5 is anything in fp32, depending on the order of summation; what the reference's own order earns there says little.
+    The sine of a sum near 1e5 is anything in fp32, depending on the order of summation; what the reference's
+    own order earns there says little.
     """
     try:
         return compare(got, answer)
@@ -89,7 +96,8 @@ def compare_fairly(got, answer: Answer, reference: Reference, trial: Trial) -> f
 
 
 def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch.Tensor] | None:
-    """How far each value of the float64 answer moves when each input moves by up to FLOOR of itself, all alike or each its own way: the most.
+    """How far each value of the float64 answer moves when each input moves by up to FLOOR of itself, all
+    alike or each its own way: the most.
 
     In float64, output by output. None if it has no answer for such inputs, or must not be asked.
     """
@@ -115,7 +123,8 @@ def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch
 
 
 def nudged(t: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """A floating tensor in float64, each element moved by up to FLOOR of itself; without a generator, all by that much."""
+    """A floating tensor in float64, each element moved by up to FLOOR of itself; without a generator, all by
+    that much."""
     if not t.is_floating_point():
         return t
     share = torch.ones(t.shape, dtype=torch.float64, device=t.device)

@@ -1,8 +1,12 @@
-"""A worker: judges candidates, several at a time, one Python step after another. Trusted; it never runs a candidate's Python.
+"""A worker: judges candidates, several at a time, one Python step after another. Trusted; it never runs a
+candidate's Python.
 
-Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator (candidate.py) that is resumed when
-its child is done; between two children it computes (draws inputs, replays, compares), each stage under a limit of its own:
-an alarm that raises in the worker, and behind it the executor, which sees in shared memory when a stage is due (the beacon) and
+Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
+(candidate.py) that is resumed when
+its child is done; between two children it computes (draws inputs, replays, compares), each stage under a
+limit of its own:
+an alarm that raises in the worker, and behind it the executor, which sees in shared memory when a stage is
+due (the beacon) and
 kills a worker that missed its alarm.
 """
 
@@ -71,11 +75,13 @@ MODES = {
 
 
 class Overtime(BaseException):
-    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of its own."""
+    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of
+    its own."""
 
 
 def prepare(flavour: str, card: Card) -> None:
-    """In the base, once: import everything and warm up, for the GPU that candidates are judged for, so that forks find it done."""
+    """In the base, once: import everything and warm up, for the GPU that candidates are judged for, so that
+    forks find it done."""
     torch.set_num_threads(1)
     if flavour in ("record", "gpu"):
         from nanotriton.executor.child import recorder
@@ -123,7 +129,8 @@ class Worker:
 
     @contextlib.contextmanager
     def stage(self, name: str, limit: float):
-        """Compute under a limit in seconds. What an inner stage takes counts for itself, not for the outer one."""
+        """Compute under a limit in seconds. What an inner stage takes counts for itself, not for the outer
+        one."""
         self._charge()
         self.stages.append([name, limit])
         self._arm()
@@ -147,7 +154,8 @@ class Worker:
         self.since = now
 
     def _arm(self) -> None:
-        """Set the alarm for the innermost stage, and let the executor see when it is due (0: nothing runs)."""
+        """Set the alarm for the innermost stage, and let the executor see when it is due (0:
+        nothing runs)."""
         left = max(self.stages[-1][1], 1e-3) if self.stages else 0.0
         name = self.stages[-1][0] if self.stages else ""
         BEACON.pack_into(
@@ -167,7 +175,8 @@ class Worker:
     # ---- tasks ----
 
     def reference(self, task: Task) -> Reference:
-        """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair question."""
+        """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair
+        question."""
         lost = self.lost_on(task)
         key = task.key, lost
         found = self.references.get(key)
@@ -212,7 +221,8 @@ class Worker:
         return None
 
     def note_loss(self, task: Task, kind: str) -> None:
-        """The task's own code has ended the context. Others will read this when they run again what was in flight."""
+        """The task's own code has ended the context. Others will read this when they run again what was in
+        flight."""
         os.makedirs(self.losses, exist_ok=True)
         note = f"{task.key}.{'plain' if kind == 'plain' else 'other'}"
         with open(os.path.join(self.losses, note), "w"):
@@ -234,7 +244,8 @@ class Worker:
         )
 
     def pause(self) -> None:
-        """Let other workers time what they have, if they wait for it. It counts for no other stage, and has no end of its own: theirs have."""
+        """Let other workers time what they have, if they wait for it. It counts for no other stage, and has
+        no end of its own: theirs have."""
         if self.gpu is not None:
             with self.stage("wait", DAY):
                 self.gpu.turns.pause()
@@ -242,7 +253,8 @@ class Worker:
     # ---- the loop ----
 
     def serve(self) -> None:
-        """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
+        """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts
+        another)."""
         signal.signal(signal.SIGALRM, self._alarm)
         self.neutral = settings.snapshot()
         settings.reset(self.neutral)
