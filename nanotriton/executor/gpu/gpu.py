@@ -116,10 +116,18 @@ class Gpu:
 
     @contextmanager
     def alone(self):
-        """Within `busy`: have all of the GPU's memory, once the other workers have ended their turns."""
+        """Within `busy`: have all of the GPU's memory, once the other workers have ended their turns.
+
+        It is given back before the next worker has its turn alone: this one then waits, and would wait with its
+        memory in hand.
+        """
         self.clear()
         with self.turns.alone():
-            yield
+            try:
+                yield
+            finally:
+                if not self.lost:
+                    self.clear()
 
 
 def _lock_folder(locks: str) -> str:
