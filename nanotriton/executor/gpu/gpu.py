@@ -118,8 +118,8 @@ class Gpu:
     def alone(self):
         """Within `busy`: have all of the GPU's memory, once the other workers have ended their turns.
 
-        It is given back before the next worker has its turn alone: this one then waits, and would wait with its
-        memory in hand.
+        It is given back before the next worker has its turn alone: this one then waits, and would wait with
+        its memory in hand.
         """
         self.clear()
         with self.turns.alone():
