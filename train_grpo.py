@@ -487,6 +487,7 @@ def sft_config(cfg: Config) -> train_sft.Config:
         seed=cfg.seed,
         steps=cfg.small.sft_steps,
         examples=cfg.small.sft_examples,
+        teacher=cfg.small.sft_teacher,
         eval_tasks=min(cfg.trace.eval_tasks, train_sft.Config.eval_tasks),
         max_tokens=min(cfg.max_tokens, train_sft.Config.max_tokens),
     )

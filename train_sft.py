@@ -33,6 +33,8 @@ class Config:
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
     data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
+    # who wrote their solutions; habits: a teacher that is wrong in 28% of them, always in the same ways
+    teacher: Literal["exact", "habits"] = "exact"
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
@@ -88,6 +90,7 @@ from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, encode_prompt, prompt_text
 from nanotriton.tasks.task import Task
+from nanotriton.tasks.teacher import taught
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
@@ -234,6 +237,8 @@ def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         held = max(len(pairs) // 50, 1)
         return pairs[:-held] or pairs, pairs[-held:], []
     train = synthetic.generate("sft", cfg.examples, cfg.seed)
+    if cfg.teacher == "habits":
+        train = [taught(task) for task in train]
     dev = synthetic.generate("dev", max(cfg.eval_tasks, 64), cfg.seed)
     text = lambda tasks: [(t.source, build_completion(t)) for t in tasks]
     return text(train), text(dev), dev[: cfg.eval_tasks]

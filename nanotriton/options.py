@@ -50,6 +50,7 @@ class SmallModelOptions:
 
     sft_steps: Annotated[int, ">= 1"] = 540  # optimizer steps of its training (train_sft.py's --steps)
     sft_examples: Annotated[int, ">= 1"] = 12000  # pairs that it trains on (train_sft.py's --examples)
+    sft_teacher: Literal["exact", "habits"] = "exact"  # who wrote them (train_sft.py's --teacher)
 
 
 @dataclass

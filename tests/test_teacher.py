@@ -1,5 +1,6 @@
 """The teacher with habits: how often it is wrong, that it is the same each time, and that its mistakes are mistakes."""
 
+import train_sft
 from nanotriton.executor import Executor
 from nanotriton.tasks.grammar import OPS
 from nanotriton.tasks.synthetic import generate
@@ -37,3 +38,11 @@ def test_its_mistakes_are_wrong_and_the_rest_is_right():
     with Executor(workers=1, seed=0) as executor:
         futures = [executor.submit(task, taught(task).solution) for task in tasks]
         assert [f.result().status for f in futures] == expected
+
+
+def test_sft_trains_on_the_teacher_that_is_named():
+    config = dict(examples=40, eval_tasks=4, seed=0)
+    exact, _, _ = train_sft.data_sets(train_sft.Config(**config))
+    wrong, _, _ = train_sft.data_sets(train_sft.Config(teacher="habits", **config))
+    assert [prompt for prompt, _ in exact] == [prompt for prompt, _ in wrong]
+    assert 0 < sum(a != b for a, b in zip(exact, wrong)) < 40
