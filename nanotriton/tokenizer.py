@@ -130,7 +130,7 @@ class Tokenizer:
         """A decoder to feed ids to as they are sampled."""
         return Stream(self)
 
-    # ----------------------------------------------------------------------------------------------------------  # noqa: E501
+    # ------------------------------------------------------------------------------------------
     # chat
     @property
     def has_chat_template(self) -> bool:

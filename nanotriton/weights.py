@@ -46,7 +46,7 @@ SHARD_BYTES = 5 * 10**9
 READERS = 8  # threads: a mapped file comes in by page faults, and each waits for the disk
 
 
-# -------------------------------------------------------------------------------------------------------------  # noqa: E501
+# ------------------------------------------------------------------------------------------
 # folders
 def find_folder(name: str | Path) -> Path:
     """A local folder as it is; `owner/name` is downloaded from the Hugging Face hub, with a progress bar, or
@@ -101,7 +101,7 @@ def load_config(name: str | Path) -> ModelConfig:
         raise ModelError(f"{folder}: {error}") from None
 
 
-# -------------------------------------------------------------------------------------------------------------  # noqa: E501
+# ------------------------------------------------------------------------------------------
 # reading
 class WeightFiles:
     """The tensors of a folder's safetensors files, opened but not read.
@@ -226,7 +226,7 @@ def load_model(
     return model, config
 
 
-# -------------------------------------------------------------------------------------------------------------  # noqa: E501
+# ------------------------------------------------------------------------------------------
 # writing
 def save_model(
     model: Transformer,

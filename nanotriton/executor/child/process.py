@@ -80,7 +80,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
                 again = mapped(again, lambda t: t.to(device))
                 with torch.no_grad():
                     outputs = model(*again)
-                described.append(keep([outputs, again, state_of(model)], tensors))
+                left = {name: t.detach() for name, t in construct.named_state(model).items()}
+                described.append(keep([outputs, again, left], tensors))
         report.finish({"calls": described}, wire.raw(tensors))
     except (Exception, SystemExit) as error:
         report.finish(explain(error, failure, path))
@@ -102,14 +103,6 @@ def keep(tree: list, tensors: list[torch.Tensor]) -> list:
     description, found = wire.describe(tree)
     tensors += [t.cpu() for t in found]
     return description
-
-
-def state_of(model) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name."""
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {name: t.detach() for name, t in named}
 
 
 def load(path: str):

@@ -23,6 +23,7 @@ from triton.runtime.errors import OutOfResources
 from nanotriton.executor.child import fake_torch, fake_triton
 from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
 from nanotriton.executor.common.card import Card
+from nanotriton.executor.common.construct import named_state
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
@@ -142,13 +143,8 @@ def _call(tape: Tape, model: Any, inputs: list) -> Plan:
 def _state(tape: Tape, model: Any) -> dict[str, int]:
     """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part
     of a plan."""
-    if not isinstance(model, torch.nn.Module):
-        return {}
     with quiet():
-        named = [
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]
+        named = named_state(model).items()
         changed = {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
     return {name: tape.tensor_id(t) for name, t in changed.items()}
 

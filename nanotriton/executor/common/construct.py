@@ -227,3 +227,13 @@ def _value(x: torch.Tensor) -> float | None:
     if bool((x.abs() < 1e-3).all()):
         return 0.0
     return 1.0 if bool(((x == 0) | (x == 1)).all()) else None
+
+
+def named_state(model: object) -> dict[str, torch.Tensor]:
+    """A module's parameters and buffers by name, a tied one under each name; of anything else nothing."""
+    if not isinstance(model, nn.Module):
+        return {}
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }

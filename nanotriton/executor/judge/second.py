@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.common.construct import named_state, seed_everything
 from nanotriton.executor.judge.compare import Answer, compare, passes
 from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
 from nanotriton.plan.trees import identical, tensors
@@ -178,6 +178,4 @@ def unread_counters(model: torch.nn.Module) -> frozenset[str]:
 
 
 def state_of(model: torch.nn.Module) -> State:
-    """Parameters and buffers by name, a tied one under each of its names."""
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: t.detach() for name, t in named}
+    return {name: t.detach() for name, t in named_state(model).items()}
