@@ -4,8 +4,10 @@ own.
 
 import random
 import re
+import threading
 
 import pytest
+from torch import nn
 
 from nanotriton.collect import grammar, steps, whole
 from nanotriton.collect.compose import compose, graph_of
@@ -13,6 +15,7 @@ from nanotriton.collect.fuse import fuse
 from nanotriton.collect.ir import Unfit
 from nanotriton.collect.make import computed_literals
 from nanotriton.collect.reasoning import reasoning
+from nanotriton.collect.trace import symbolic_trace
 from nanotriton.executor import Executor
 from nanotriton.tasks.task import Task, check_source
 
@@ -191,6 +194,29 @@ def test_numbers_that_a_module_keeps_reach_the_kernel_as_arguments():
         )
         >= 3
     )
+
+
+def test_two_threads_that_trace_leave_modules_as_they_were():
+    before, inside, first_is_done = nn.Module.__call__, threading.Event(), threading.Event()
+
+    class Second(nn.Module):
+        def forward(self, x):
+            inside.set()
+            assert first_is_done.wait(10)
+            return x
+
+    second = threading.Thread(target=symbolic_trace, args=(Second(),))
+
+    class First(nn.Module):
+        def forward(self, x):
+            second.start()
+            inside.wait(0.2)  # the second is in its forward by now, if it may
+            return x
+
+    symbolic_trace(First())
+    first_is_done.set()
+    second.join()
+    assert inside.is_set() and nn.Module.__call__ is before
 
 
 def test_the_grammar_is_deterministic_and_every_text_is_a_task():

@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from nanotriton.collect.operators import ALIASES, OPS
-from nanotriton.collect.trace import IDENTITY, MODULES, NAMES
+from nanotriton.collect.trace import IDENTITY, MODULES, NAMES, symbolic_trace
 
 SILENT = (
     *IDENTITY,
@@ -60,7 +60,7 @@ def loaded(source: str) -> tuple[tuple[str, ...], tuple]:
             exec(compile(source, "<task>", "exec"), names)
             inputs = names["get_inputs"]()
             shapes = tuple(tuple(x.shape) for x in inputs if isinstance(x, torch.Tensor))
-            traced = torch.fx.symbolic_trace(names["Model"](*names["get_init_inputs"]()))
+            traced = symbolic_trace(names["Model"](*names["get_init_inputs"]()))
     except Exception:
         return (), shapes
     return tuple(

@@ -7,6 +7,7 @@ the way, so that a kernel gets them as arguments instead of their values.
 
 import operator
 import re
+import threading
 from collections.abc import Callable
 
 import torch
@@ -89,6 +90,7 @@ IGNORED = (
     "_stacklevel",
     "memory_format",
 )  # they change nothing of the values
+TRACING = threading.Lock()
 IDENTITY = ("contiguous", "clone", "detach", "Identity", "alias")
 
 
@@ -96,10 +98,18 @@ def trace(model: nn.Module, inputs: list) -> Graph:
     """The graph of `model`, whose parameters and `inputs` are on the meta device. Raises Unfit."""
     name_numbers(model)
     try:
-        traced = torch.fx.symbolic_trace(model)
+        traced = symbolic_trace(model)
     except Exception as error:
         raise Unfit(f"torch.fx can't follow it: {type(error).__name__}: {error}".split("\n")[0]) from None
     return Reader(traced, inputs).read()
+
+
+def symbolic_trace(model: nn.Module) -> torch.fx.GraphModule:
+    """torch.fx's, for any number of threads: it patches nn.Module.__call__ while it traces, and two that
+    overlap restore each other's patch, which then stays.
+    """
+    with TRACING:
+        return torch.fx.symbolic_trace(model)
 
 
 def name_numbers(model: nn.Module) -> None:
