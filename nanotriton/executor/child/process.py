@@ -31,7 +31,8 @@ NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a c
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Process mode: run the candidate for real. args: init (description), device, trials (inputs and state described, seed).
+    """Process mode: run the candidate for real. args: init (description), device, defaults (Reference.defaults),
+    trials (inputs and state described, seed).
 
     fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, and their bytes.
     """
@@ -45,6 +46,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
         return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
     # scratch memory for kernels that make descriptors, as a replay gives it
     triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
+    torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
+    torch.set_default_device(device if args["defaults"]["cuda"] else None)
     report.begin()
     try:
         report.stage("import")

@@ -50,6 +50,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         "seed": seed,
         "known": known,
         "buffers": sorted(reference.moved_buffers),
+        "defaults": reference.defaults,
     }
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)

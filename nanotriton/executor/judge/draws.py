@@ -28,8 +28,20 @@ from nanotriton.executor.common.construct import patched, seed_from
 # zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one
 # truth value in eight is the other one, and
 # one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
-# holes, infinite: one element in 16 is not finite.
-KINDS = ("plain", "scaled", "heavy", "positive", "uneven", "uneven positive", "padded", "holes", "infinite")
+# edges: of what lies between 0 and 1 one element in eight is 0 and one is 1 (for tasks that take
+# probabilities and nothing else). holes, infinite: one element in 16 is not finite.
+KINDS = (
+    "plain",
+    "scaled",
+    "heavy",
+    "positive",
+    "uneven",
+    "uneven positive",
+    "padded",
+    "edges",
+    "holes",
+    "infinite",
+)
 FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
 CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
 NUMBERS = ("full", "full_like", "tensor", "from_numpy", "arange", "linspace")
@@ -62,6 +74,11 @@ def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Ten
         x = t.detach()
         if kind in HOLES:
             x.masked_fill_(drawn(*t.shape).uniform_(generator=local) < 1 / 16, HOLES[kind])
+            return t
+        if kind == "edges":
+            if bool(((x >= 0) & (x <= 1)).all()):
+                chance = drawn(*t.shape).uniform_(generator=local)
+                x.masked_fill_(chance < 1 / 8, 0).masked_fill_(chance > 7 / 8, 1)
             return t
         if kind in ("scaled", "heavy", "uneven", "padded"):
             x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))

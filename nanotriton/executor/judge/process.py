@@ -80,6 +80,7 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
         "device": device,
         "bytes": os.fstat(fd).st_size,
         "buffers": moved,
+        "defaults": reference.defaults,
     }
 
 

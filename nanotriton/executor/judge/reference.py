@@ -8,7 +8,7 @@ import contextlib
 import copy
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.compare import Answer, all_finite, passes
+from nanotriton.executor.judge.asserts import Asserts
+from nanotriton.executor.judge.compare import Answer, all_finite, repeats
 from nanotriton.executor.judge.fakes import Fakes
+from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.plan import wire
 from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts
 from nanotriton.plan.plan import digest
@@ -33,13 +36,16 @@ BUILT = 3  # modules of a task that are kept: a candidate has two, and timing ma
 TRIALS = (
     ("plain",),
     ("scaled", "positive", "plain"),
-    ("padded", "uneven", "heavy", "uneven positive", "positive", "plain"),
+    ("padded", "uneven", "heavy", "uneven positive", "positive", "edges", "plain"),
     ("holes", "infinite"),
 )
 # others let NaN through, or meet it as it comes
 NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}
 # which of equal elements comes first is anyone's choice
 UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}
+RANDOM = "the reference is not deterministic: it draws random numbers in forward"
+# Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows it.
+MAY_DRAW = ("attention", "rnn", "rrelu")
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +59,17 @@ class Trial:
     weights: int
 
 
+class ContextLost(BaseException):
+    """The task's own code has ended this process's CUDA context. No Exception: nothing here can go on.
+
+    kind: of the inputs that it ran on.
+    """
+
+    def __init__(self, kind: str):
+        super().__init__(f"the reference has ended the GPU's context, on {kind} inputs")
+        self.kind = kind
+
+
 @contextlib.contextmanager
 def excused(doing: str):
     """What goes wrong inside is the task's fault: the sample leaves the batch, unless it is a limit that has a status."""
@@ -60,7 +77,7 @@ def excused(doing: str):
         yield
     except Fault:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise TaskFault(
                 "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
@@ -77,24 +94,62 @@ class Reference:
     """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question.
 
     pause: called between two computations of the reference.
+    stress: whether it is also asked what the task does not draw itself.
     """
 
-    def __init__(self, task: Task, device: str = "cpu", pause: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        task: Task,
+        device: str = "cpu",
+        pause: Callable[[], None] = lambda: None,
+        stress: bool = True,
+    ):
         self.pause = pause
+        self.stress = stress
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
+        self.settings = Settings()
+        self.asserts: Asserts | None = None
+        if self.device.type == "cuda":
+            torch.cuda.init()  # or torch would seem to be changed by the task
+            self.asserts = Asserts()
+        self.examined = False
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
-        with excused("loading it"):
-            exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
-            self.has_weights = bool(self.weights(self.seed))
-            # what a recording needs to know
-            self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
-            self.described_init = wire.describe(self.init_arguments(0))[0]
         self.calibrate()
+        self.examined = True
+
+    def load(self) -> None:
+        exec(compile(self.task.source, f"<task {self.task.name}>", "exec"), self.names)
+        self.default_cuda = take_place()
+        self.has_weights = bool(self.weights(self.seed))
+        # what a recording needs to know
+        self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
+        self.described_init = wire.describe(self.init_arguments(0))[0]
+
+    # ---- how the task's own code is run ----
+
+    @contextlib.contextmanager
+    def own(self, kind: str) -> Iterator[None]:
+        """Run the task's own code on inputs of this kind, with its own settings, until the GPU is done too.
+
+        Raises ContextLost.
+        """
+        try:
+            with self.settings.active(), self.asserts or contextlib.nullcontext():
+                yield
+        finally:
+            if self.device.type == "cuda" and driver.context_is_lost():
+                raise ContextLost(kind)
+
+    @property
+    def defaults(self) -> dict[str, str | bool]:
+        """torch's defaults that the task has set. In KernelBench a candidate is imported after the task, and finds them."""
+        dtype = self.settings.own.get("default dtype", torch.float32)
+        return {"dtype": str(dtype).removeprefix("torch."), "cuda": self.default_cuda}
 
     # ---- what a trial is made of ----
 
@@ -124,8 +179,9 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
+            moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
             # no graph: it can't be copied
-            with torch.no_grad(), construct.moved_constants(abs(seed), found=self.moved_buffers) as settled:
+            with self.settings.active(), torch.no_grad(), moved as settled:
                 arguments = self.init_arguments(abs(seed))
                 construct.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
@@ -140,11 +196,12 @@ class Reference:
         self.digests.clear()
 
     def init_arguments(self, seed: int) -> list:
-        construct.seed_everything(seed)
-        return self.arguments("get_init_inputs")
+        with self.settings.active():
+            construct.seed_everything(seed)
+            return self.arguments("get_init_inputs")
 
     def inputs(self, kind: str, seed: int) -> list:
-        with self.default_device(), draws.stressed(kind, seed):
+        with self.own(kind), self.default_device(), draws.stressed(kind, seed):
             construct.seed_everything(seed)
             return self.arguments("get_inputs")
 
@@ -158,13 +215,34 @@ class Reference:
         return list(given)
 
     def run(
-        self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()
+        self,
+        inputs: list,
+        weights: int,
+        noise: int | None = None,
+        kind: str = "other",
+        watched=contextlib.nullcontext(),
     ) -> object:
-        """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
+        """The reference's answer in its own dtype. It may write to the inputs, which are of this kind.
+
+        noise: the seed if forward draws, instead of that of the weights. While the task is examined, a draw
+        is a Fault.
+        """
         model = self.build(weights)
-        with torch.no_grad(), self.default_device(), watched:
+        with self.own(kind), torch.no_grad(), self.default_device(), watched:
             construct.seed_everything(weights if noise is None else noise)
-            return model(*inputs)
+            before = None if self.examined else construct.generator_states()
+            answer = model(*inputs)
+            if before is not None and construct.generator_states() != before:
+                raise Fault("unsupported", RANDOM)
+            return answer
+
+    def exactly(
+        self, kind: str, seed: int, weights: int, noise: int | None = None
+    ) -> tuple[object, list | None]:
+        """(the answer to a draw in float64, the inputs afterwards); (None, None) where the task insists on its dtype."""
+        inputs, model = self.inputs(kind, seed), self.build(weights)
+        with self.own(kind), torch.no_grad(), self.default_device():
+            return in_float64(model, inputs, weights if noise is None else noise)
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
@@ -173,67 +251,90 @@ class Reference:
         """
         self.pause()
         inputs = self.inputs(kind, seed)
-        own = self.run(inputs, weights)
+        own = self.run(inputs, weights, kind=kind)
         kept = inputs if keep_inputs else None
         del inputs
-        with torch.no_grad(), self.default_device():
-            exact, exact_inputs = in_float64(self.build(weights), self.inputs(kind, seed), weights)
+        exact, exact_inputs = self.exactly(kind, seed, weights)
         return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
 
     # ---- what is found out once ----
 
     def calibrate(self) -> None:
-        """Which stresses does the reference survive? Is it deterministic? Would an answer that computes nothing pass?
+        """Load the task. Is it deterministic? Which stresses does it survive? Would an answer that computes nothing pass?
 
         One draw after another, so that a task of many gigabytes never has two of them in memory.
         """
-        seed, fakes = self.seed, Fakes(self.inputs, self.run)
+        seed, fakes = self.seed, Fakes(self.inputs, self.run if self.stress else None)
+        with self.settings.learned():
+            with excused("loading it"):
+                self.load()
+            with excused("on its own inputs"):
+                answer = self.plain_answer(seed)
         with excused("on its own inputs"):
-            for s in (seed, seed + 1):
-                inputs = self.inputs("plain", s)
-                if wire.describe(inputs)[0] != self.described_inputs:
-                    raise Fault(
-                        "unsupported",
-                        "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
-                    )
-                if not identical(self.inputs("plain", s), inputs):
-                    raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-                self.bytes = sum(t.nbytes for t in tensors(inputs))
-                del inputs
-                answer = self.answer("plain", s, s)
-                if not tensors(answer.own):
-                    raise Fault(
-                        "unsupported",
-                        f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
-                    )
-                if s == seed + 1:
-                    seen = Computing()
-                    again = self.run(self.inputs("plain", s), s, s + 1, seen)
-                    self.facts = seen.facts
-                    self.bytes += sum(t.nbytes for t in tensors(again))
-                    self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
-                    if not passes(again, answer):
-                        raise Fault(
-                            "unsupported",
-                            "the reference is not deterministic: it draws random numbers in forward",
-                        )
-                    del again
-                fakes.look("plain", s, answer, s)
-                del answer
-        for kinds in TRIALS[1:]:
-            for kind in kinds:
-                if kind == "padded" and UNSTABLE & self.facts.computing.keys():
-                    continue
-                if kind in draws.HOLES and not NAN_AWARE & self.facts.computing.keys():
-                    continue
-                if kind in self.kinds or self.survives(kind, seed, fakes):
-                    break
+            self.repeat(seed, answer)
+            fakes.look("plain", seed, answer, seed)
+            del answer
+            fakes.look("plain", seed + 1, self.plain_answer(seed + 1), seed + 1)
+        if self.asserts is not None and not self.asserts.met:
+            self.asserts = None
+        for kinds in TRIALS[1:] if self.stress else ():
+            self.find_stress(kinds, fakes)
         kind = next(k for k in TRIALS[1] if k in self.kinds)
         self.trains = trainable(self.on_host(seed)) and self.survives(kind, seed, fakes, -seed)
         if fakes.passing:
             raise Fault(
                 "weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass"
             )
+
+    def plain_answer(self, seed: int) -> Answer:
+        """The answer to a draw of the task's own. The draw must come out the same when it is drawn again."""
+        inputs = self.inputs("plain", seed)
+        if wire.describe(inputs)[0] != self.described_inputs:
+            raise Fault(
+                "unsupported",
+                "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
+            )
+        if not identical(self.inputs("plain", seed), inputs):
+            raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
+        self.bytes = sum(t.nbytes for t in tensors(inputs))
+        del inputs
+        answer = self.answer("plain", seed, seed)
+        if not tensors(answer.own):
+            raise Fault(
+                "unsupported",
+                f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
+            )
+        self.bytes += sum(t.nbytes for t in tensors(answer.own))
+        return answer
+
+    def repeat(self, seed: int, answer: Answer) -> None:
+        """Run the reference again, built anew and with other seeds. Raises Fault if it gives another answer.
+
+        This comes before any tolerance, which would be as wide as what the reference draws.
+        """
+        seen = Computing()
+        self.forget_weights()
+        again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
+        if seen.draws:  # from a generator of its own: in float64 that gives other numbers
+            raise Fault("unsupported", RANDOM)
+        self.facts = seen.facts
+        self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
+        exact, _ = self.exactly("plain", seed, seed, seed + 1)
+        if not repeats(answer, again, exact):
+            raise Fault(
+                "unsupported",
+                "the reference is not deterministic: run twice on the same inputs, it gives two answers",
+            )
+
+    def find_stress(self, kinds: tuple[str, ...], fakes: Fakes) -> None:
+        """Of these kinds, the first that the reference survives is one of its own."""
+        for kind in kinds:
+            if kind == "padded" and UNSTABLE & self.facts.computing.keys():
+                continue
+            if kind in draws.HOLES and not NAN_AWARE & self.facts.computing.keys():
+                continue
+            if kind in self.kinds or self.survives(kind, self.seed, fakes):
+                return
 
     def survives(self, kind: str, seed: int, fakes: Fakes, weights: int | None = None) -> bool:
         """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the fakes see this draw too."""
@@ -290,11 +391,15 @@ def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Te
 
 
 class Computing(TorchDispatchMode):
-    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as on plans."""
+    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as on plans.
+
+    draws: whether one of them takes random numbers.
+    """
 
     def __init__(self):
         super().__init__()
         self.facts = Facts()
+        self.draws = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -303,6 +408,8 @@ class Computing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws |= not any(part in name for part in MAY_DRAW)
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not view and name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
