@@ -51,6 +51,7 @@ class Facts:
     # Of a reference: its answer lies in memory in the order of its shape. In a task of moving data the
     # candidate's answer must do so too.
     contiguous: bool = False
+    length: int = 1  # of a reference: the most numbers that it sums for one value
     # the memory that the answer lies in: own, input, weight or const (the worst of several)
     answer: str = "own"
 

@@ -10,6 +10,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,13 +21,15 @@ from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.compare import Answer, all_finite, repeats
+from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.executor.judge.settings import Settings, take_place
+from nanotriton.executor.judge.twin import Nudge, in_float64
 from nanotriton.plan import wire
+from nanotriton.plan.aten import words
 from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts
 from nanotriton.plan.plan import digest
-from nanotriton.plan.trees import describe, identical, tensors, widen
+from nanotriton.plan.trees import describe, identical, tensors
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
@@ -41,6 +44,11 @@ TRIALS = (
 )
 # others let NaN through, or meet it as it comes
 NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}
+# operators that sum their first operand's elements, many for one value
+SUMS = words("""
+    binary_cross_entropy huber_loss l1_loss linalg_vector_norm mean mse_loss nansum smooth_l1_loss
+    std std_mean sum var var_mean
+""")
 # which of equal elements comes first is anyone's choice
 UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}
 RANDOM = "the reference is not deterministic: it draws random numbers in forward"
@@ -119,6 +127,7 @@ class Reference:
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
+        self.facts = Facts()
         self.calibrate()
         self.examined = True
 
@@ -144,6 +153,12 @@ class Reference:
         finally:
             if self.device.type == "cuda" and driver.context_is_lost():
                 raise ContextLost(kind)
+
+    @contextlib.contextmanager
+    def running(self, kind: str) -> Iterator[None]:
+        """`own`, for calls of forward."""
+        with self.own(kind), torch.no_grad(), self.default_device():
+            yield
 
     @property
     def defaults(self) -> dict[str, str | bool]:
@@ -237,12 +252,33 @@ class Reference:
             return answer
 
     def exactly(
-        self, kind: str, seed: int, weights: int, noise: int | None = None
+        self,
+        kind: str,
+        seed: int,
+        weights: int,
+        noise: int | None = None,
+        nudge: Nudge | None = None,
+        change: Callable[[torch.nn.Module, list], None] | None = None,
     ) -> tuple[object, list | None]:
-        """(the answer to a draw in float64, the inputs afterwards); (None, None) where the task insists on its dtype."""
-        inputs, model = self.inputs(kind, seed), self.build(weights)
-        with self.own(kind), torch.no_grad(), self.default_device():
-            return in_float64(model, inputs, weights if noise is None else noise)
+        """(the answer to a draw in float64, the inputs afterwards), or (None, None) where there is none.
+
+        nudge: of inputs, in float64. change: writes to the module and to its inputs first, in the task's dtype.
+        """
+        made: dict = {}
+
+        def build() -> torch.nn.Module:
+            made["model"] = self.build(weights)
+            return made["model"]
+
+        def draw() -> list:
+            inputs = self.inputs(kind, seed)
+            if change is not None:
+                change(made["model"], inputs)
+            return inputs
+
+        running = partial(self.running, "nudged" if nudge or change else kind)
+        twin = in_float64(build, [draw], weights if noise is None else noise, running, nudge)
+        return (None, None) if twin is None else (twin.answer, twin.inputs)
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
@@ -255,7 +291,7 @@ class Reference:
         kept = inputs if keep_inputs else None
         del inputs
         exact, exact_inputs = self.exactly(kind, seed, weights)
-        return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
+        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.facts.length)
 
     # ---- what is found out once ----
 
@@ -346,7 +382,7 @@ class Reference:
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return False
-        if not all_finite(answer.own):
+        if not all_finite(answer.own) or breaks_down(answer):
             return False
         self.kinds |= {kind}
         fakes.look(kind, seed, answer, weights)
@@ -415,25 +451,20 @@ class Computing(TorchDispatchMode):
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
             reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
             writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-            if name in MATMULS:
-                self.facts.flops += 2.0 * writes[0].numel() * reads[MATMULS[name]].shape[-1]
-            elif name == "convolution":
-                self.facts.flops += 2.0 * writes[0].numel() * reads[1][0].numel()
-            else:
-                self.facts.flops += max((t.numel() for t in reads + writes), default=0)
+            self.count(name, reads, writes)
         return out
 
-
-def in_float64(model: torch.nn.Module, inputs: list, seed: int) -> tuple[object, list | None]:
-    """(answer, inputs afterwards) in float64, or (None, None) where the task insists on its dtype."""
-    default, inputs = torch.get_default_dtype(), widen(inputs)
-    torch.set_default_dtype(torch.float64)
-    try:
-        construct.seed_everything(seed)
-        return model.double()(*inputs), inputs
-    except (RuntimeError, TypeError, ValueError) as error:
-        if out_of_memory(error):
-            raise
-        return None, None
-    finally:
-        torch.set_default_dtype(default)
+    def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        """Add a computing call's FLOPs, and note how many numbers it sums for one value."""
+        length = 0
+        if name in MATMULS:
+            length = reads[MATMULS[name]].shape[-1]
+        elif name == "convolution":
+            length = reads[1][0].numel()
+        if length:
+            self.facts.flops += 2.0 * writes[0].numel() * length
+        else:
+            self.facts.flops += max((t.numel() for t in reads + writes), default=0)
+        if name in SUMS and writes[0].numel():
+            length = reads[0].numel() // writes[0].numel()
+        self.facts.length = max(self.facts.length, length)

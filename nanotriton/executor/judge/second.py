@@ -6,13 +6,17 @@ time, and the reference too. The second answers are compared, and so is every pa
 that either of them may have written to.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from nanotriton.executor.common.construct import seed_everything
-from nanotriton.executor.judge.compare import Answer, compare
-from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
+from nanotriton.executor.judge.compare import Answer
+from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, spread_of
+from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.twin import Nudge, Twin, in_float64, state_of
 from nanotriton.plan.trees import identical
 from nanotriton.verdict import Fault, ValueFault
 
@@ -35,20 +39,25 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
     del inputs, more
     with excused("on its own inputs, called twice"):
         want, own, exact, changed = twice(reference, trial, other)
+
+    def sensitive(want: Answer) -> Sensitivity | None:
+        moved = lambda nudge: getattr(twice_exactly(reference, trial, other, nudge), "answer", None)
+        return spread_of(want, moved, reference.device, trial.inputs)
+
     with excused("comparing answers"):
-        compare_again("in a second call of the same module", answer, want)
+        compare_again("in a second call of the same module", answer, want, sensitive)
         if missing := sorted(changed - state.keys()):
             names = ", ".join(missing[:SHOWN])
             raise Fault("wrong_value", f"forward of the reference updates {names}; the candidate's does not")
         for name in state.keys() & own.keys():
-            twin = Answer(own[name], exact.get(name) if exact else None, None, None)
+            twin = Answer(own[name], exact.get(name) if exact else None, None, None, reference.facts.length)
             compare_again(f"after two calls, in {name}", state[name], twin)
 
 
-def compare_again(where: str, got: object, answer: Answer) -> None:
-    """`compare`, with a message that says where."""
+def compare_again(where: str, got: object, answer: Answer, sensitive: Callable | None = None) -> None:
+    """`compare_fairly`, with a message that says where."""
     try:
-        compare(got, answer)
+        compare_fairly(got, answer, sensitive)
     except ValueFault as fault:
         raise ValueFault(f"{where}: {fault.message}", fault.max_error, fault.reduced) from None
     except Fault as fault:
@@ -72,16 +81,15 @@ def twice(
         own = model(*reference.inputs(second.kind, second.inputs))
     state = state_of(model)
     changed = frozenset(n for n in state if n not in before or not identical([state[n]], [before[n]]))
-    with torch.no_grad(), reference.default_device():
-        wide = reference.build(first.weights)
-        start, _ = in_float64(wide, reference.inputs(first.kind, first.inputs), first.weights)
-        exact = None
-        if start is not None:
-            exact, _ = in_float64(wide, reference.inputs(second.kind, second.inputs), first.weights)
-    return Answer(own, exact, None, None), state, None if exact is None else state_of(wide), changed
+    exact = twice_exactly(reference, first, second)
+    answer = Answer(own, None if exact is None else exact.answer, None, None, reference.facts.length)
+    return answer, state, None if exact is None else exact.state, changed
 
 
-def state_of(model: torch.nn.Module) -> State:
-    """Parameters and buffers by name, a tied one under each of its names."""
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return {name: t.detach() for name, t in named}
+def twice_exactly(
+    reference: Reference, first: Trial, second: Trial, nudge: Nudge | None = None
+) -> Twin | None:
+    """The reference in float64, called twice."""
+    draws = [partial(reference.inputs, trial.kind, trial.inputs) for trial in (first, second)]
+    running = partial(reference.running, first.kind if nudge is None else "nudged")
+    return in_float64(partial(reference.build, first.weights), draws, first.weights, running, nudge)
