@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.compare import Answer, compare
+from nanotriton.executor.judge.compare import BY_VALUE, STATISTICS, Answer, compare
 from nanotriton.executor.judge.reference import Reference, Trial
 from nanotriton.executor.judge.ties import Choices, settled
 from nanotriton.executor.judge.twin import Nudge
@@ -40,7 +40,8 @@ class Sensitivity:
 def compare_fairly(got, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None) -> float:
     """`compare`; and where values are wrong, once more with what the task is sensitive to forgiven.
 
-    sensitive: None if there is no time to find out.
+    What many values say together is not forgiven: a mean has no half to lie at. sensitive: None if there is no
+    time to find out.
     """
     try:
         return compare(got, answer)
@@ -48,8 +49,9 @@ def compare_fairly(got, answer: Answer, sensitive: Callable[[Answer], Sensitivit
         if sensitive is None:
             raise
         with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
+            compare(got, answer, checks=STATISTICS)
             if (found := sensitive(answer)) is not None:
-                return compare(forgiven(got, answer, found), answer)
+                return compare(forgiven(got, answer, found), answer, checks=BY_VALUE)
         raise fault from None
 
 

@@ -128,6 +128,7 @@ class Reference:
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
         self.facts = Facts()
+        self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
         self.calibrate()
         self.examined = True
 

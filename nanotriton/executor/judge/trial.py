@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, kernelbench_allclose, passes
+from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, sensitivity
 from nanotriton.executor.judge.reference import Reference, Trial, excused
 from nanotriton.plan.trees import tensors
@@ -51,6 +52,8 @@ def judge_trial(
         with excused("comparing answers"):
             sensitive = partial(sensitivity, reference, trial) if quick else None
             error = compare_fairly(outputs, answer, sensitive)
+            if quick and trial.kind == "plain" and answer.exact is not None:
+                check_faint(reference, trial, outputs, answer)
             allclose = kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None
     except Fault:
         if counts():
