@@ -15,6 +15,7 @@ from nanotriton.executor.judge.reference import Reference, Trial, excused
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import check
@@ -132,6 +133,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
     work = partial(judge_second, reference, trials[0], first)
+    in_room(worker, reference, "judge", worker.patience, work)
+    work = partial(check_unread, reference, trials[0], first)
     in_room(worker, reference, "judge", worker.patience, work)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
