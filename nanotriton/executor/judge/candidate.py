@@ -19,6 +19,7 @@ from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import check
+from nanotriton.plan.facts import shared_memory
 from nanotriton.plan.plan import DTYPES, Plan, PlanError, malformed
 from nanotriton.plan.validate import check_follows
 from nanotriton.rules import rules
@@ -74,6 +75,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
             for t in (plan.tensors[i] for i in plan.output_tensors())
         )
+        if shared := shared_memory(plan, reference.facts.fresh):
+            raise Fault("wrong_value", shared)
         if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
             raise Fault(
                 "wrong_shape",

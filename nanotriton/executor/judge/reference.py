@@ -27,7 +27,7 @@ from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import Nudge, in_float64
 from nanotriton.plan import wire
 from nanotriton.plan.aten import words
-from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts
+from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts, overlaps_itself
 from nanotriton.plan.plan import digest
 from nanotriton.plan.trees import describe, identical, tensors
 from nanotriton.tasks.task import Task
@@ -356,6 +356,7 @@ class Reference:
             raise Fault("unsupported", RANDOM)
         self.facts = seen.facts
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
+        self.facts.fresh = [seen.fresh(t) for t in tensors(again)]
         exact, _ = self.exactly("plain", seed, seed, seed + 1)
         if not repeats(answer, again, exact):
             raise Fault(
@@ -437,6 +438,7 @@ class Computing(TorchDispatchMode):
         super().__init__()
         self.facts = Facts()
         self.draws = False
+        self.made: set[int] = set()  # addresses of storages that operators made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -447,6 +449,9 @@ class Computing(TorchDispatchMode):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws |= not any(part in name for part in MAY_DRAW)
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and all(r.alias_info is None for r in func._schema.returns):
+                self.made.add(t.untyped_storage().data_ptr())
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not view and name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
@@ -454,6 +459,11 @@ class Computing(TorchDispatchMode):
             writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
             self.count(name, reads, writes)
         return out
+
+    def fresh(self, output: torch.Tensor) -> bool:
+        """Whether it lies in memory that forward made, each element in a place of its own."""
+        made = output.untyped_storage().data_ptr() in self.made
+        return made and not overlaps_itself(tuple(output.shape), output.stride())
 
     def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
         """Add a computing call's FLOPs, and note how many numbers it sums for one value."""
