@@ -99,7 +99,7 @@ class Output:
 def compare(got, answer: Answer, hurry: bool = False, checks: tuple[Callable, ...] | None = None) -> float:
     """The worst error over the RMS; raises Fault if the tree `got` is not the answer.
 
-    hurry: as soon as that is plain, without saying where. checks: of floats; None for all.
+    hurry: as soon as that is plain, without saying where. checks: None for all.
     """
     same_structure(got, answer.own)
     exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
@@ -235,14 +235,13 @@ def compare_tensor(output: Output, checks: tuple[Callable, ...]) -> float:
             own=as_real(own),
             exact=None if output.exact is None else as_real(output.exact),
         )
-    if not output.own.is_floating_point():
-        equal(output)
-        return 0.0
     if not own.numel():
         return 0.0
+    floats = output.own.is_floating_point()
     for check in checks:
-        check(output)
-    return output.errors.worst
+        if (check is not equal) == floats:
+            check(output)
+    return output.errors.worst if floats else 0.0
 
 
 def as_real(t: torch.Tensor) -> torch.Tensor:
@@ -360,12 +359,6 @@ def small_values(output: Output) -> None:
         raise output.fault(f"{values_} are off by more than a tenth of what they should be")
 
 
-# Of floats, in this order: what is plainly wrong has the plainest message.
-BY_VALUE = (finiteness, bounds, float8_steps, one_by_one, frequency, small_values)
-STATISTICS = (bias, spread)
-CHECKS = BY_VALUE + STATISTICS
-
-
 def equal(output: Output) -> None:
     """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype.
 
@@ -384,6 +377,12 @@ def equal(output: Output) -> None:
     pair = got.reshape(-1)[at].item(), own.reshape(-1)[at].item()
     where, count = f"{name}{index(at, own.shape)}", f"{int(differs.sum())} of {own.numel()} values differ"
     raise ValueFault(f"{where} is {pair[0]}; the reference says {pair[1]} ({count})", math.inf)
+
+
+# In this order: what is plainly wrong has the plainest message. `equal` is for integers, the others for floats.
+BY_VALUE = (equal, finiteness, bounds, float8_steps, one_by_one, frequency, small_values)
+STATISTICS = (bias, spread)
+CHECKS = BY_VALUE + STATISTICS
 
 
 # ---- messages ----
