@@ -234,8 +234,8 @@ def last_of_equals(values: torch.Tensor, k: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "forward, right",
     [
-        ("return x.argmax(dim=1)", lambda m, x: last_of_equals(x, 1)[:, 0]),
-        ("return x.max(dim=1, keepdim=True)[1].int()", lambda m, x: last_of_equals(x, 1).int()),
+        ("return (x - 1).argmax(dim=1)", lambda m, x: last_of_equals(x, 1)[:, 0]),
+        ("return (x - 1).max(dim=1, keepdim=True)[1].int()", lambda m, x: last_of_equals(x, 1).int()),
         ("return x.topk(3, dim=1)[1]", lambda m, x: last_of_equals(x, 3)),
         ("return x.argsort(dim=1, descending=True)", lambda m, x: last_of_equals(x, 20)),
         (
@@ -249,6 +249,12 @@ def test_any_of_equal_numbers_may_be_chosen(forward, right):
     assert verdicts(reference, right) == {"correct"}
     assert verdicts(reference, lambda m, x: right(m, x).roll(1, 0)) == {"wrong_value"}
     assert verdicts(reference, lambda m, x: right(m, x) + 20) == {"wrong_value"}
+
+
+def test_of_given_numbers_argmax_is_the_first():
+    reference = Reference(task("return x.argmax(dim=1)", "torch.randn(16, 20).mul(4).round()"))
+    assert verdicts(reference, lambda m, x: x.argmax(dim=1)) == {"correct"}
+    assert verdicts(reference, lambda m, x: last_of_equals(x, 1)[:, 0]) == {"wrong_value"}
 
 
 def test_one_of_equal_numbers_is_not_chosen_twice():

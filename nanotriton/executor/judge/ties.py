@@ -15,6 +15,9 @@ from nanotriton.plan.aten import words
 
 # Operators that choose: of their results the integer one says where along a dimension the chosen lie.
 CHOOSING = words("argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk")
+# Of these torch's documentation promises the first of equal numbers. It is a promise about numbers that are given:
+# of numbers that are computed, rounding decides which are equal.
+FIRST = words("argmax argmin max min")
 # Operators after which integers stand in the same order as before.
 KEEPING = words("_to_copy _unsafe_view alias clone detach expand reshape squeeze unsqueeze view")
 NEAR = 1e-3  # times FLOOR of the largest number beside them: two that differ by less are equal too
@@ -22,10 +25,11 @@ NEAR = 1e-3  # times FLOOR of the largest number beside them: two that differ by
 
 @dataclass(frozen=True)
 class Choice:
-    """values: the numbers that were chosen from. dim: the dimension along which."""
+    """values: the numbers that were chosen from. dim: the dimension along which. free: any of equals may be chosen."""
 
     values: torch.Tensor
     dim: int
+    free: bool
 
 
 class Choices(TorchDispatchMode):
@@ -35,6 +39,7 @@ class Choices(TorchDispatchMode):
         super().__init__()
         self.known = WeakIdKeyDictionary()
         self.outputs: list[torch.Tensor] = []
+        self.made: set[int] = set()  # addresses of storages that operators made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -57,15 +62,16 @@ class Choices(TorchDispatchMode):
         if name in CHOOSING:
             names = [a.name for a in func._schema.arguments]
             dim = dict(zip(names, args), **kwargs).get("dim", None if name.startswith("arg") else -1)
-            self._choose(args[0], made[0], dim)
+            free = name not in FIRST or args[0].untyped_storage().data_ptr() in self.made
+            self._choose(args[0], made[0], dim, free)
         elif name in KEEPING and args[0] in self.known and args[0].numel() == made[0].numel():
             self.known[made[0]] = self.known[args[0]]
         return out
 
-    def _choose(self, values: torch.Tensor, places: torch.Tensor, dim: int | None) -> None:
+    def _choose(self, values: torch.Tensor, places: torch.Tensor, dim: int | None, free: bool) -> None:
         if dim is None:
             values, dim = values.reshape(-1), 0
-        self.known[places] = Choice(values.clone(), dim % max(1, values.dim()))
+        self.known[places] = Choice(values.clone(), dim % max(1, values.dim()), free)
 
 
 def settled(got: torch.Tensor, own: torch.Tensor, choice: Choice) -> torch.Tensor:
@@ -74,7 +80,7 @@ def settled(got: torch.Tensor, own: torch.Tensor, choice: Choice) -> torch.Tenso
     A place that is named twice where the reference names it once is left as it is.
     """
     values = choice.values
-    if not values.dim():
+    if not values.dim() or not choice.free:
         return got
     shape = list(values.shape)
     shape[choice.dim] = -1
