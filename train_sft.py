@@ -1,13 +1,13 @@
 """Supervised fine-tuning on (PyTorch module, verified Triton kernel) pairs.
 
-    python train_sft.py                                            # a small model from scratch, on synthetic tasks, no GPU
+    python train_sft.py                                            # a small model from scratch, no GPU
     torchrun train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
-`--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar. The loss is on
-the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
-summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder.
-The same command continues a run that was stopped.
+`--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar.
+The loss is on the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
+summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder. The same command
+continues a run that was stopped.
 """
 
 import nanotriton  # first, because it says what is supported where something is missing  # noqa: F401
@@ -29,6 +29,7 @@ class Config:
     # autotriton: the paper's numbers (lr 1e-5, 3 epochs, 16,384 tokens)
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
+    template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
     data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
@@ -55,6 +56,7 @@ class Config:
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
 
     def validate(self) -> None:
+        config.json_object("--template", self.template)
         if self.width % 32:
             raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
 
@@ -72,20 +74,18 @@ if __name__ == "__main__":
 
 import json
 import math
-import random
 from pathlib import Path
 
 import torch
 
-from nanotriton import distributed
+from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.rollout import seed_of
 from nanotriton.rules.extract import CLOSE, opened_reasoning
 from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, prompt_text
+from nanotriton.tasks.prompt import build_completion, encode_prompt, prompt_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
@@ -107,7 +107,7 @@ def main(cfg: Config, world: World) -> str:
         return str(run.folder / "model")
     texts, held_texts, dev = data_sets(cfg)
     source = cfg.model or scratch_model(cfg, run, texts)
-    tokenizer = Tokenizer(source)
+    tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
     model, model_config = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
@@ -117,8 +117,10 @@ def main(cfg: Config, world: World) -> str:
         if step % cfg.eval_every == 0 and not run.found("eval", step):
             run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
         clock = Clock()
-        batch = [pairs[i] for i in indices(step, cfg.batch, len(pairs), cfg.seed)]
-        lr = distributed.set_lr(optimizer, learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr))
+        batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
+        lr = distributed.set_lr(
+            optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
+        )
         with idle_cores(world):
             loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
         clock("train")
@@ -156,7 +158,9 @@ def main(cfg: Config, world: World) -> str:
 def sft_step(
     batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: World, tokenizer: Tokenizer
 ) -> tuple[float, float]:
-    """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before clipping)."""
+    """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before
+    clipping).
+    """
     # counted over every rank and microbatch before the first backward, so that neither changes the gradient
     normalizer = sum(len(completion) for _, completion in batch)
     loss = torch.zeros((), device=world.device)
@@ -171,7 +175,9 @@ def sft_step(
 
 
 def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer):
-    """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on every rank."""
+    """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on
+    every rank.
+    """
     for part in distributed.accumulate(
         model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)
     ):
@@ -188,23 +194,6 @@ def mean_loss(
     """Cross-entropy of the completions, nats a token, over all ranks."""
     total = -sum(logp.sum() for logp in scores(model, world.share(pairs), cfg, world, tokenizer))
     return world.all_sum(total).item() / sum(len(completion) for _, completion in pairs)
-
-
-def indices(step: int, batch: int, n: int, seed: int) -> list[int]:
-    """Which examples a step trains on: a new permutation each epoch, and a function of the step alone, so that it resumes."""
-    out: list[int] = []
-    for epoch in range(step * batch // n, ((step + 1) * batch - 1) // n + 1):
-        order = random.Random(seed_of(seed, 5, epoch, 0, 0)).sample(range(n), n)
-        out += order[max(step * batch - epoch * n, 0) : (step + 1) * batch - epoch * n]
-    return out
-
-
-def learning_rate(step: int, steps: int, peak: float, warmup: float, least: float = 0.0) -> float:
-    """Linear warm-up over `warmup * steps` steps, then a cosine to 0 that stays at `least * peak` once it is there. `step` counts from 0."""
-    rise = max(round(warmup * steps), 1)
-    if step < rise:
-        return peak * (step + 1) / rise
-    return peak * max(least, 0.5 * (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))))
 
 
 def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
@@ -245,7 +234,9 @@ def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none, and why."""
+    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none, and
+    why.
+    """
     try:
         # and at nothing else: U+2028 may stand inside a string
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
@@ -291,8 +282,9 @@ def chat_text(prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def after_opened(reasoning: str, completion: str) -> str:
-    """What a model is to write where the chat template has opened `reasoning` ("<think>", or "" if it has not): a completion without
-    any closes it at once, for nothing before the close counts as an answer; one that opens it too must not do so twice."""
+    """What a model is to write where the chat template has opened `reasoning` ("<think>", or "" if it has
+    not): a completion without any closes it at once, for nothing before the close counts as an answer; one
+    that opens it too must not do so twice."""
     if not reasoning or CLOSE in completion:
         return completion.removeprefix(reasoning)
     return f"\n{CLOSE}\n\n{completion}"
@@ -301,21 +293,25 @@ def after_opened(reasoning: str, completion: str) -> str:
 def encode(
     texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None
 ) -> list[Pair]:
-    """Texts -> ids; a completion ends with the end token. Pairs longer than --max-len are left out, and counted."""
+    """Texts -> ids; a completion ends with the end token.
+
+    Pairs longer than --max-len are left out, and counted.
+    """
     to_text = chat_text if cfg.data else prompt_text  # a task's source goes inside instructions
     end = min(tokenizer.eos_ids)
     pairs = []
     for source, completion in texts:
         prompt = to_text(source, tokenizer)
         answer = after_opened(opened_reasoning(prompt), completion)
-        pairs.append((tokenizer.encode(prompt), tokenizer.encode(answer) + [end]))
+        pairs.append((encode_prompt(prompt, tokenizer), tokenizer.encode(answer) + [end]))
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")
     if run:
-        mean = [sum(map(len, side)) / len(kept) for side in zip(*kept)]
+        prompt, completion = (sum(map(len, side)) / len(kept) for side in zip(*kept))  # mean tokens
         run.say(
-            f"{len(kept)} pairs, prompts of {mean[0]:.0f} and completions of {mean[1]:.0f} tokens; {len(pairs) - len(kept)} too long, left out"
+            f"{len(kept)} pairs, prompts of {prompt:.0f} and completions of {completion:.0f} tokens; "
+            f"{len(pairs) - len(kept)} too long, left out"
         )
     return kept
 

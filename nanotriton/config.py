@@ -5,8 +5,11 @@
         lr: Annotated[float, "> 0"] = 3e-3  # peak learning rate
         loss: Literal["dapo", "grpo"] = "dapo"  # how token losses are averaged
         ks: list[int] = field(default_factory=lambda: [1, 8])  # k of pass@k
+        losses: LossOptions = field(default_factory=LossOptions)  # a dataclass: its fields are flags too
 
-    config = parse(Config)        # --lr 1e-3 --loss=grpo --ks 1 8 16 --flag / --no-flag
+    config = parse(Config)        # --lr 1e-3 --loss=grpo --ks 1 8 16 --clip-low 0.1 --flag / --no-flag
+
+`--help` lists the flags of a dataclass inside another one under the first line of its docstring.
 
 A user's mistake ends in one line that names what is accepted, and exit code 2.
 """
@@ -14,6 +17,7 @@ A user's mistake ends in one line that names what is accepted, and exit code 2.
 import ast
 import dataclasses
 import difflib
+import json
 import math
 import operator
 import os
@@ -39,8 +43,21 @@ def die(message: object) -> NoReturn:
     raise SystemExit(2)
 
 
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """The JSON object that the value of a flag holds; {} for an empty value. ConfigError for anything
+    else.
+    """
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{flag} {text}: not JSON ({error.msg} at character {error.pos + 1})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f'{flag} {text}: a JSON object is expected, such as {{"enable_thinking": false}}')
+    return value
+
+
 def reason(error: Exception) -> str:
-    """Why a file couldn't be read or written, without the path that the caller names already."""
+    """The cause of a failed read or write, without the path, which the caller names already."""
     if isinstance(error, UnicodeDecodeError):
         return f"no UTF-8 text (byte {error.start})"
     if isinstance(error, FileExistsError):  # where a folder was to be made
@@ -49,7 +66,9 @@ def reason(error: Exception) -> str:
 
 
 def writable(path: str) -> None:
-    """Make the folder of a file of results, or ConfigError: before minutes are spent on what couldn't be kept."""
+    """Make the folder of a file of results, or ConfigError. It is called before minutes are spent on the
+    results.
+    """
     file = Path(path)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +81,9 @@ def writable(path: str) -> None:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """Field name -> its help, read from the class's own source: the comment lines above the field, then its trailing comment."""
+    """Field name -> its help, from the source of the class: the comment lines above the field, then its
+    trailing one.
+    """
     lines = textwrap.dedent(getsource(cls)).splitlines()
     found = {}
     for node in ast.parse("\n".join(lines)).body[0].body:
@@ -94,14 +115,61 @@ def unwrap(kind: Any) -> tuple[Any, list[str], bool]:
             return kind, limits, optional
 
 
+def is_group(f: dataclasses.Field) -> bool:
+    """Whether a field holds a dataclass, whose own fields are the options then."""
+    return dataclasses.is_dataclass(f.type)
+
+
+def options(cls: type) -> dict[str, dataclasses.Field]:
+    """Every option of a command line by its name: the fields of `cls`, and those of the dataclasses in it."""
+    found: dict[str, dataclasses.Field] = {}
+    for f in dataclasses.fields(cls):
+        more = options(f.type) if is_group(f) else {f.name: f}
+        if twice := found.keys() & more.keys():
+            raise TypeError(f"{cls.__name__} has two options named {min(twice)}")
+        found |= more
+    return found
+
+
+def default(f: dataclasses.Field) -> Any:
+    return f.default if f.default is not dataclasses.MISSING else f.default_factory()
+
+
+def make(cls: type, **values: Any) -> Any:
+    """Build `cls` from options by name, those of the dataclasses in it included; the others keep their
+    defaults.
+
+    make(Config, lr=1e-6, kl=0.1) is Config(lr=1e-6, losses=LossOptions(kl=0.1)).
+    """
+    if unknown := values.keys() - options(cls).keys():
+        raise TypeError(f"{cls.__name__} has no option {min(unknown)}")
+    own = {}
+    for f in dataclasses.fields(cls):
+        if is_group(f):
+            inner = options(f.type).keys()
+            own[f.name] = make(f.type, **{k: v for k, v in values.items() if k in inner})
+        elif f.name in values:
+            own[f.name] = values[f.name]
+    return cls(**own)
+
+
+def flat(cfg: Any) -> dict[str, Any]:
+    """The options of a command line by name, as make() takes them."""
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cfg):
+        value = getattr(cfg, f.name)
+        values |= flat(value) if is_group(f) else {f.name: value}
+    return values
+
+
 def nearest(word: str, known: list[str], otherwise: str = "") -> str:
-    """Words to end a message with: what of `known` may have been meant, if anything is like it."""
+    """The end of a message: the word of `known` that is most like `word`, if one is."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
     return f"; did you mean {close[0]}?" if close else otherwise
 
 
 def convert(flag: str, text: str, kind: Any) -> Any:
-    """`text` as a value of `kind`, or ConfigError with what is accepted."""
+    """`text` as a value of `kind`, or ConfigError that says which values are accepted."""
     kind, limits, optional = unwrap(kind)
     given = text or "''"
     if optional and text.lower() == "none":
@@ -138,21 +206,28 @@ def show(value: Any) -> str:
 
 
 def help_text(cls: type) -> str:
-    lines, notes = [], comments(cls)
-    for f in dataclasses.fields(cls):
-        kind, limits, _ = unwrap(f.type)
-        flag = "--" + f.name.replace("_", "-")
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()
-        if kind is bool:
-            flag += f" / --no-{f.name.replace('_', '-')}"
-        accepts = (
-            ", ".join(map(str, typing.get_args(kind)))
-            if typing.get_origin(kind) is Literal
-            else " and ".join(limits)
-        )
-        note = notes.get(f.name, "") + (f" [{accepts}]" if accepts else "")
-        lines.append(f"  {flag:34s} {note} (default: {show(default) or 'empty'})")
+    """One line for each option; the options of a dataclass inside `cls` come last, under its docstring."""
+    groups = [f.type for f in dataclasses.fields(cls) if is_group(f)]
+    notes = comments(cls)
+    lines = [help_line(f, notes.get(f.name, "")) for f in dataclasses.fields(cls) if not is_group(f)]
+    for group in groups:
+        title = (group.__doc__ or group.__name__).splitlines()[0]
+        lines += ["", f"{title}:", help_text(group)]
     return "\n".join(lines)
+
+
+def help_line(f: dataclasses.Field, note: str) -> str:
+    """`  --flag   its comment [what it accepts] (default: its default)`"""
+    kind, limits, _ = unwrap(f.type)
+    flag = "--" + f.name.replace("_", "-")
+    if kind is bool:
+        flag += f" / --no-{f.name.replace('_', '-')}"
+    accepts = " and ".join(limits)
+    if typing.get_origin(kind) is Literal:
+        accepts = ", ".join(map(str, typing.get_args(kind)))
+    if accepts:
+        note += f" [{accepts}]"
+    return f"  {flag:34s} {note} (default: {show(default(f)) or 'empty'})"
 
 
 def parse(
@@ -160,8 +235,9 @@ def parse(
 ) -> Any:
     """Build `cls` from the command line (sys.argv by default); prints help or one line of error, and exits.
 
-    `presets` maps a flag to {its value: {field: new default}}, "*" being any that isn't empty:
-    `{"model": {"*": {"lr": 1e-6}}, "recipe": {"autotriton": {"lr": 1e-6}}}`. The last one wins, and a flag given over all.
+    `presets` maps an option to {its value: {option: new default}}, where "*" stands for any value but the
+    empty one: `{"model": {"*": {"lr": 1e-6}}, "recipe": {"autotriton": {"lr": 1e-6}}}`. Later presets win
+    over earlier ones, and flags that are given win over all.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "-h" in argv or "--help" in argv:
@@ -171,9 +247,9 @@ def parse(
         given = read(cls, argv)
         defaults: dict[str, Any] = {}
         for name, choices in (presets or {}).items():
-            chosen = given.get(name, next(f.default for f in dataclasses.fields(cls) if f.name == name))
+            chosen = given.get(name, default(options(cls)[name]))
             defaults |= choices.get(chosen) or (choices.get("*", {}) if chosen else {})
-        config = cls(**(defaults | given))
+        config = make(cls, **(defaults | given))
         if hasattr(config, "validate"):
             config.validate()
         if getattr(config, "out", "").endswith((".json", ".md")):
@@ -184,42 +260,53 @@ def parse(
 
 
 def read(cls: type, argv: list[str]) -> dict[str, Any]:
-    """The flags of `argv` as {field: value}. Raises ConfigError."""
-    fields = {f.name: f.type for f in dataclasses.fields(cls)}
+    """The flags of `argv` as {option: value}. Raises ConfigError."""
+    kinds = {name: f.type for name, f in options(cls).items()}
     given: dict[str, Any] = {}
     rest = list(argv)
     while rest:
         flag, equals, text = rest.pop(0).partition("=")
-        if not flag.startswith("--"):
-            raise ConfigError(
-                f"{flag or repr(flag)}: an option is expected here; they start with --, and --help lists them"
-            )
-        name = flag[2:].replace("-", "_")
-        if negated := name.startswith("no_") and unwrap(fields.get(name[3:], str))[0] is bool:
-            name = name[3:]
-        if name not in fields:
-            known = ["--" + n.replace("_", "-") for n in fields]
-            raise ConfigError(f"unknown option {flag}{nearest(flag, known, '; --help lists them')}")
+        name, negated = option_of(flag, kinds)
         if name in given:
             raise ConfigError(f"{flag} is given twice")
-        kind, limits, _ = unwrap(fields[name])
-        if negated:
-            if equals:
-                raise ConfigError(f"{flag} takes no value")
-            given[name] = False
-        elif kind is bool and not equals and not (rest and rest[0].lower() in TRUE | FALSE):
-            given[name] = True
-        elif typing.get_origin(kind) is list:
-            words = text.replace(",", " ").split() if equals else []
-            while not equals and rest and not rest[0].startswith("--"):
-                words += rest.pop(0).replace(",", " ").split()
-            if not words:
-                raise ConfigError(f"{flag}: one or more values are expected")
-            given[name] = [check(flag, convert(flag, w, typing.get_args(kind)[0]), limits) for w in words]
-        else:
-            if not equals:
-                if not rest or rest[0].startswith("--"):
-                    raise ConfigError(f"{flag}: a value is expected")
-                text = rest.pop(0)
-            given[name] = convert(flag, text, fields[name])
+        if negated and equals:
+            raise ConfigError(f"{flag} takes no value")
+        given[name] = False if negated else value_of(flag, kinds[name], text if equals else None, rest)
     return given
+
+
+def option_of(flag: str, kinds: dict[str, Any]) -> tuple[str, bool]:
+    """--lr -> ("lr", False), --no-plot -> ("plot", True). ConfigError for a flag that names no option."""
+    if not flag.startswith("--"):
+        given = flag or repr(flag)
+        raise ConfigError(f"{given}: an option is expected here; they start with --, and --help lists them")
+    name = flag[2:].replace("-", "_")
+    positive = name.removeprefix("no_")
+    if positive != name and unwrap(kinds.get(positive, str))[0] is bool:
+        return positive, True
+    if name not in kinds:
+        known = ["--" + n.replace("_", "-") for n in kinds]
+        raise ConfigError(f"unknown option {flag}{nearest(flag, known, '; --help lists them')}")
+    return name, False
+
+
+def value_of(flag: str, annotation: Any, text: str | None, rest: list[str]) -> Any:
+    """The value of a flag: from the `text` behind its equals sign, or else from the words after it.
+
+    Those words are taken out of `rest`.
+    """
+    kind, limits, _ = unwrap(annotation)
+    words_follow = bool(rest) and not rest[0].startswith("--")
+    if typing.get_origin(kind) is list:
+        words = [] if text is None else [text]
+        while text is None and rest and not rest[0].startswith("--"):
+            words.append(rest.pop(0))
+        items = " ".join(words).replace(",", " ").split()
+        if not items:
+            raise ConfigError(f"{flag}: one or more values are expected")
+        return [check(flag, convert(flag, item, typing.get_args(kind)[0]), limits) for item in items]
+    if text is None and kind is bool and not (rest and rest[0].lower() in TRUE | FALSE):
+        return True
+    if text is None and not words_follow:
+        raise ConfigError(f"{flag}: a value is expected")
+    return convert(flag, rest.pop(0) if text is None else text, annotation)

@@ -1,4 +1,4 @@
-"""Sequences in, packed batches out; and the one place where a model scores them."""
+"""Sequences go in and packed batches come out. score() is the one place where a model scores them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from nanotriton.model import Transformer
 class Batch:
     """B sequences laid end to end (T tokens), of which N tokens are completion tokens, the ones to be scored.
 
-    No padding exists, so no mask can be wrong: what counts is known from lengths, never from a pad id.
+    There is no padding, so no mask can be wrong: lengths say which tokens count, never a pad id.
     """
 
     ids: torch.Tensor  # [T] int64
@@ -27,44 +27,53 @@ class Batch:
     rows: torch.Tensor  # [N] int64, the sequence it belongs to
 
     def to(self, device: torch.device | str) -> "Batch":
-        moved = {
-            k: v.to(device, non_blocking=True) if isinstance(v, torch.Tensor) else v
-            for k, v in vars(self).items()
-        }
+        """The same batch on a device."""
+        moved = dict(vars(self))
+        for name, value in moved.items():
+            if isinstance(value, torch.Tensor):
+                moved[name] = value.to(device, non_blocking=True)
         return Batch(**moved)
 
 
 def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
     """(prompt ids, completion ids) pairs -> one Batch. A prompt has at least one token.
 
-    pack([([5, 6], [7, 8])]) has ids [5, 6, 7, 8], where [1, 2], targets [7, 8]: token 7 is predicted at place 1.
+    pack([([5, 6], [7, 8])]) has ids [5, 6, 7, 8], where [1, 2], targets [7, 8]: token 7 is predicted at place
+    1.
     """
-    ids, positions, where, targets, rows, cu = [], [], [], [], [], [0]
+    ids, positions = [], []  # [T]
+    where, targets, rows = [], [], []  # [N]
+    ends = [0]  # [B+1]
     for row, (prompt, completion) in enumerate(sequences):
         if not prompt:
-            raise ValueError(
-                f"sequence {row} has an empty prompt: its first token would have nothing to be predicted from"
-            )
+            raise ValueError(f"sequence {row} has an empty prompt: nothing predicts its first token")
         start = len(ids)
         ids += prompt + completion
         positions += range(len(prompt) + len(completion))
         where += range(start + len(prompt) - 1, len(ids) - 1)
         targets += completion
         rows += [row] * len(completion)
-        cu.append(len(ids))
-    longest = max(b - a for a, b in pairwise(cu))
+        ends.append(len(ids))
+    longest = max(end - start for start, end in pairwise(ends))
     return Batch(
-        *map(torch.tensor, (ids, positions)),
-        torch.tensor(cu, dtype=torch.int32),
-        longest,
-        *map(torch.tensor, (where, targets, rows)),
+        ids=torch.tensor(ids),
+        positions=torch.tensor(positions),
+        cu_seqlens=torch.tensor(ends, dtype=torch.int32),
+        max_seqlen=longest,
+        where=torch.tensor(where),
+        targets=torch.tensor(targets),
+        rows=torch.tensor(rows),
     )
 
 
 def score(
     model: Transformer, batch: Batch, temperature: float = 1.0, valid_vocab: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy (nats, fp32, [N] each) of every completion token under softmax(logits / temperature)."""
+    """Log-probability and entropy of every completion token under softmax(logits / temperature): nats, fp32,
+    [N] each.
+
+    Ids from `valid_vocab` on pad the embedding and have no probability.
+    """
 
     def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return token_logprobs(hidden[batch.where], weight, batch.targets, temperature, valid_vocab)

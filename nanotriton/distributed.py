@@ -1,22 +1,22 @@
-"""One process or many: sharded parameters, microbatches, the optimizer. Who they are is in world.py, checkpoints in checkpoint.py.
+"""One process or many: sharded parameters, microbatches, the optimizer. world.py says which ranks there are.
 
     def main(cfg, world):
         model, config = load(folder, world)            # fp32 masters in shards, bf16 compute on a GPU
         optimizer = adamw(model, lr)
         for part in accumulate(model, balance(lengths, max_tokens, world)):
-            loss(part).backward()                      # each rank's share of a loss with a *global* normaliser
+            loss(part).backward()                  # each rank's share of a loss with a *global* normaliser
         norm = clip_grad_norm(model, 1.0)
         optimizer.step(); optimizer.zero_grad()
     run.launch(main, cfg)
 
-Gradients are summed over ranks, never averaged: the loss is divided once, by a count taken over every rank and microbatch.
-So neither their number changes it, and one rank is the same code with nothing to wait for.
+Gradients are summed over ranks, never averaged: the loss is divided once, by a count taken over every rank
+and microbatch. So neither their number changes it, and one rank is the same code with nothing to wait for.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,36 +35,36 @@ T = TypeVar("T")
 
 
 # ---- parameters
-# ------------------------------------------------------------------------------------------------------
 def check_optimizer(optimizer: str, world: World) -> None:
-    """ConfigError for what can't be: call it before anything else is done."""
+    """ConfigError for an optimizer that this world can't have. Call it before anything else is done."""
     if optimizer == "adam8" and world.world_size > 1:
         raise ConfigError(
-            f"--optimizer adam8 is for one process (bf16 parameters, not sharded); with {world.world_size} use adamw"
+            "--optimizer adam8 is for one process (bf16 parameters, not sharded); "
+            f"with {world.world_size} use adamw"
         )
 
 
 def load(
     folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: float = 0
 ) -> tuple[Transformer, ModelConfig]:
-    """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its rows only.
+    """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its
+    rows only.
 
-    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). tokens of a microbatch and bf16 copies of the
-    model on each GPU beside this one (the sampler's: 1, the reference's: 1 / ranks) decide what is kept and what is made again, see plan().
+    optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). plan() decides from the
+    `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside this one (the sampler's: 1,
+    the reference's: 1 / ranks) how memory is saved.
     """
     config = load_config(folder)
-    model = empty(
-        config,
-        world,
-        torch.bfloat16 if optimizer == "adam8" else torch.float32,
-        *plan(config, world, optimizer, tokens, copies),
-    )
+    dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
+    model = empty(config, world, dtype, *plan(config, world, optimizer, tokens, copies))
     fill(model, folder)
     return model, config
 
 
 def load_reference(folder: str, world: World) -> Transformer:
-    """The same model to compare with: in world.dtype, sharded, gathered a layer at a time for every pass."""
+    """The model of a folder to compare with, never trained: in world.dtype, sharded, gathered a layer at a
+    time.
+    """
     model = empty(load_config(folder), world, world.dtype, reshard=True)
     fill(model, folder)
     return model.requires_grad_(False)
@@ -78,64 +78,101 @@ def empty(
     recompute: bool = False,
     defer: bool = False,
 ) -> Transformer:
-    """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so that no rank ever
-    holds it whole."""
+    """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so
+    that no rank ever holds it whole."""
     with torch.device("meta"):
         model = Transformer(config).to(dtype)
     model.checkpoint_layers = recompute
     return shard(model, world, reshard, defer).to_empty(device=world.device)
 
 
+class MemoryPlan(NamedTuple):
+    """The ways in which a model saves memory in training. Each costs time."""
+
+    reshard: bool = False  # gather a layer's parameters for every pass, and not once an optimizer step
+    recompute: bool = (
+        False  # compute a layer's activations again in its backward, and keep none but its input
+    )
+    defer: bool = False  # no saving: keep the root's gradients whole, and reduce them once an optimizer step
+
+
 def plan(
     config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0
-) -> tuple[bool, bool, bool]:
-    """(gather layers for every pass, recompute activations, defer the root's gradients): what this model and microbatch need to fit in
-    `memory` bytes (0: the GPU's; on a CPU nothing is needed), and what there is room for.
+) -> MemoryPlan:
+    """The cheapest plan with which this model and a microbatch of `tokens` fit in `memory` bytes (0: the
+    GPU's).
 
-    Bytes a parameter: fp32 masters, two moments and gradients take 16 / ranks, and the gathered bf16 layers 2, unless they are
-    gathered for every pass; adam8 takes 6. Activations: what the backward of every layer needs, or with recomputing its input only
-    and one layer's at a time. The head takes its fp32 gradient, that in bf16, and 1.25 GB of logits. 8B, 16,384 tokens:
+    Bytes a parameter: fp32 masters, two moments and gradients take 16 / ranks, and the gathered bf16 layers
+    2, unless they are gathered for every pass; adam8 takes 6. Activations: everything that the backward of
+    each layer needs, or with recomputing its input only and one layer's at a time. The head takes its fp32
+    gradient, that in bf16, and 1.25 GB of logits. In GB, of an 8B and 16,384 tokens:
 
                                   4 GPUs, adamw, sampler       1 GPU, adam8, sampler shares
         state                     32.8 + 16.4 (the sampler's)  16.4 parameters + 16.4 gradients + 16.6 moments
         gathered                  16.4, or 2.5 + two layers    -
         activations               80, recomputed: 4.8 + 2.2    4.8 + 2.2
-        head                      5                            5                                            (all GB)
+        head                      5                            5
 
-    KV memory has what is left while gradients and activations are not there: the sampler frees it before training.
+    KV memory takes the rest while gradients and activations are not there: the sampler frees it before
+    training. On a CPU nothing is saved.
     """
     if not memory and world.device.type != "cuda":
-        return False, False, False
+        return MemoryPlan()
     memory = memory or torch.cuda.get_device_properties(world.device).total_memory
-    width, layers, matrices = (
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.head_dim * (config.num_attention_heads + config.num_key_value_heads),
-    )
-    layer = 2 * width * matrices + 3 * width * config.intermediate_size
-    embedding = config.vocab_size * width
-    parameters = layers * layer + embedding * (1 if config.tie_word_embeddings else 2)
-    # what a layer saves: see the attributes of its functions
-    of_token = 2 * (5 * width + 3 * matrices + 3 * config.intermediate_size)
-    state = parameters * (6 if optimizer == "adam8" else 16 / world.world_size) + 2 * parameters * copies
-    state += 6 * embedding + 1.25e9 + 0.1 * memory  # the head; fragments, NCCL, CUDA contexts, the executor
-    kept, again = layers * of_token * tokens, (2 * width * layers + of_token) * tokens
-    gathered = 2 * parameters if world.world_size > 1 else 0
-    for reshard, recompute in ((False, False), (True, False), (False, True)):
-        need = state + (4 * layer if reshard else gathered) + (again if recompute else kept)
-        if need < memory and (gathered or not reshard):
-            return reshard, recompute, bool(gathered) and need + 4 * (parameters - layers * layer) < memory
-    return bool(gathered), True, False
+    layer, embedding = layer_parameters(config), config.vocab_size * config.hidden_size
+    layers = config.num_hidden_layers * layer
+    parameters = layers + embedding * (1 if config.tie_word_embeddings else 2)
+    sharded = world.world_size > 1
+
+    state = parameters * (6 if optimizer == "adam8" else 16 / world.world_size)
+    state += 2 * parameters * copies
+    state += 6 * embedding + 1.25e9  # the head
+    state += 0.1 * memory  # fragments, NCCL, CUDA contexts, the executor
+    gathered = 2 * parameters if sharded else 0  # bf16
+    kept, recomputed = activation_bytes(config, tokens)
+    needs = {
+        MemoryPlan(): gathered + kept,
+        MemoryPlan(reshard=True): 4 * layer + kept,  # two layers: one in use, one on its way
+        MemoryPlan(recompute=True): gathered + recomputed,
+    }
+    if not sharded:
+        del needs[MemoryPlan(reshard=True)]  # there is nothing to gather
+    for choice, need in needs.items():
+        if state + need < memory:
+            whole_root = 4 * (parameters - layers)  # fp32 gradients of embedding and head
+            return choice._replace(defer=sharded and state + need + whole_root < memory)
+    return MemoryPlan(reshard=sharded, recompute=True)
+
+
+def layer_parameters(config: ModelConfig) -> int:
+    """Parameters of the matrices of one layer."""
+    heads = config.num_attention_heads + config.num_key_value_heads
+    attention = 2 * config.hidden_size * config.head_dim * heads
+    return attention + 3 * config.hidden_size * config.intermediate_size
+
+
+def activation_bytes(config: ModelConfig, tokens: int) -> tuple[int, int]:
+    """Bytes of bf16 activations that all layers save for the backward of `tokens` tokens -> (all kept,
+    recomputed).
+
+    The attributes of the functions in kernels/layers.py say what a layer saves. Recomputing keeps each
+    layer's input, and holds one layer's activations at a time.
+    """
+    width, layers = config.hidden_size, config.num_hidden_layers
+    heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    of_layer = 2 * (5 * width + 3 * heads + 3 * config.intermediate_size)  # bytes a token
+    return layers * of_layer * tokens, (2 * width * layers + of_layer) * tokens
 
 
 def shard(model: nn.Module, world: World, reshard: bool = False, defer: bool = False) -> nn.Module:
     """Make `model` (whole, the same on every rank, fp32) train on this world, in place; returns it.
 
-    Over several ranks FSDP2 shards every layer and then the rest: each rank keeps 1/world_size of the masters, gradients
-    and moments. Layers are gathered in world.dtype one ahead of use, once an optimizer step (`reshard=True`: again for
-    every backward and microbatch, which saves 2 bytes a parameter); gradients are reduced in fp32. Those of embedding and head come
-    last, where nothing hides their reduction: `defer=True` adds them up in fp32 and reduces them once an optimizer step.
-    cast_forward_inputs is off because RoPE's tables must stay fp32 in a bf16 model.
+    Over several ranks FSDP2 shards every layer and then the rest: each rank keeps 1/world_size of the
+    masters, gradients and moments. Layers are gathered in world.dtype one ahead of use, once an optimizer
+    step (`reshard=True`: again for every backward and microbatch, which saves 2 bytes a parameter); gradients
+    are reduced in fp32. Those of embedding and head come last, where nothing hides their reduction:
+    `defer=True` adds them up in fp32 and reduces them once an optimizer step. cast_forward_inputs is off
+    because RoPE's tables must stay fp32 in a bf16 model.
     """
     model.compute_dtype = world.dtype
     # here and not in the first forward, which may be the sampler's inference mode
@@ -146,7 +183,7 @@ def shard(model: nn.Module, world: World, reshard: bool = False, defer: bool = F
 
 
 def fsdp(model: nn.Module, world: World, reshard: bool, defer: bool = False) -> None:
-    """What shard() does over several ranks. (A process group of one rank will do too.)"""
+    """The sharding of shard() over several ranks. (A process group of one rank will do too.)"""
     mesh = init_device_mesh(world.device.type, (world.world_size,))
     policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
     layers = list(model.model.layers)
@@ -166,7 +203,9 @@ def sharded(model: nn.Module) -> list[FSDPModule]:
 
 
 def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
-    """Yield the microbatches of one optimizer step; parameters stay gathered until the backward of the last."""
+    """Yield the microbatches of one optimizer step; parameters stay gathered until the backward of the
+    last.
+    """
     parts = list(parts)
     for k, part in enumerate(parts):
         last = k == len(parts) - 1
@@ -180,15 +219,16 @@ def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Let go of gathered parameters, so that model.parameters() are the fp32 masters (a forward without a backward keeps
-    them gathered)."""
+    """Let go of gathered parameters, so that model.parameters() are the fp32 masters (a forward without a
+    backward keeps them gathered)."""
     for module in sharded(model):
         module.reshard()
 
 
 @torch.no_grad()
 def full_params(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor in dtype or its own) of every parameter, one at a time; a collective: all ranks iterate together.
+    """(name, whole tensor in dtype or its own) of every parameter, one at a time; a collective: all ranks
+    iterate together.
 
     Shards are cast before they travel, so a bf16 sampler costs half the traffic.
     """
@@ -199,7 +239,8 @@ def full_params(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[
 
 
 def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:
-    """A hash of what all ranks hold; RuntimeError names the first tensor in which some rank differs from rank 0.
+    """A hash of what all ranks hold; RuntimeError names the first tensor in which some rank differs from rank
+    0.
 
     Of each tensor's bits: 64 interleaved sums, exact and on its own device, so that only a few bytes travel.
     """
@@ -213,41 +254,51 @@ def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:
         wrong = [name for name in digests if other.get(name) != digests[name]]
         if wrong:
             raise RuntimeError(
-                f"ranks {world.rank} and {rank} hold different parameters, first {wrong[0]} ({len(wrong)} in all)"
+                f"ranks {world.rank} and {rank} hold different parameters, "
+                f"first {wrong[0]} ({len(wrong)} in all)"
             )
     return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
 
 
 # ---- one optimizer step
-# ----------------------------------------------------------------------------------------------
 def balance(lengths: Sequence[int], max_tokens: int, world: World = World()) -> list[list[int]]:
-    """Sequences of these lengths -> microbatches (lists of their indices), the same number of them on every rank.
+    """Sequences of these lengths -> microbatches (lists of their indices), the same number of them on every
+    rank.
 
-    At most max_tokens in one, unless a single sequence is longer; as few as that allows, and as equal as longest-first
-    makes them. A rank with too few sequences gets empty ones, and still has to run a pass for each: FSDP's collectives
-    wait for it. At least one even where no rank has any.
+    At most max_tokens in one, unless a single sequence is longer; as few as that allows, and as equal as
+    longest-first makes them. A rank with too few sequences gets empty ones, and still has to run a pass for
+    each: FSDP's collectives wait for it. At least one even where no rank has any.
 
     >>> balance([5, 3, 4, 1], max_tokens=8)
     [[0, 3], [1, 2]]
     """
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    parts = max(1, -(-sum(min(n, max_tokens) for n in lengths) // max_tokens))
+    while too_long(longest_first(lengths, parts), lengths, max_tokens):
+        parts += 1
+    most = world.all_max(torch.tensor(parts))
+    return longest_first(lengths, int(most))
 
-    def fill(k: int) -> list[list[int]]:
-        bins, loads = [[] for _ in range(k)], [0] * k
-        for i in order:
-            least = loads.index(min(loads))
-            bins[least].append(i)
-            loads[least] += lengths[i]
-        return [sorted(b) for b in bins]
 
-    k = max(1, -(-sum(min(n, max_tokens) for n in lengths) // max_tokens))
-    while any(len(b) > 1 and sum(lengths[i] for i in b) > max_tokens for b in fill(k)):
-        k += 1
-    return fill(int(world.all_max(torch.tensor(k))))
+def longest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Put each sequence, the longest first, into the part that has the fewest tokens."""
+    bins: list[list[int]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        least = loads.index(min(loads))
+        bins[least].append(i)
+        loads[least] += lengths[i]
+    return [sorted(b) for b in bins]
+
+
+def too_long(bins: list[list[int]], lengths: Sequence[int], max_tokens: int) -> bool:
+    """Whether a part of several sequences has more than max_tokens tokens."""
+    return any(len(b) > 1 and sum(lengths[i] for i in b) > max_tokens for b in bins)
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradients (over all ranks) to at most max_norm in the 2-norm -> the norm before, a scalar on every rank."""
+    """Scale the gradients (over all ranks) to at most max_norm in the 2-norm -> the norm before, a scalar on
+    every rank.
+    """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if any(g.dtype == torch.bfloat16 for g in grads):  # whose norms would be bf16 too
         norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
@@ -263,8 +314,8 @@ def adamw(
 ) -> torch.optim.Optimizer:
     """Fused AdamW on the fp32 masters (call it after shard()); decay on matrices only.
 
-    Parameters that were loaded in bf16 have no masters: they get 8-bit moments and stochastic rounding, with which an 8B
-    model fits on one GPU (kernels/adam8.py).
+    Parameters that were loaded in bf16 have no masters: they get 8-bit moments and stochastic rounding, with
+    which an 8B model fits on one GPU (kernels/adam8.py).
     """
     params = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -278,7 +329,9 @@ def adamw(
 
 
 def moments_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes that the first step will allocate on this rank and keep: moments of parameters that have none yet."""
+    """Bytes that the first step will allocate on this rank and keep: moments of parameters that have none
+    yet.
+    """
     each = 2 if isinstance(optimizer, AdamW8bit) else 8
     return sum(
         local(p).numel() * each

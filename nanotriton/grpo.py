@@ -1,24 +1,25 @@
-"""GRPO and its relatives: advantages, losses, corrections. Pure functions of tensors; docs/rules.md says what must hold.
+"""GRPO and its relatives: advantages, losses, corrections. Pure functions of tensors; docs/rules.md says what
+must hold.
 
-Sequences are packed. Every per-token tensor is [T], the tokens of all sequences of a microbatch end to end, and
-`seq_ids` [T] int64 says which sequence (0..B-1 in this microbatch) a token belongs to. A sequence lies in one microbatch
-only. `mask` [T] is 1 on the tokens that were sampled and are to be learned from, and 0 on prompts and on what was dropped.
+Sequences are packed. A per-token tensor is [T]: the tokens of all sequences of a microbatch end to end.
+`seq_ids` [T] int64 says which sequence, 0..B-1 in this microbatch, a token belongs to. A sequence lies in one
+microbatch only. `mask` [T] is 1 on tokens that were sampled and are to be learned from, and 0 on all others.
 
     d_t = logp_t - old_t      r_t = exp(d_t)      A_t = advantage of t's sequence      m_t = mask
 
 One optimizer step, whatever the number of microbatches and ranks:
 
-    normalizer = all_sum(sum(count(mask, seq_ids, kind) over this rank's microbatches))   # before the first backward
-    for each microbatch: loss, stats = policy_loss(logp, old, A, mask, seq_ids, normalizer, kind); loss.backward()
+    normalizer = all_sum(sum(count(mask, seq_ids, kind)))   # over every microbatch, before the first backward
+    for each microbatch:
+        loss, stats = policy_loss(logp, old, A, mask, seq_ids, normalizer, kind)
+        loss.backward()
     gradients are *summed* over ranks; summarize(all stats, all_sum, all_max) goes to the log
 
-Nothing averages over a microbatch: the mean of such means is another loss, and can have the other sign. On policy r = 1
-and the loss *value* is near 0 whatever is learned; its gradient is not.
+Nothing averages over a microbatch: the mean of such means is another loss, and can have the other sign. On
+policy r = 1 and the loss *value* is near 0 whatever is learned; its gradient is not.
 """
 
 from collections.abc import Callable, Sequence
-from math import isnan
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +33,19 @@ CLIP = {
     "gspo": (3e-4, 4e-4),  # arXiv 2507.18071: of a sequence's geometric mean, hence so narrow
 }
 PER_SEQUENCE = {"grpo", "gspo"}  # mean over sequences of the mean over tokens; the others sum over tokens
+# The policy whose logprobs are `old` when no importance weight stands between sampler and trainer. A
+# sequence's ratio is clipped so close to 1 that in bf16 the difference between the two would clip half of the
+# samples.
+OLD = {"grpo": "sampler", "dapo": "sampler", "dr_grpo": "sampler", "cispo": "sampler", "gspo": "trainer"}
+# A group without spread has no policy term. In these losses, means over all samples, it is in the denominator
+# all the same. DAPO and CISPO are means over the tokens of groups with spread, which dynamic sampling leaves
+# alone.
+COUNTS_ALL = {"grpo", "dr_grpo", "gspo"}
 # exp(20) = 5e8. Past it the ratio is constant: an infinite one makes 0 * inf = NaN in the backward
 MAX_LOG_RATIO = 20.0
 
 
 # ---- advantages
-# ------------------------------------------------------------------------------------------------------
 def advantages(
     rewards: Sequence[float | None],
     group_ids: Sequence[int],
@@ -45,49 +53,64 @@ def advantages(
     eps: float = 1e-6,
     std_floor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """How much better a sample is than its group -> (advantage [B] float64, spread [B] bool).
+    """The advantage of each sample over its group -> (advantage [B] float64, spread [B] bool).
 
         mean      A = R - mean(R)                                      Dr. GRPO, arXiv 2503.20783
         mean_std  A = (R - mean(R)) / (max(std(R), std_floor) + eps)   GRPO, arXiv 2402.03300; std with ddof 1
         rloo      A = R - mean of the others' R                        RLOO, arXiv 2402.14740
 
-    rewards [B]; None or NaN means the sample leaves the batch (the infrastructure failed, the answer was cut off): it
-    takes no part in its group's mean and std, its advantage is 0 and its spread False.
-    group_ids [B]: any integers, one a prompt *index* (by text, equal prompts would merge).
-    std_floor: the reward's noise, in its own units, so that noise is not blown up to unit variance.
-    spread: the sample's group has rewards that differ. Where not, the advantage is exactly 0: drop those samples from
-    the loss *and* from count(). Max and min decide, since the mean of equal rewards may be off by an ulp.
+    rewards [B]: a sample with None or NaN leaves the batch (the infrastructure failed, the answer was cut
+    off). It takes no part in its group's mean and std, its advantage is 0 and its spread False. group_ids
+    [B]: any integers, one a prompt *index* (by text, equal prompts would merge). std_floor: the reward's
+    noise, in its own units, so that noise is not blown up to unit variance. spread: whether the sample's
+    group has rewards that differ. Where it has none, the advantage is exactly 0. Max and min decide, since
+    the mean of equal rewards may be off by an ulp.
 
     >>> [x.tolist() for x in advantages([1.0, 0.0, 0.5, 0.5, None], [7, 7, 3, 3, 3], kind="mean")]
     [[0.5, -0.5, 0.0, 0.0, 0.0], [True, True, False, False, False]]
     """
-    r = torch.tensor([float("nan") if x is None else float(x) for x in rewards], dtype=torch.float64)
-    valid = ~r.isnan()
-    _, group = torch.unique(torch.as_tensor(group_ids), return_inverse=True)
+    r = torch.tensor([float("nan") if x is None else float(x) for x in rewards], dtype=torch.float64)  # [B]
+    valid = ~r.isnan()  # [B]
+    _, group = torch.unique(torch.as_tensor(group_ids), return_inverse=True)  # [B], from 0 on
 
-    # [B] -> [B]: what x's valid members of the group make
-    def per_group(x: Tensor, reduce: str = "sum") -> Tensor:
-        return x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)[
-            group
-        ]
-
-    n = per_group(torch.ones_like(r))
-    spread = valid & (per_group(r, "amax") > per_group(r, "amin"))
-    centred = torch.where(spread, r - per_group(r) / n.clamp(min=1), 0.0)
+    n = per_group(torch.ones_like(r), group, valid, "sum")  # [B]
+    highest = per_group(r, group, valid, "amax")  # [B]
+    lowest = per_group(r, group, valid, "amin")  # [B]
+    spread = valid & (highest > lowest)  # [B]
+    mean = per_group(r, group, valid, "sum") / n.clamp(min=1)  # [B]
+    centred = torch.where(spread, r - mean, 0.0)  # [B]
     if kind == "mean":
         return centred, spread
     if kind == "rloo":
         return centred * n / (n - 1).clamp(min=1), spread
     if kind == "mean_std":
-        std = (per_group(centred**2) / (n - 1).clamp(min=1)).sqrt()
-        return centred / (std.clamp(min=std_floor) + eps), spread
+        variance = per_group(centred**2, group, valid, "sum") / (n - 1).clamp(min=1)  # [B]
+        return centred / (variance.sqrt().clamp(min=std_floor) + eps), spread
     raise ValueError(f"unknown advantage {kind!r}: mean_std, mean or rloo")
 
 
+def per_group(x: Tensor, group: Tensor, valid: Tensor, reduce: str) -> Tensor:
+    """The sum ("sum"), maximum ("amax") or minimum ("amin") of the valid x of each one's group, [B] ->
+    [B].
+    """
+    out = x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)
+    return out[group]
+
+
+def has_spread(rewards: Sequence[float | None]) -> bool:
+    """Whether the rewards of one group differ, None and NaN apart. Otherwise the group teaches nothing.
+
+    >>> has_spread([0.0, None, 1.0]), has_spread([1.0, None, 1.0])
+    (True, False)
+    """
+    _, spread = advantages(rewards, [0] * len(rewards), "mean")
+    return bool(spread.any())
+
+
 # ---- the normaliser and the sum over tokens
-# --------------------------------------------------------------------------
 def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | None = None) -> Tensor:
-    """What a microbatch adds to the loss's denominator -> scalar float64. Sum it over every microbatch of every rank.
+    """A microbatch's share of the loss's denominator -> scalar float64. Sum it over all microbatches and
+    ranks.
 
         dapo, cispo   sum of m                     every token counts alike
         grpo, gspo    sequences with any m = 1     every sequence counts alike
@@ -97,42 +120,52 @@ def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | N
     >>> [count(mask, seq_ids, kind, max_length=8).item() for kind in ("dapo", "grpo", "dr_grpo")]
     [3.0, 2.0, 16.0]
     """
-    _check(kind)
+    check(kind)
     if kind in ("dapo", "cispo"):
         return mask.bool().sum().double()
-    if kind == "dr_grpo" and not max_length:
+    sequences = (lengths_of(mask, seq_ids) > 0).sum().double()
+    if kind in PER_SEQUENCE:
+        return sequences
+    if not max_length:
         raise ValueError("dr_grpo divides by max_length, the longest response that may be sampled")
-    return (_lengths(mask, seq_ids) > 0).sum().double() * (max_length if kind == "dr_grpo" else 1)
+    return sequences * max_length
 
 
 def aggregate(
     values: Tensor, mask: Tensor, seq_ids: Tensor, normalizer: Tensor | float, kind: str = "dapo"
 ) -> Tensor:
-    """This microbatch's share of a loss term: per-token values [T] -> scalar, divided by the normaliser. All masked: 0.
-    sum_t m_t v_t / normalizer; for grpo and gspo sum_i (sum_{t in i} m_t v_t / n_i) / normalizer."""
-    _check(kind)
+    """This microbatch's share of a loss term: per-token values v [T] -> scalar. All masked: 0.
+
+    dapo, cispo, dr_grpo   sum_t m_t v_t / normalizer
+    grpo, gspo             sum_i (sum_{t in i} m_t v_t / n_i) / normalizer, with n_i the tokens of sequence i
+    """
+    check(kind)
     mask = mask.bool()
-    values = torch.where(mask, values, 0.0)
+    values = torch.where(mask, values, 0.0)  # [T]
     if kind in PER_SEQUENCE:
-        values = values / _lengths(mask, seq_ids).clamp(min=1)[seq_ids].to(values.dtype)
+        lengths = lengths_of(mask, seq_ids).clamp(min=1)  # [B]
+        values = values / lengths[seq_ids].to(values.dtype)  # [T]
     return values.sum() / max(float(normalizer), 1.0)
 
 
-def _lengths(mask: Tensor, seq_ids: Tensor) -> Tensor:
-    """Unmasked tokens of each sequence, [B] int64."""
+def sum_by_sequence(values: Tensor, seq_ids: Tensor) -> Tensor:
+    """The sum of each sequence's values, [T] -> [B]."""
     sequences = int(seq_ids.max()) + 1 if len(seq_ids) else 0
-    return torch.zeros(sequences, dtype=torch.long, device=mask.device).index_add_(
-        0, seq_ids, mask.bool().long()
-    )
+    return values.new_zeros(sequences).index_add_(0, seq_ids, values)
 
 
-def _check(kind: str) -> None:
+def lengths_of(mask: Tensor, seq_ids: Tensor) -> Tensor:
+    """The unmasked tokens of each sequence, [T] -> [B] int64."""
+    return sum_by_sequence(mask.bool().long(), seq_ids)
+
+
+def check(kind: str) -> None:
+    """ValueError for a loss that doesn't exist."""
     if kind not in CLIP:
         raise ValueError(f"unknown loss {kind!r}: {', '.join(CLIP)}")
 
 
 # ---- the loss
-# --------------------------------------------------------------------------------------------------------
 def policy_loss(
     logp: Tensor,
     old: Tensor,
@@ -145,77 +178,97 @@ def policy_loss(
     clip_high: float | None = None,
     dual_clip: float | None = None,
     weight: Tensor | None = None,
+    copies: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped policy-gradient loss of a microbatch, to minimise -> (scalar, statistics for summarize()).
 
-        grpo, dapo, dr_grpo   -min(r A, clip(r, 1 - low, 1 + high) A)       PPO's, arXiv 1707.06347; they differ in count()
-        gspo                  the same with s = exp(mean of d over the sequence) in r's place, arXiv 2507.18071. Its
-                              gradient reaches every token of the sequence (GSPO-token: the same for one A a sequence)
-        cispo                 -sg(clip(r, 1 - low, 1 + high)) A logp         arXiv 2506.13585: clipped tokens still learn
+        grpo, dapo, dr_grpo   -min(r A, clip(r, 1 - low, 1 + high) A)   PPO, arXiv 1707.06347; count() differs
+        gspo                  -min(s A, clip(s, 1 - low, 1 + high) A)   arXiv 2507.18071, equations 5 to 7
+        cispo                 -sg(clip(r, 1 - low, 1 + high)) A logp    arXiv 2506.13585
 
-    logp, old, advantage, mask, seq_ids: [T]. Only logp has a gradient. normalizer: see count().
-    clip_low, clip_high: None takes the paper's, CLIP[kind].
-    dual_clip c > 1: for A < 0 the loss is at most -c A (arXiv 1912.09729), so that a huge ratio cannot explode.
-    weight [T]: a factor on this term, see mismatch().
+    In gspo, s = exp(mean of d over the sequence). In cispo clipped tokens still learn.
+
+    logp, old, advantage, mask, seq_ids: [T]. Only logp has a gradient. normalizer: the sum of count() over
+    the optimizer step. clip_low, clip_high: None takes the paper's, CLIP[kind]. dual_clip c > 1: for A < 0
+    the loss is at most -c A (arXiv 1912.09729), so that a huge ratio cannot explode. weight [T]: the
+    importance weight of the loss, see mismatch(). copies [T]: the number of equal samples that a token stands
+    for, in the loss and in the statistics.
 
     >>> logp, old = torch.tensor([0.3, 0.3]).log(), torch.tensor([0.2, 0.2]).log()
-    >>> policy_loss(logp, old, torch.tensor([1.0, -1.0]), torch.ones(2), torch.tensor([0, 1]), normalizer=2)[0]
+    >>> advantage, mask, seq_ids = torch.tensor([1.0, -1.0]), torch.ones(2), torch.tensor([0, 1])
+    >>> policy_loss(logp, old, advantage, mask, seq_ids, normalizer=2)[0]
     tensor(0.1100)
     """
-    _check(kind)
-    low, high = (
-        default if given is None else given for given, default in zip((clip_low, clip_high), CLIP[kind])
-    )
+    check(kind)
+    if dual_clip is not None and (dual_clip <= 1 or kind == "cispo"):
+        raise ValueError(f"dual_clip must be over 1 and not with cispo, not {dual_clip} with {kind}")
+    copies = torch.ones_like(logp) if copies is None else copies
+    low = CLIP[kind][0] if clip_low is None else clip_low
+    high = CLIP[kind][1] if clip_high is None else clip_high
     mask = mask.bool()
-    advantage = advantage.to(logp.dtype)
-    log_ratio = torch.where(mask, logp - old.to(logp.dtype), 0.0)
-    stats = ratio_stats(logp, old, mask)
+    advantage = advantage.to(logp.dtype)  # [T], A
+
+    log_ratio = torch.where(mask, logp - old.to(logp.dtype), 0.0)  # [T], d
     if kind == "gspo":
-        lengths = _lengths(mask, seq_ids)
-        total = log_ratio.detach().new_zeros(len(lengths)).index_add_(0, seq_ids, log_ratio.detach())
-        mean = (total / lengths.clamp(min=1))[seq_ids]
-        # the value is the sequence's, the gradient the token's own
-        log_ratio = mean + log_ratio - log_ratio.detach()
-    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped = ratio.clamp(1 - low, 1 + high)
+        log_ratio = mean_over_sequence(log_ratio, mask, seq_ids)  # [T], log s
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # [T], r or s
+    clipped = ratio.clamp(1 - low, 1 + high)  # [T]
+
     if kind == "cispo":
-        loss = -clipped.detach() * advantage * torch.where(mask, logp, 0.0)
-        binds = ratio != clipped
+        loss = -clipped.detach() * advantage * torch.where(mask, logp, 0.0)  # [T]
+        binds = torch.ones_like(mask)  # [T], whatever the sign of A
     else:
-        loss = -torch.minimum(ratio * advantage, clipped * advantage)
-        binds = clipped * advantage < ratio * advantage
+        loss = -torch.minimum(ratio * advantage, clipped * advantage)  # [T]
+        binds = clipped * advantage < ratio * advantage  # [T]
     if dual_clip is not None:
-        if dual_clip <= 1:
-            raise ValueError(f"dual_clip must be over 1, not {dual_clip}")
-        loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)
+        loss = torch.where(advantage < 0, torch.minimum(loss, -dual_clip * advantage), loss)  # [T]
     if weight is not None:
-        loss = loss * weight.to(loss.dtype)
-    stats["clip_fraction"] = (binds & mask).sum().double()
-    return aggregate(loss, mask, seq_ids, normalizer, kind), stats
+        loss = loss * weight.to(loss.dtype)  # [T]
+
+    stats = ratio_stats(logp, old, mask, copies)
+    stats["clip_fraction"] = statistic(binds & (ratio != clipped), mask, copies)
+    stats["clip_fraction_low"] = statistic(binds & (ratio < 1 - low), mask, copies)
+    stats["clip_fraction_high"] = statistic(binds & (ratio > 1 + high), mask, copies)
+    return aggregate(loss * copies, mask, seq_ids, normalizer, kind), stats
+
+
+def mean_over_sequence(log_ratio: Tensor, mask: Tensor, seq_ids: Tensor) -> Tensor:
+    """Each token's d becomes the mean of its sequence's, [T] -> [T], with a gradient to the token itself.
+
+    With one advantage a sequence, this has the gradient of GSPO's sequence ratio (GSPO-token, arXiv
+    2507.18071, 4.3).
+    """
+    own = log_ratio.detach()  # [T]
+    mean = sum_by_sequence(own, seq_ids) / lengths_of(mask, seq_ids).clamp(min=1)  # [B]
+    return mean[seq_ids] + log_ratio - own
 
 
 def kl(logp: Tensor, ref: Tensor, mask: Tensor, kind: str = "k3", old: Tensor | None = None) -> Tensor:
-    """Distance to the reference policy as a loss term, per token [T] (0 where masked); aggregate() it. d = logp - ref.
+    """Distance to the reference policy as a loss term, per token [T], 0 where masked. aggregate() sums it.
 
-        k2  d^2 / 2             its gradient is that of KL(pi || ref)
-        k3  exp(-d) + d - 1     its value estimates KL(pi || ref), its gradient is that of KL(ref || pi)
-        k3 with `old`           times the live ratio exp(logp - old): the gradient of KL(pi || ref), DeepSeek-V3.2
+        k2  d^2 / 2            its gradient is that of KL(pi || ref); d = logp - ref
+        k3  exp(-d) + d - 1    its value estimates KL(pi || ref), its gradient is that of KL(ref || pi)
+        k3 with `old`          times exp(logp - old), the live ratio: the gradient of KL(pi || ref)
 
-    k1 = d is refused: as a loss its gradient is zero in expectation. Estimators: Schulman, "Approximating KL divergence";
-    gradients: arXiv 2506.09477. `old` is what the samples were drawn from.
+    k3 is GRPO's (arXiv 2402.03300, equation 4); k3 with the ratio is DeepSeek-V3.2's. k1 = d is refused: as a
+    loss its gradient is zero in expectation. Estimators: Schulman, "Approximating KL divergence"; gradients:
+    arXiv 2506.09477. `old` [T]: the logprobs of the policy that drew the samples.
 
     >>> kl(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -9.0]), torch.tensor([1, 0]), kind="k2")
     tensor([0.1250, 0.0000])
     """
     mask = mask.bool()
-    d = torch.where(mask, logp - ref.to(logp.dtype), 0.0)
-    if kind not in ("k2", "k3"):
+    d = torch.where(mask, logp - ref.to(logp.dtype), 0.0)  # [T]
+    if kind == "k2":
+        distance = 0.5 * d**2  # [T]
+    elif kind == "k3":
+        distance = (-d).clamp(max=MAX_LOG_RATIO).exp() + d - 1  # [T]
+    else:
         raise ValueError(f"unknown KL estimator {kind!r}: k2 or k3 (k1's gradient is zero in expectation)")
-    out = 0.5 * d**2 if kind == "k2" else (-d).clamp(max=MAX_LOG_RATIO).exp() + d - 1
     if old is None:
-        return out
-    live = torch.where(mask, logp - old.to(logp.dtype), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return out * live
+        return distance
+    log_ratio = torch.where(mask, logp - old.to(logp.dtype), 0.0)  # [T]
+    return distance * log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def mismatch(
@@ -226,46 +279,83 @@ def mismatch(
     mode: str = "bypass",
     high: float = 2.0,
     low: float = 0.0,
+    kind: str = "dapo",
 ) -> tuple[Tensor, Tensor | None]:
-    """The sampler's probabilities are not quite the trainer's: what to do -> (old [T], weight [T] or None) for policy_loss.
+    """The sampler's probabilities are not quite the trainer's -> (old [T], weight [T] or None) for
+    policy_loss().
 
-        bypass             old := rollout, the clip corrects; the trainer's own `old` isn't needed (pass None)
-        none               old as it is: to see what the mismatch does
-        token_truncate     w_t = clip(exp(old_t - rollout_t), low, high)       TIS, fengyao.notion.site/off-policy-rl
-        token_mask         w_t where low <= w_t <= high, else 0                IcePop, arXiv 2510.18855
-        sequence_truncate, sequence_mask    the same with w = exp(sum of the sequence's differences)
+        bypass              old := rollout, the clip corrects; if OLD[kind] is the trainer: as none
+        none                old as it is: to see the effect of the mismatch
+        token_truncate      w_t = clip(exp(old_t - rollout_t), low, high)   TIS: fengyao.notion.site
+        token_mask          w_t where low <= w_t <= high, else 0            IcePop: arXiv 2510.18855
+        sequence_truncate   the two rules with w = exp(sum of the differences over the sequence)
+        sequence_mask
 
-    rollout [T]: the logprobs that the sampler recorded. w has no gradient.
-    >>> mismatch(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), torch.ones(2), torch.tensor([0, 0]), "token_truncate")[1]
+    old [T]: the trainer's logprobs before any update; None where needs_old() says so. rollout [T]: the
+    logprobs that the sampler recorded. w has no gradient.
+
+    >>> old, rollout = torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0])
+    >>> mismatch(old, rollout, torch.ones(2), torch.tensor([0, 0]), "token_truncate")[1]
     tensor([1., 2.])
     """
-    if mode == "bypass":
+    if not needs_old(kind, mode):
         return rollout, None
     if old is None:
-        raise ValueError(f"mismatch mode {mode!r} needs the trainer's old logprobs; only bypass does without")
-    if mode == "none":
+        raise ValueError(f"{kind} with mismatch mode {mode!r} needs the trainer's old logprobs")
+    if mode in ("bypass", "none"):
         return old, None
     level, _, rule = mode.partition("_")
     if level not in ("token", "sequence") or rule not in ("truncate", "mask"):
         raise ValueError(f"unknown mismatch mode {mode!r}: bypass, none or (token|sequence)_(truncate|mask)")
-    d = torch.where(mask.bool(), old - rollout, 0.0).detach()
+    difference = torch.where(mask.bool(), old - rollout, 0.0).detach()  # [T]
     if level == "sequence":
-        d = d.new_zeros(len(_lengths(mask, seq_ids))).index_add_(0, seq_ids, d)[seq_ids]
-    w = d.exp()
-    return old, w.clamp(low, high) if rule == "truncate" else torch.where((w < low) | (w > high), 0.0, w)
+        difference = sum_by_sequence(difference, seq_ids)[seq_ids]  # [T]
+    weight = difference.exp()  # [T], w
+    if rule == "truncate":
+        return old, weight.clamp(low, high)
+    return old, torch.where((weight < low) | (weight > high), 0.0, weight)
 
 
-def ratio_stats(logp: Tensor, other: Tensor, mask: Tensor, prefix: str = "") -> dict[str, Tensor]:
-    """How far logp is from other: sums over the unmasked tokens, and a maximum, of r = exp(logp - other) and of
-    kl = r - 1 - log r, never negative. With prefix="mismatch_": the trainer's logp against the sampler's."""
-    d = torch.where(mask.bool(), logp.detach().double() - other.double(), 0.0)
-    ratio = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    kept = torch.where(mask.bool(), ratio, 0.0)
+def needs_old(kind: str, mode: str) -> bool:
+    """Whether the trainer must score the samples before its updates, for mismatch().
+
+    >>> needs_old("dapo", "bypass"), needs_old("dapo", "token_mask"), needs_old("gspo", "bypass")
+    (False, True, True)
+    """
+    check(kind)
+    return mode != "bypass" or OLD[kind] == "trainer"
+
+
+# ---- statistics
+def statistic(values: Tensor, mask: Tensor, copies: Tensor) -> Tensor:
+    """The sum of the unmasked values [T], and the number of tokens that it is a sum of -> [2] float64.
+
+    A token counts as often as its sample was drawn: `copies` [T].
+    """
+    weight = torch.where(mask.bool(), copies, 0.0).double()  # [T]
+    kept = torch.where(mask.bool(), values.detach().double(), 0.0)  # [T]
+    return torch.stack([(kept * weight).sum(), weight.sum()])
+
+
+def ratio_stats(
+    logp: Tensor, other: Tensor, mask: Tensor, copies: Tensor | None = None, prefix: str = ""
+) -> dict[str, Tensor]:
+    """The distance of logp [T] from other [T], for summarize().
+
+    The means of r = exp(logp - other) and of kl = r - 1 - log r, which is never negative, and the largest r.
+    With prefix="mismatch_" for the trainer's logp against the sampler's.
+    """
+    mask = mask.bool()
+    copies = torch.ones_like(logp) if copies is None else copies
+    d = torch.where(mask, logp.detach().double() - other.double(), 0.0)  # [T]
+    ratio = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # [T]
+    kept = torch.where(mask, ratio, 0.0)  # [T]
+    largest = kept.max() if len(kept) else d.sum()
     return {
-        "tokens": mask.bool().sum().double(),
-        f"{prefix}kl": (ratio - 1 - d).sum(),
-        f"{prefix}ratio": kept.sum(),
-        f"{prefix}ratio_max": kept.max() if len(kept) else d.sum(),
+        f"{prefix}tokens": statistic(mask, mask, copies),
+        f"{prefix}kl": statistic(ratio - 1 - d, mask, copies),
+        f"{prefix}ratio": statistic(ratio, mask, copies),
+        f"{prefix}ratio_max": torch.stack([largest, largest]),
     }
 
 
@@ -274,24 +364,34 @@ def summarize(
     all_sum: Callable[[Tensor], Tensor] = lambda x: x,
     all_max: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> dict[str, float]:
-    """Statistics of a step from those of its microbatches: means over all tokens of all ranks, maxima (`..._max`), and the
-    number of tokens. Every rank calls it with at least one part; all_sum and all_max are World's."""
-    keys = list(parts[0])
-    table = torch.stack([torch.stack([part[k].double() for k in keys]) for part in parts])  # [parts, keys]
-    sums, peaks = all_sum(table.sum(0)).tolist(), all_max(table.amax(0)).tolist()
-    tokens = max(sums[keys.index("tokens")], 1.0)
-    mean = {k: s / tokens for k, s in zip(keys, sums)}
-    return (
-        mean
-        | {k: p for k, p in zip(keys, peaks) if k.endswith("_max")}
-        | {"tokens": sums[keys.index("tokens")]}
-    )
+    """The statistics of a step from those of its microbatches, each [2]: a sum and the number of its tokens.
+
+    Each becomes a mean over its tokens on all ranks, but for maxima (`..._max`) and numbers (`...tokens`). A
+    statistic need not be in every part, but each rank has the same ones; all_sum and all_max are World's.
+    """
+    keys = list(dict.fromkeys(key for part in parts for key in part))
+    if not keys:
+        return {}
+    nothing = torch.zeros_like(parts[0][keys[0]])
+    rows = [torch.stack([part.get(key, nothing) for key in keys]) for part in parts]  # [keys, 2] each
+    table = torch.stack(rows)  # [parts, keys, 2]
+    sums = all_sum(table.sum(0)).tolist()  # [keys][2]
+    peaks = all_max(table[..., 0].amax(0)).tolist()  # [keys]
+    summary = {}
+    for key, (total, tokens), peak in zip(keys, sums, peaks):
+        summary[key] = total / max(tokens, 1.0)
+        if key.endswith("tokens"):
+            summary[key] = total
+        if key.endswith("_max"):
+            summary[key] = peak
+    return summary
 
 
-# ---- lengths, and groups that teach nothing
-# --------------------------------------------------------------------------
+# ---- long answers
 def soft_overlong(length: int, max_length: int, cache: int) -> float:
-    """DAPO's soft overlong punishment, added to the reward: 0, then linear to -1 at the limit (arXiv 2503.14476, eq. 13).
+    """DAPO's soft overlong punishment, added to the reward: 0, then linear to -1 at the limit.
+
+    arXiv 2503.14476, equation 13. `cache` is the number of tokens before the limit over which it grows.
 
     >>> [soft_overlong(n, max_length=16, cache=4) for n in (10, 12, 13, 16)]
     [0.0, 0.0, -0.25, -1.0]
@@ -309,7 +409,8 @@ def truncation(
     max_length: int,
     cache: int = 0,
 ) -> list[float | None]:
-    """Rewards after the stated policy on long answers. cut[i]: the answer hit max_length without an end token.
+    """Rewards [B] after the stated policy on long answers. cut[i]: answer i hit max_length without an end
+    token.
 
         keep   nothing happens: a cut answer has the reward that it earned, most often 0
         mask   a cut answer leaves the batch (None): the loss, the denominator and its group's baseline
@@ -321,31 +422,10 @@ def truncation(
     if policy == "keep":
         return list(rewards)
     if policy == "mask":
-        return [None if c else r for r, c in zip(rewards, cut)]
-    if policy == "soft":
-        return [
-            None if r is None else r + soft_overlong(n, max_length, cache) for r, n in zip(rewards, lengths)
-        ]
-    raise ValueError(f"unknown truncation policy {policy!r}: keep, mask or soft")
-
-
-def dynamic_sampling(
-    draw: Callable[[int], Sequence[tuple[Any, Sequence[float | None]]]], want: int, rounds: int
-) -> tuple[list[Any], int]:
-    """Replace groups without spread -> (at most `want` groups that have spread, number of groups drawn).
-
-    DAPO, arXiv 2503.14476, section 3.2. draw(k) samples and scores k new groups and returns each with its rewards (none:
-    the prompts ran out). It is called at most `rounds` times, each time for the groups that are still missing: the budget
-    is in rounds because a round lasts as long as its longest sample, however few groups it has. Where that was not
-    enough the step is smaller, never padded.
-    """
-    kept, drawn = [], 0
-    for _ in range(rounds):
-        groups = draw(want - len(kept)) if len(kept) < want else []
-        if not groups:
-            break
-        drawn += len(groups)
-        kept += [
-            g for g, rewards in groups if len({r for r in rewards if r is not None and not isnan(r)}) > 1
-        ]
-    return kept[:want], drawn
+        return [None if was_cut else reward for reward, was_cut in zip(rewards, cut)]
+    if policy != "soft":
+        raise ValueError(f"unknown truncation policy {policy!r}: keep, mask or soft")
+    penalised: list[float | None] = []
+    for reward, length in zip(rewards, lengths):
+        penalised.append(None if reward is None else reward + soft_overlong(length, max_length, cache))
+    return penalised

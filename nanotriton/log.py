@@ -1,8 +1,9 @@
-"""Where a run leaves its trace: one console line a step, metrics.jsonl, samples.jsonl, curves.png, summary.json.
+"""The trace of a run: one console line a step, metrics.jsonl, samples.jsonl, curves.png,
+summary.json.
 
-Every row of metrics.jsonl has `stage`, `step` and its numbers; wall-clock times are apart, under `seconds`, so that the
-rest is the same to the byte when a seed is run twice. Positions in both files are part of a checkpoint: resuming cuts the
-files back to it, so a killed run leaves no row twice.
+Every row of metrics.jsonl has `stage`, `step` and its numbers; wall-clock times are apart, under `seconds`,
+so that the rest is the same to the byte when a seed is run twice. Positions in both files are part of a
+checkpoint: resuming cuts the files back to it, so a killed run leaves no row twice.
 """
 
 import json
@@ -10,7 +11,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ EVERY = 20.0  # seconds between two lines of progress in a log file
 
 
 def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
-    """Progress, of the first rank: on a terminal a bar that leaves nothing behind, in a log file a line every EVERY seconds."""
+    """Progress, of the first rank: on a terminal a bar that leaves nothing behind, in a log file a line every
+    EVERY seconds.
+    """
     kw |= {"leave": False, "disable": os.environ.get("RANK", "0") != "0"}
     if sys.stderr.isatty():
         return tqdm(items, dynamic_ncols=True, **kw)
@@ -38,7 +40,7 @@ def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
 
 
 class Lines:
-    """A file for tqdm: what would be redrawn in place is a line of its own."""
+    """A file for tqdm that gives each of its updates a line, instead of redrawing one."""
 
     def write(self, text: str) -> None:
         if text.strip():
@@ -55,7 +57,9 @@ def show(value: Any) -> str:
 
 
 class Log:
-    """The trace of one run, written by the main rank only (on other ranks the same methods do nothing)."""
+    """The trace of one run, written by the main rank only (other ranks call the same methods, which do
+    nothing).
+    """
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
@@ -75,27 +79,34 @@ class Log:
         }
 
     def rewind(self, position: dict[str, int], step: int = 0) -> dict:
-        """Cut the files back to what they were at the checkpoint of this step, but leave a measurement that was made there and ended
-        -> its row, or {}."""
+        """Cut the files back to their sizes at the checkpoint of this step, but keep the measurement made
+        right after it.
+
+        Returns that measurement's row of metrics.jsonl; {} if there is none, or if it had not ended.
+        """
         if not self.main:
             return {}
-        rows, measured = {name: self.lines(name, position.get(name, 0)) for name in FILES}, {}
-        if (
-            rows["metrics.jsonl"]
-            and (first := json.loads(rows["metrics.jsonl"][0]))["step"] == step
-            and "/" in first["stage"]
-        ):
-            measured = first
-            kept = takewhile(
-                lambda line: (row := json.loads(line))["step"] == step and row["split"] != "train",
-                rows["samples.jsonl"],
-            )
-            sizes = {"metrics.jsonl": len(rows["metrics.jsonl"][0]), "samples.jsonl": sum(map(len, kept))}
-            position = {name: position.get(name, 0) + sizes[name] for name in FILES}
+        keep = {name: position.get(name, 0) for name in FILES}
+        rows = self.lines("metrics.jsonl", keep["metrics.jsonl"])
+        first = json.loads(rows[0]) if rows else {"stage": "", "step": -1}
+        measured = first["step"] == step and "/" in first["stage"]  # training steps have no / in their stage
+        if measured:
+            keep["metrics.jsonl"] += len(rows[0])
+            keep["samples.jsonl"] += self.measured_bytes(keep["samples.jsonl"], step)
         for name, size in self.position().items():
-            if size > position.get(name, 0):
-                os.truncate(self.folder / name, position.get(name, 0))
-        return measured
+            if size > keep[name]:
+                os.truncate(self.folder / name, keep[name])
+        return first if measured else {}
+
+    def measured_bytes(self, start: int, step: int) -> int:
+        """Bytes of the held-out samples of this step that follow byte `start` of samples.jsonl."""
+        size = 0
+        for line in self.lines("samples.jsonl", start):
+            row = json.loads(line)
+            if row["step"] != step or row["split"] == "train":
+                break
+            size += len(line)
+        return size
 
     def lines(self, name: str, start: int) -> list[bytes]:
         """The whole lines from byte `start` on."""
@@ -129,8 +140,8 @@ class Log:
         )
 
     def samples(self, rows: Iterable[dict]) -> None:
-        """Rows of {step, split, task, task_source, completion, verdict, reward, advantage, finish_reason, tokens}. Equal ones (of a small
-        model two in three are) are one, with their number as `count`."""
+        """Rows of {step, split, task, task_source, completion, verdict, reward, advantage, finish_reason,
+        tokens}. Equal ones (of a small model two in three are) are one, with their number as `count`."""
         found: dict[str, dict] = {}
         for row in rows:
             found.setdefault(json.dumps(row), row | {"count": 0})["count"] += 1
@@ -207,18 +218,25 @@ def draw(rows: list[dict], path: Path) -> None:
     )
     curve("completion length (tokens)", "grpo", {"length": "mean"})
     curve("token entropy (nats)", "grpo", {"entropy": "policy"})
-    axis = next(panels)
-    steps = [r for r in rows if r["stage"] == "grpo" and "statuses" in r]
-    names = [n for n, _ in sum((Counter(r["statuses"]) for r in steps), Counter()).most_common(7)]
-    if names:
-        shares = [
-            smooth([r["statuses"].get(n, 0) / max(sum(r["statuses"].values()), 1) for r in steps])
-            for n in names
-        ]
-        axis.stackplot([r["step"] for r in steps], shares, labels=names)
-        axis.legend(loc="lower left", fontsize=7)
-    axis.set(title="verdicts", xlabel="grpo step", ylim=(0, 1))
+    draw_verdicts(next(panels), [r for r in rows if r["stage"] == "grpo" and "statuses" in r])
     temporary = path.with_suffix(".tmp.png")
     figure.savefig(temporary, dpi=110)
     temporary.replace(path)
     plt.close(figure)
+
+
+def draw_verdicts(axis: Any, steps: list[dict]) -> None:
+    """The shares of the seven most frequent statuses over the training steps, stacked."""
+    total: Counter[str] = Counter()
+    for row in steps:
+        total.update(row["statuses"])
+    names = [name for name, _ in total.most_common(7)]
+    shares = []
+    for name in names:
+        shares.append(
+            smooth([row["statuses"].get(name, 0) / max(sum(row["statuses"].values()), 1) for row in steps])
+        )
+    if names:
+        axis.stackplot([row["step"] for row in steps], shares, labels=names)
+        axis.legend(loc="lower left", fontsize=7)
+    axis.set(title="verdicts", xlabel="grpo step", ylim=(0, 1))

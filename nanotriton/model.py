@@ -1,4 +1,4 @@
-"""One transformer for the Llama, Qwen2 and Qwen3 families, under Hugging Face's parameter names.
+"""One transformer for the Llama, Mistral, Qwen2, Qwen3 and SmolLM3 families, under Hugging Face's parameter names.
 
     config = ModelConfig("llama", vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4)
@@ -10,6 +10,7 @@ place, `attend`, which the caller supplies: packed attention to train, a KV cach
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,16 +24,39 @@ from nanotriton.kernels.layers import rms_norm, rope, swiglu
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+# model_type -> the name of its class in transformers. All are Llama with small differences, see from_hf().
+MODEL_TYPES = {
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "smollm3": "SmolLM3",
+}
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# what each type must bring; yarn's and llama3's original length falls back to
-# max_position_embeddings
+# the numbers that each type needs
 ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
+# and those that it may have: llama3's and yarn's original length falls back to max_position_embeddings
+ROPE_OPTIONS = {
+    "default": (),
+    "linear": (),
+    "llama3": ("original_max_position_embeddings",),
+    "yarn": (
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+}
+# Some models multiply embeddings, residuals, attention or logits by a constant, under names like these.
+SCALE_KEY = re.compile(r"multiplier|softcap|scal(e|ing|ar)(_|$)|^scale_")
 WIDEST_HEAD = 256  # that flash attention's kernels take
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 REQUIRED = ("model_type", *SIZES, "rms_norm_eps", "max_position_embeddings")
@@ -61,10 +85,14 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False  # on q, k and v, and outside Qwen2 on the output projection too
     qk_norm: bool = False  # Qwen3: an RMSNorm on every head of q and k
+    no_rope_layers: tuple[
+        int, ...
+    ] = ()  # SmolLM3: 0 for each layer whose q and k aren't rotated; empty: none
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_config: dict = field(default_factory=dict)  # generation_config.json, kept to be written back
+    dtype: torch.dtype | None = field(default=None, compare=False)  # of the folder that it was read from
 
     def __post_init__(self):
         if self.model_type not in MODEL_TYPES:
@@ -87,6 +115,10 @@ class ModelConfig:
                 f"{self.num_key_value_heads}"
             )
         self.eos_token_ids = tuple(self.eos_token_ids)
+        if self.no_rope_layers and len(self.no_rope_layers) != self.num_hidden_layers:
+            raise ModelError(
+                f"no_rope_layers has {len(self.no_rope_layers)} layers of {self.num_hidden_layers}"
+            )
         self._check_rope()
 
     def _check_rope(self):
@@ -96,6 +128,12 @@ class ModelConfig:
             raise ModelError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
         if missing := [key for key in ROPE_KEYS[kind] if not isinstance(scaling.get(key), int | float)]:
             raise ModelError(f"rope type {kind} needs a number for {', '.join(missing)}")
+        known = (*ROPE_KEYS[kind], *ROPE_OPTIONS[kind])
+        if unknown := sorted(scaling.keys() - {"rope_type", "type", *known}):
+            supported = ", ".join(known) or "none"
+            raise ModelError(
+                f"rope type {kind} with {', '.join(unknown)} is not supported; supported: {supported}"
+            )
         self.rope_scaling = {**scaling, "rope_type": kind} if kind != "default" else None
 
     @property
@@ -121,9 +159,14 @@ class ModelConfig:
         required = REQUIRED if kind == "llama" else (*REQUIRED, "num_key_value_heads")
         if missing := [key for key in required if raw.get(key) is None]:
             raise ModelError(f"config.json lacks {', '.join(missing)}")
-        sliding = raw.get("sliding_window") is not None and raw.get("use_sliding_window", kind == "llama")
-        if sliding or "sliding_attention" in (raw.get("layer_types") or ()):
+        # transformers' default for Mistral is a window of 4,096; a null says that there is none
+        window = raw.get("sliding_window", 4096 if kind == "mistral" else None)
+        used = raw.get("use_sliding_window", kind in ("llama", "mistral"))
+        if (window is not None and used) or "sliding_attention" in (raw.get("layer_types") or ()):
             raise ModelError("sliding-window attention is not supported; only full causal attention is")
+        for key, value in raw.items():
+            if SCALE_KEY.search(key) and key != "rope_scaling" and value not in (None, False, 1):
+                raise ModelError(f"{key} {str(value)[:60]} is not supported: nothing is scaled here")
         for key, only in (("hidden_act", "silu"), ("mlp_bias", False), ("quantization_config", None)):
             if raw.get(key, only) != only:
                 raise ModelError(f"{key} {str(raw[key])[:60]!r} is not supported; only {only!r} is")
@@ -141,9 +184,11 @@ class ModelConfig:
             head_dim=raw.get("head_dim") or (128 if kind == "qwen3" else None),
             rope_theta=float(theta),
             rope_scaling=scaling,
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", kind == "smollm3")),
             attention_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
             qk_norm=kind == "qwen3",
+            no_rope_layers=rotated_layers(raw) if kind == "smollm3" else (),
+            dtype=getattr(torch, str(raw.get("dtype") or raw.get("torch_dtype")), None),
             bos_token_id=raw.get("bos_token_id"),
             pad_token_id=raw.get("pad_token_id"),
             eos_token_ids=tuple(eos),
@@ -160,8 +205,8 @@ class ModelConfig:
             "rope_scaling",
             "tie_word_embeddings",
         )
-        kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[self.model_type]
-        out = {"architectures": [f"{kind}ForCausalLM"], **{name: getattr(self, name) for name in names}}
+        architecture = f"{MODEL_TYPES[self.model_type]}ForCausalLM"
+        out = {"architectures": [architecture], **{name: getattr(self, name) for name in names}}
         out |= {"hidden_act": "silu", "torch_dtype": str(dtype).removeprefix("torch.")}
         out |= {"bos_token_id": self.bos_token_id, "pad_token_id": self.pad_token_id}
         out["eos_token_id"] = (
@@ -169,7 +214,19 @@ class ModelConfig:
         )
         if self.model_type != "qwen2":
             out["attention_bias"] = self.attention_bias
-        return {key: value for key, value in out.items() if value not in (None, [])}
+        out["no_rope_layers"] = list(self.no_rope_layers)
+        out = {key: value for key, value in out.items() if value not in (None, [])}
+        if self.model_type == "mistral":
+            out["sliding_window"] = None  # said in full, since transformers' default is a window
+        return out
+
+
+def rotated_layers(raw: dict) -> tuple[int, ...]:
+    """SmolLM3's no_rope_layers: 1 for each layer with RoPE, 0 for each without, by default every fourth."""
+    if raw.get("no_rope_layers"):
+        return tuple(raw["no_rope_layers"])
+    interval = raw.get("no_rope_layer_interval") or 4
+    return tuple(int((layer + 1) % interval != 0) for layer in range(raw["num_hidden_layers"]))
 
 
 def as_ids(value: int | list[int] | None) -> list[int]:
@@ -274,6 +331,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.qk_norm = config.qk_norm
+        self.rotates = not config.no_rope_layers or bool(config.no_rope_layers[layer])
         self.qkv = None  # their weights and biases side by side (Transformer.merge_projections)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -283,7 +341,8 @@ class Attention(nn.Module):
         )
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rope(q, k, cos, sin)
+        if self.rotates:
+            q, k = rope(q, k, cos, sin)
         return self.o_proj(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
 
 

@@ -17,7 +17,7 @@ from nanotriton.verdict import Verdict
 
 @dataclass
 class Episode:
-    """One sampled completion and all that became of it."""
+    """One sampled completion, with its verdict, reward and advantage as they become known."""
 
     task: Task
     prompt_ids: list[int]
@@ -31,11 +31,14 @@ class Episode:
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
     # the place of its task in the step's batch, over all ranks: samples of one group are compared
     group: int = 0
-    reward: float | None = None
+    reward: float | None = None  # None: the sample leaves the batch
     advantage: float = 0.0
+    spread: bool = False  # the group has rewards that differ, so the advantage means something
 
     def row(self, step: int, split: str) -> dict:
-        """What samples.jsonl keeps of it. The candidate is nanotriton.rules.extract's of the completion; Verdict(**row["verdict"]) is the verdict."""
+        """The row that samples.jsonl keeps. The candidate is nanotriton.rules.extract's of the completion;
+        Verdict(**row["verdict"]) is the verdict.
+        """
         return {
             "step": step,
             "split": split,
@@ -50,25 +53,14 @@ class Episode:
         }
 
 
-def seed_of(seed: int, stream: int, step: int, task: int, sample: int) -> int:
-    """A seed for one sample, a function of what it is and not of who draws it: any number of ranks draws the same."""
-    value = seed
-    # splitmix64's finalizer between the parts keeps neighbours apart
-    for part in (stream, step, task, sample):
-        value = (value * 0x9E3779B97F4A7C15 + part + 1) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        value ^= value >> 31
-    return value & 0x7FFFFFFFFFFFFFFF
-
-
 def prompts_of(tasks: Sequence[Task], tokenizer: Tokenizer, longest: int) -> list[list[int]]:
     """ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model."""
     prompts = [build_prompt(task, tokenizer) for task in tasks]
     for task, prompt in zip(tasks, prompts):
         if len(prompt) >= longest:
             raise ConfigError(
-                f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer in the model's {longest}"
+                f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer "
+                f"in the model's {longest}"
             )
     return prompts
 
@@ -88,8 +80,9 @@ def rollout(
 ) -> list[list[Episode]]:
     """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
 
-    A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates are timed it
-    waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
+    A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
+    are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is
+    told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest)

@@ -1,13 +1,15 @@
-"""What both training scripts share: how they start, a run's folder that continues where it stopped, and how held-out success is measured."""
+"""The code that both training scripts share: their start, a run's folder, the sampler, held-out success."""
 
-import dataclasses
 import errno
 import fcntl
 import json
+import math
 import shutil
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -20,11 +22,12 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import rollout, seed_of
+from nanotriton.rollout import rollout
 from nanotriton.sampler import Sampler
+from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import Checkpoint, find_folder, load_config, save_model
+from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
 # options that may differ when a run is continued: they change nothing in it
@@ -35,7 +38,9 @@ T = TypeVar("T")
 
 
 def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
-    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in a traceback."""
+    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in
+    a traceback.
+    """
     try:
         return main(cfg, setup())
     except (config.ConfigError, ModelError) as error:
@@ -46,7 +51,8 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
         if error.errno not in DISK:
             raise
         raise SystemExit(
-            f"error: {error.filename or 'a file'} can't be written: {error.strerror}; mended, the same command continues"
+            f"error: {error.filename or 'a file'} can't be written: {error.strerror}; "
+            "mended, the same command continues"
         ) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -56,7 +62,9 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
 
 
 class Clock:
-    """Seconds by part: clock("sample") names the time since the last call. On a GPU it waits for what was launched before."""
+    """Seconds by part: clock("sample") names the time since the last call. On a GPU it waits for the kernels
+    first.
+    """
 
     def __init__(self, device: torch.device | None = None):
         self.seconds: dict[str, float] = {}
@@ -72,47 +80,44 @@ class Clock:
 
 
 class Run(Log):
-    """A run's folder: its config, its files, its checkpoints. The same command on the same folder continues it."""
+    """A run's folder: its config, files and checkpoints. The same command on the same folder continues it."""
 
     def __init__(self, cfg: Any, world: World, stage: str):
         folder = Path(cfg.out) / cfg.name
         path = folder / "config.json"
         if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
             raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
-        settings = {k: v for k, v in dataclasses.asdict(cfg).items() if k not in FREE}
+        settings = {k: v for k, v in config.flat(cfg).items() if k not in FREE}
         was = read_settings(path)
+        began = (was or {}).pop("began", None)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
             raise config.ConfigError(
-                f"--fresh: {folder} holds no run of this script, so it isn't deleted; give another --name or --out"
+                f"--fresh: {folder} holds no run of this script, so it isn't deleted; "
+                "give another --name or --out"
             )
         world.barrier()  # every rank has looked
         if trouble := world.gather(self.take(folder, cfg) if world.is_main else "")[0]:
             raise config.ConfigError(trouble)
         super().__init__(folder, world.is_main)
-        # else nothing was done yet: a mistake mended, perhaps
+        # without metrics nothing was done yet, and the user may have mended a mistake
         if path.exists() and (folder / "metrics.jsonl").exists():
-            if not was:
-                raise config.ConfigError(
-                    f"{path} holds no settings of a run: give another --name, or delete {folder}"
-                )
-            if set(was) != set(settings):
-                raise config.ConfigError(
-                    f"{folder} holds a run of another script, or of another version of this one: give another --name, or --fresh"
-                )
-            changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
-            if changed:
-                raise config.ConfigError(
-                    f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh"
-                )
+            check_settings(folder, was, settings)
+        else:
+            began = None
+        began = world.gather(began or datetime.now().isoformat(timespec="seconds"))[0]
+        self.began = datetime.fromisoformat(began)  # when the run was started first
         world.barrier()
         if world.is_main:
-            path.write_text(json.dumps(settings, indent=2) + "\n")
+            path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
 
     def take(self, folder: Path, cfg: Any) -> str:
-        """Make the folder, be the only process that writes there, and with --fresh delete what is in it -> what stood in the way."""
+        """Make the folder, be the only process that writes there, and with --fresh empty it.
+
+        Returns a line about the obstacle, or "".
+        """
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock(folder / ".lock")
@@ -124,6 +129,20 @@ class Run(Log):
             return f"--out {cfg.out}: cannot write in {folder}: {config.reason(error)}"
         return ""
 
+    def tokenizer(self, folder: str, template: str) -> Tokenizer:
+        """The tokenizer of a model. `template`: --template, variables for its chat template in JSON.
+
+        A template that prints the date is told the one on which the run began, so that a run that is stopped
+        and continued on another day has the same prompts.
+        """
+        tokenizer = Tokenizer(folder, self.began, config.json_object("--template", template))
+        if not tokenizer.has_chat_template and not tokenizer.reads_source:
+            self.say(
+                f"warning: {folder} has no chat template: prompts are the bare instruction, without roles; "
+                "an instruct model with its template answers better"
+            )
+        return tokenizer
+
     def finished(self) -> bool:
         """Whether this run ended before: its summary is there."""
         path = self.folder / "summary.json"
@@ -132,7 +151,7 @@ class Run(Log):
         return path.exists()
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Load the newest checkpoint if there is one -> the number of finished steps; the files are cut back to it."""
+        """Load the newest checkpoint, if there is one, and cut the files back to it -> the finished steps."""
         found = self.checkpoints.load_latest(model, optimizer)
         step, state = found if found else (0, {"position": {}, "seconds": 0.0})
         self.measured = self.world.gather(self.rewind(state["position"], step))[0]
@@ -145,7 +164,7 @@ class Run(Log):
         return step
 
     def found(self, kind: str, step: int) -> dict[str, Any]:
-        """The numbers of a measurement (see evaluated) that a stopped run had made where it continues, or {}."""
+        """The numbers of a measurement (see evaluated) that a stopped run made where it continues, or {}."""
         if (self.measured.get("stage"), self.measured.get("step")) != (f"{self.stage}/{kind}", step):
             return {}
         return {k: v for k, v in self.measured.items() if k not in ("stage", "step", "seconds")}
@@ -155,7 +174,9 @@ class Run(Log):
         return self.spent + time.perf_counter() - self.started
 
     def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """On a GPU a thread writes the checkpoint while the run goes on; step() makes it the newest once it is on the disk."""
+        """Write a checkpoint. On a GPU a thread does so while the run goes on; step() then makes it the
+        newest.
+        """
         state = {"position": self.position(), "seconds": self.seconds()}
         self.checkpoints.save(step, model, optimizer, state, background=self.world.device.type == "cuda")
 
@@ -186,7 +207,10 @@ class Run(Log):
 
 
 def lock(path: Path) -> IO:
-    """Hold this file until the process ends, however it does; BlockingIOError if another holds it. Where a disk knows no locks nobody is kept out."""
+    """Hold this file until the process ends, in whatever way; BlockingIOError if another process holds it.
+
+    A disk that knows no locks keeps nobody out.
+    """
     file = open(path, "a")  # noqa: SIM115
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,6 +219,25 @@ def lock(path: Path) -> IO:
     except OSError:
         pass
     return file
+
+
+def check_settings(folder: Path, was: dict | None, settings: dict) -> None:
+    """ConfigError unless the run in this folder, whose settings `was` has, can continue with `settings`."""
+    if not was:
+        path = folder / "config.json"
+        raise config.ConfigError(
+            f"{path} holds no settings of a run: give another --name, or delete {folder}"
+        )
+    if set(was) != set(settings):
+        raise config.ConfigError(
+            f"{folder} holds a run of another script, or of another version of this one: "
+            "give another --name, or --fresh"
+        )
+    changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
+    if changed:
+        raise config.ConfigError(
+            f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh"
+        )
 
 
 def clear(folder: Path) -> None:
@@ -207,10 +250,10 @@ def clear(folder: Path) -> None:
 
 
 def check_model(name: str) -> None:
-    """ModelError where --model can't be used: call it before --fresh deletes anything."""
+    """ModelError where --model can't be used. Call it before --fresh deletes anything."""
     load_config(name)
     Tokenizer(name)
-    Checkpoint(find_folder(name))
+    WeightFiles(find_folder(name))
 
 
 def read_settings(path: Path) -> dict | None:
@@ -223,7 +266,7 @@ def read_settings(path: Path) -> dict | None:
 
 
 def check_timed(world: World, mode: str) -> None:
-    """ConfigError where candidates can't be timed: call it before anything else is done."""
+    """ConfigError where candidates can't be timed. Call it before anything else is done."""
     if world.device.type != "cuda" or mode != "replay":
         raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
 
@@ -236,10 +279,10 @@ def make_executor(
     timeout: float = 10.0,
     timed: bool = False,
 ) -> Executor:
-    """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed. Its draws follow the
-    seed, so that runs repeat.
+    """One executor a rank, with its share of the cores: rewards scale with the ranks and no server is needed.
 
-    timed: correct candidates and their references are timed too (see check_timed).
+    Its draws follow the seed, so that runs repeat. timed: correct candidates and their references are timed
+    too (see check_timed).
     """
     return Executor(
         device=str(world.device),
@@ -259,11 +302,12 @@ def make_sampler(
     shared: Transformer | None = None,
     later: int = 0,
 ) -> Sampler:
-    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters at every call.
+    """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters.
 
-    `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are trained. Otherwise
-    its weights come with sync_weights(). `later`: bytes of the GPU that training will take and keep (distributed.moments_to_come);
-    the KV memory is 70% of what is free without them, the rest is for the executor's processes and the graphs.
+    `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are
+    trained. Otherwise its weights come with sync_weights(). `later`: bytes of the GPU that training will take
+    and keep (distributed.moments_to_come). The KV memory is 70% of the free bytes without those; the rest is
+    for the executor's processes and the graphs.
     """
     if shared is None:
         with torch.device("meta"):
@@ -278,10 +322,27 @@ def make_sampler(
 
 
 def sync_weights(sampler: Sampler, model: Transformer, world: World) -> None:
-    """The trained weights, gathered and cast, into the sampler's buffers; nothing to do where it shares them. Keys and values of
-    the old ones are gone already: no page of the cache outlives a rollout."""
+    """Copy the trained weights, gathered and cast, to the sampler, unless it shares them.
+
+    Keys and values of the old weights are gone already: no page of the cache outlives a rollout.
+    """
     if sampler.model is not model:
         sampler.update_weights(distributed.full_params(model, world.dtype))
+
+
+def clustered_error(ranks: list[list[list[bool]]]) -> float:
+    """The standard error of held-out success, from [rank][task][sample] successes.
+
+    The samples of one task are alike, so it is the tasks that are independent: the standard deviation of
+    their means over the root of their number (Miller, arXiv 2411.00640, section 2.2).
+
+    >>> clustered_error([[[True, True], [False, False]], [[True, False]]])
+    0.288...
+    """
+    means = [sum(task) / len(task) for tasks in ranks for task in tasks if task]
+    if len(means) < 2:
+        return 0.0
+    return statistics.stdev(means) / math.sqrt(len(means))
 
 
 def heldout(
@@ -296,15 +357,17 @@ def heldout(
     max_tokens: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy. Every rank's samples are kept in samples.jsonl
-    and counted.
+    """Success on held-out tasks: two samples each at temperature 1, and one greedy.
 
-    The same seeds at every step (common random numbers): a difference between two steps is the model's, not the draw's.
+    Every rank's samples are kept in samples.jsonl and counted.
+
+    The same seeds at every step (common random numbers): a difference between two steps is the model's, not
+    the draw's.
     """
     result: dict[str, Any] = {}
     mine = run.world.share(list(enumerate(tasks)))
     for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
-        seeds = [[seed_of(seed, 10, 0, i, j) for j in range(count)] for i, _ in mine]
+        seeds = [[seed_of(seed, Stream.HELDOUT, 0, i, j) for j in range(count)] for i, _ in mine]
         groups = rollout(
             [t for _, t in mine],
             count,
@@ -323,6 +386,8 @@ def heldout(
         ).tolist()
         result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
         if key == "success":
+            shares = [[e.verdict.correct for e in group if e.verdict.scored] for group in groups]
+            result["success_se"] = clustered_error(run.world.gather(shares))
             found = Counter(e.verdict.status for group in groups for e in group)
             result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
     return result

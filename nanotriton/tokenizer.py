@@ -22,6 +22,9 @@ from tokenizers import Tokenizer as Backend
 from nanotriton.model import ModelError, as_ids
 from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 
+PROMPT = (
+    "nanotriton_prompt"  # in tokenizer_config.json: "source" for a model that was trained here from nothing
+)
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -29,12 +32,16 @@ class Tokenizer:
     """The tokenizer of a model folder (or hub id): needs tokenizer.json, uses tokenizer_config.json if it is there.
 
     eos_ids: every id that ends a text, the union of what config.json, generation_config.json and the tokenizer say.
-    vocab_size: one past the largest id; a model's embedding may be padded beyond it. files: what `save` copies.
+    vocab_size: one past the largest id; a model's embedding may be padded beyond it. files: those that `save` copies.
+    reads_source: the model was trained here from nothing and knows no instructions, only sources and completions.
+    now: the time that a chat template is told (strftime_now); None: that of loading. variables: given to every chat
+    template, such as Qwen3's {"enable_thinking": False}.
     Raises ModelError, also if config.json is in the folder and says that the embedding is smaller than the vocabulary.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, now: datetime | None = None, variables: dict | None = None):
         self.folder = find_folder(folder)
+        self.now, self.variables = now or datetime.now(), variables or {}
         self.files = find_tokenizer_files(self.folder)
         path = self.folder / "tokenizer.json"
         if not path.is_file():
@@ -52,6 +59,7 @@ class Tokenizer:
         token = {role: config[role] for role in ROLES if config.get(role)}
         self.special = {role: t["content"] if isinstance(t, dict) else t for role, t in token.items()}
         self.templates = self._read_templates(config.get("chat_template"))
+        self.reads_source = config.get(PROMPT) == "source"
         model_config = self._optional("config.json")
         self._check_fits(model_config)
         self.bos_id, self.pad_id = self._id("bos_token"), self._id("pad_token")
@@ -144,7 +152,8 @@ class Tokenizer:
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **(self.special | variables),
+                strftime_now=self.now.strftime,  # frozen: a prompt must not change at midnight
+                **(self.special | self.variables | variables),
             )
         # TypeError: a message without content, added to a string
         except (jinja2.TemplateError, TypeError) as error:
@@ -237,5 +246,4 @@ def _compile(template: str) -> jinja2.Template:
     )
     env.filters["tojson"] = tojson
     env.globals["raise_exception"] = raise_exception
-    env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return env.from_string(template)

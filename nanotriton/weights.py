@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,10 +100,10 @@ def load_config(name: str | Path) -> ModelConfig:
 
 # -------------------------------------------------------------------------------------------------------------
 # reading
-class Checkpoint:
+class WeightFiles:
     """The tensors of a folder's safetensors files, opened but not read.
 
-    shapes: name -> shape. `read(name, start, stop)` gives rows start to stop (default all), memory-mapped on the CPU.
+    shapes: name -> shape; dtype: that of the last one. `read(name, start, stop)` gives rows start to stop (default all), memory-mapped on the CPU.
     Raises ModelError for no weights, a file that the index names and isn't there, a truncated file, one tensor in
     two files, a dtype that is no float.
     """
@@ -123,6 +123,7 @@ class Checkpoint:
                 if view.get_dtype() not in FLOATS:
                     raise ModelError(f"{path}: {name} is {view.get_dtype()}; supported: {', '.join(FLOATS)}")
                 self.where[name], self.shapes[name] = file, tuple(view.get_shape())
+                self.dtype = FLOATS[view.get_dtype()]
 
     @staticmethod
     def _files(folder: Path) -> list[Path]:
@@ -152,27 +153,18 @@ def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
     return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
-def iter_tensors(name: str | Path, rank: int = 0, world: int = 1) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) for every tensor of a folder, in order of name; with world > 1, only this rank's rows of each."""
-    checkpoint = Checkpoint(find_folder(name))
-    for key in sorted(checkpoint.shapes):
-        yield (
-            key,
-            checkpoint.read(key, *(shard_rows(checkpoint.shapes[key][0], rank, world) if world > 1 else ())),
-        )
-
-
 def fill(model: Transformer, name: str | Path) -> None:
     """Copy a folder's tensors into the model's parameters, converting dtype: every tensor used once, every parameter
     filled once, or ModelError. A DTensor parameter (FSDP2, sharded over rows) gets its own rows only."""
     folder = find_folder(name)
-    checkpoint = Checkpoint(folder)
+    files = WeightFiles(folder)
     params = dict(model.named_parameters())
+    model.config.dtype = model.config.dtype or files.dtype  # save_model() writes the same
     # a constant, in old folders
-    names = {key for key in checkpoint.shapes if not key.endswith("rotary_emb.inv_freq")}
+    names = {key for key in files.shapes if not key.endswith("rotary_emb.inv_freq")}
     if model.config.tie_word_embeddings and "lm_head.weight" in names:
         names.remove("lm_head.weight")  # tied and yet saved: it has to be what it is tied to
-        if not torch.equal(checkpoint.read("lm_head.weight"), checkpoint.read("model.embed_tokens.weight")):
+        if not torch.equal(files.read("lm_head.weight"), files.read("model.embed_tokens.weight")):
             raise ModelError(
                 f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from the embedding"
             )
@@ -184,9 +176,9 @@ def fill(model: Transformer, name: str | Path) -> None:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise ModelError(f"{folder}: tensor {min(found)}{more} {'are' if more else 'is'} {problem}")
     for key, param in params.items():
-        if tuple(param.shape) != checkpoint.shapes[key]:
+        if tuple(param.shape) != files.shapes[key]:
             raise ModelError(
-                f"{folder}: {key} has shape {list(checkpoint.shapes[key])}, config.json says {list(param.shape)}"
+                f"{folder}: {key} has shape {list(files.shapes[key])}, config.json says {list(param.shape)}"
             )
 
     @torch.no_grad()  # in every thread: the mode is per thread
@@ -199,7 +191,7 @@ def fill(model: Transformer, name: str | Path) -> None:
                 rows = shard_rows(
                     param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size()
                 )
-        source = checkpoint.read(key, *rows)
+        source = files.read(key, *rows)
         if target.is_cuda:
             # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for
             # each page
@@ -235,9 +227,11 @@ def save_model(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json, generation_config.json, the weights (in `dtype`, default as held) and copies of the tokenizer's
-    files (given one by one, or as the folder that has them). More than `shard_bytes` of weights become several files
-    and an index.
+    """Write config.json, generation_config.json, the weights and copies of the tokenizer's files (given one by one, or
+    as the folder that has them). More than `shard_bytes` of weights become several files and an index.
+
+    The weights have `dtype`. By default that is the dtype of the folder that the model was read from, whatever it was
+    trained in, or as held if it was made here.
 
     Under FSDP every rank calls it: shards are gathered a file at a time, and rank 0 writes. Files get their names
     only when all are written, so that a kill before leaves the previous ones whole.
@@ -248,7 +242,7 @@ def save_model(
     tokenizer_files = [Path(path) for path in tokenizer_files]
     writer = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
     params = dict(model.named_parameters())
-    dtype = dtype or next(iter(params.values())).dtype
+    dtype = dtype or model.config.dtype or next(iter(params.values())).dtype
     plan = _plan_shards(params, dtype, shard_bytes)
     files = {
         "config.json": model.config.to_hf(dtype),

@@ -1,8 +1,8 @@
-"""The ranks of a run: who this process is among those that torchrun started, and what they can do together.
+"""The ranks of a run: the processes that torchrun started, and the operations that they do together.
 
-python train.py                                    one rank
-torchrun --nproc-per-node 4 train.py               four, on one machine
-torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines; the run's folder must be on a disk they share
+python train.py                                        one rank
+torchrun --nproc-per-node 4 train.py                   four, on one machine
+torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines, which share the run's disk
 """
 
 import contextlib
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the `world_size` of a run, and what they can do together."""
+    """This process among the `world_size` of a run, and the operations that they do together."""
 
     rank: int = 0
     world_size: int = 1
@@ -40,7 +40,7 @@ class World:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What forward and backward compute in: bf16 on a GPU, fp32 on the CPU."""
+        """The dtype of forward and backward: bf16 on a GPU, fp32 on the CPU."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def all_sum(self, x: Tensor) -> Tensor:
@@ -64,7 +64,9 @@ class World:
         return out
 
     def to_main(self, x: Any) -> list[Any]:
-        """A picklable x of every rank, in rank order, on the main rank; nothing on the others. For what is too large for all of them."""
+        """A picklable x of every rank, in rank order, on the main rank; nothing on the others. For what is
+        too large for all of them.
+        """
         if self.world_size == 1:
             return [x]
         out = [None] * self.world_size if self.is_main else None
@@ -123,8 +125,9 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def idle_cores(world: World) -> Iterator[None]:
-    """Train on the CPU with a second thread, where this rank has a second core: around what runs while the executor waits.
-    (nanotriton/__init__.py says how OpenMP's threads wait, without which a core that is not free would cost dearly.)"""
+    """Train on the CPU with a second thread, where this rank has a second core: around what runs while the
+    executor waits. (nanotriton/__init__.py says how OpenMP's threads wait, without which a core that is not
+    free would cost dearly.)"""
     before = torch.get_num_threads()
     if world.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and cores() > 1:
         torch.set_num_threads(2)
@@ -145,9 +148,10 @@ def own_gpu(local_rank: int, visible: str | None) -> str:
 def fresh_store(rank: int, size: int) -> dist.Store:
     """A key space that all ranks of this attempt share and no earlier attempt has written to.
 
-    After --max-restarts torchrun gives the workers the store that the dead ones used, where gloo finds their addresses
-    and NCCL their ids (pytorch issue 135712); its restart count is each machine's own and can't tell attempts apart. So
-    every rank says hello under a name that was never used, rank 0 answers that name, and the answer is acknowledged.
+    After --max-restarts torchrun gives the workers the store that the dead ones used, where gloo finds their
+    addresses and NCCL their ids (pytorch issue 135712); its restart count is each machine's own and can't
+    tell attempts apart. So every rank says hello under a name that was never used, rank 0 answers that name,
+    and the answer is acknowledged.
     """
     store, *_ = next(dist.rendezvous("env://"))
     me, deadline = uuid.uuid4().hex, time.monotonic() + 600

@@ -1,4 +1,4 @@
-"""What a verdict is worth, part by part: is it Triton, is it fast, how far did it get."""
+"""What a verdict is worth, part by part: how fast it is, and how far it got."""
 
 import math
 
@@ -21,11 +21,6 @@ PROGRESS = {
     "nondeterministic": 0.8,
     "wrong_value": 1.0,
 }
-
-
-def is_triton(verdict: Verdict) -> bool:
-    """At least one launch whose absence changes the answer, as measured by replaying the plan without it."""
-    return bool(verdict.effective_launches)
 
 
 def progress(verdict: Verdict) -> float:

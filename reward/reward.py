@@ -15,23 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton.config import ConfigError
+from nanotriton.options import RewardOptions
 from nanotriton.verdict import Verdict
 from reward import execution
 
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """reward = correct * (1 + speed * f(speedup)) + (1 - correct) * partial * progress + overlong penalty."""
+    """reward = correct * (1 + speed * f(speedup)) + (1 - correct) * partial * progress."""
 
     # credit of a candidate that fails in its values only; less for one that fails earlier. Below 1
     partial: float = 0.0
     speed: float = 0.0  # what `speed_cap` times faster than the reference adds to a correct candidate
     speed_cap: float = 4.0  # speed-ups beyond this are worth no more
     speed_noise: float = 0.05  # a gain below this fraction is noise, and worth nothing
-    max_tokens: int | None = None  # length limit of a completion; None: no length penalty
-    # tokens before the limit over which the penalty grows from 0 to -1 (DAPO, arXiv 2503.14476, eq.
-    # 13)
-    overlong: int = 0
 
     @property
     def noise(self) -> float:
@@ -45,35 +42,36 @@ class RewardConfig:
             )
         if self.speed < 0 or self.speed_cap <= 1 or self.speed_noise < 0:
             raise ValueError("speed and speed_noise must be >= 0 and speed_cap > 1")
-        if self.overlong < 0 or (self.max_tokens is not None and self.overlong > self.max_tokens):
-            raise ValueError(f"overlong = {self.overlong}: must be between 0 and max_tokens")
 
 
-def overlong_penalty(tokens: int, config: RewardConfig) -> float:
-    """0 up to max_tokens - overlong, then linear to -1 at max_tokens (and -1 for a completion that was cut there).
+def reward(verdict: Verdict, config: RewardConfig = RewardConfig()) -> float | None:
+    """The reward of one sample, or None for a sample that leaves the batch.
 
-    >>> overlong_penalty(950, RewardConfig(max_tokens=1000, overlong=100))
-    -0.5
-    """
-    if config.max_tokens is None or config.overlong == 0:
-        return 0.0
-    return -min(1.0, max(0.0, (tokens - (config.max_tokens - config.overlong)) / config.overlong))
-
-
-def reward(
-    verdict: Verdict, config: RewardConfig = RewardConfig(), tokens: int | None = None
-) -> float | None:
-    """The reward of one sample, or None when it leaves the batch: an infrastructure failure, an unsupported feature, a weak task.
-
-    tokens: length of the completion, needed for the length penalty only.
+    A sample leaves it where the verdict says nothing of the candidate: our own failure, a feature that the
+    executor lacks, or a weak task. The length of a completion is no matter here: train_grpo.py has --truncated
+    for it.
     """
     if not verdict.scored:
         return None
     if verdict.correct:
-        value = 1.0 + config.speed * execution.speed(verdict, config.speed_cap, config.speed_noise)
-    else:
-        value = config.partial * execution.progress(verdict)
-    return value + (overlong_penalty(tokens, config) if tokens is not None else 0.0)
+        return 1.0 + config.speed * execution.speed(verdict, config.speed_cap, config.speed_noise)
+    return config.partial * execution.progress(verdict)
+
+
+def reward_config(options: RewardOptions) -> RewardConfig:
+    """The options of reward(). The length penalty is not one of them: train_grpo.py has --truncated soft."""
+    return RewardConfig(partial=options.partial, speed=options.speed)
+
+
+def reward_function(options: RewardOptions) -> Callable[[Verdict, str, Any], float | None]:
+    """(verdict, completion, task) -> the reward, or None for a sample that leaves the batch."""
+    if not options.reward:
+        config = reward_config(options)
+        return lambda verdict, completion, task: reward(verdict, config)
+    try:
+        return load_reward(options.reward)
+    except ValueError as error:
+        raise ConfigError(f"--reward {error}") from None
 
 
 def load_reward(path: str | Path) -> Callable:

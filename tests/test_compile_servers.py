@@ -152,7 +152,7 @@ def test_a_kernel_that_takes_too_much_memory_to_compile(monkeypatch, tmp_path, e
     monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
     with open(tmp_path / "result", "wb+", buffering=0) as file:
         with pytest.raises(type(error)):  # which ends the server
-            compile_server.compile_one(Report(os.dup(file.fileno())), GOOD)
+            compile_server.fill_order(Report(os.dup(file.fileno())), GOOD)
         ended = Ended(1, 0.0, 0.0, code=1).read(file.fileno(), 1 << 20)
     with pytest.raises(Fault, match="kernel kernel: to compile it takes more memory") as fault:
         check_ended(ended, LIMITS)

@@ -135,3 +135,46 @@ def test_a_file_of_results_can_be_written_before_anything_is_done(tmp_path, caps
             config.parse(Bench, ["--out", str(tmp_path / name)])
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1
+
+
+@dataclass
+class Inner:
+    """The loss"""
+
+    low: Annotated[float | None, "> 0"] = None  # lower bound
+    kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term
+
+
+@dataclass
+class Outer:
+    steps: int = 3  # optimizer steps
+    losses: Inner = field(default_factory=Inner)
+
+
+def test_a_dataclass_inside_gives_its_own_flags(capsys):
+    argv = ["--kl", "0.5", "--steps=4", "--low", "none"]
+    assert config.parse(Outer, argv) == Outer(4, Inner(None, 0.5))
+    assert config.parse(Outer, [], {"steps": {3: {"kl": 1.0}}}).losses.kl == 1.0  # a preset reaches it too
+    assert config.flat(Outer(4, Inner(0.1))) == {"steps": 4, "low": 0.1, "kl": 0.0}
+    assert config.make(Outer, **config.flat(Outer(4, Inner(0.1)))) == Outer(4, Inner(0.1))
+    with pytest.raises(TypeError, match="no option k2"):
+        config.make(Outer, k2=1)
+    for flag, says in (("--kl=-1", "--kl -1.0: must be >= 0"), ("--losses", "unknown option --losses")):
+        with pytest.raises(SystemExit):
+            config.parse(Outer, [flag])
+        assert says in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        config.parse(Outer, ["--help"])
+    lines = capsys.readouterr().out.split("options:\n")[1].splitlines()
+    assert [line.split()[0] for line in lines if line] == ["--steps", "The", "--low", "--kl"]
+    assert lines[2] == "The loss:" and "weight of the KL term [>= 0] (default: 0.0)" in lines[4]
+
+
+def test_two_options_of_one_name_are_our_mistake():
+    @dataclass
+    class Twice:
+        kl: float = 1.0  # one
+        losses: Inner = field(default_factory=Inner)
+
+    with pytest.raises(TypeError, match="two options named kl"):
+        config.options(Twice)

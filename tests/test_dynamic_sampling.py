@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 import train_grpo
+from nanotriton.report import Update
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World
+from reward.reward import reward_function
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
 
@@ -58,18 +60,18 @@ def run(monkeypatch, size: int, **options):
     cfg = train_grpo.Config(prompts=8, group=2, steps=5, **options)
     ranks, samples, updates = Ranks(size), [], {}
 
-    def update(episodes, model, reference, optimizer, cfg, world, tokenizer, clock):
-        updates.setdefault(world.rank, []).append([e.group for e in episodes])
-        return [], 0.0
+    def update(episodes, trainer, clock, first):
+        updates.setdefault(trainer.world.rank, []).append([e.group for e in episodes if e.spread])
+        return Update(0.0, 0.0, [])
 
     monkeypatch.setattr(train_grpo, "rollout", fake_rollout)
     monkeypatch.setattr(train_grpo, "update_policy", update)
     idle = SimpleNamespace(free=lambda: None, model=None, param_groups=[])
 
     def rank(r: int) -> None:
-        reward = train_grpo.reward_function(cfg)
-        parts = train_grpo.Parts(cfg, ranks.world(r), TASKS, reward, None, None, None, idle, idle, None)
-        for e in train_grpo.grpo_step(2, parts)[0]:
+        reward = reward_function(cfg.paid)
+        trainer = train_grpo.Trainer(cfg, ranks.world(r), TASKS, reward, None, None, None, idle, idle, None)
+        for e in train_grpo.grpo_step(2, trainer).episodes:
             samples.append((e.group, e.task.name, tuple(e.ids), e.reward))
 
     threads = [threading.Thread(target=rank, args=(r,)) for r in range(size)]
@@ -106,3 +108,17 @@ def test_any_number_of_ranks_draws_and_learns_the_same(monkeypatch, rounds):
     assert len(spread(one[0])) <= 8 and len(one[0]) <= len(TASKS) * 2
     if rounds == 50:  # of 40 tasks 8 have spread: they are found, or all were tried
         assert len(spread(one[0])) == 8 or len(one[0]) == len(TASKS) * 2
+
+
+def test_each_round_asks_for_the_missing_groups_only_and_the_step_is_never_padded(monkeypatch):
+    asked, plain = [], fake_rollout
+
+    def counted(tasks, *args, **options):
+        asked.append(len(tasks))
+        return plain(tasks, *args, **options)
+
+    monkeypatch.setitem(globals(), "fake_rollout", counted)  # the name that run() reads
+    samples, _ = run(monkeypatch, 1, resample=2)
+    found = [len(spread([s for s in samples if s[0] < sum(asked[: k + 1])])) for k in range(3)]
+    assert asked == [8, 8 - found[0], 8 - found[1]]
+    assert len(samples) == 2 * sum(asked) and found[2] < 8

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from nanotriton.executor.executor import WINDOW, Entry, take
+from nanotriton.executor.queue import WINDOW, Entry, take
 
 
 def queue_of(tasks: str) -> deque[Entry]:

@@ -54,6 +54,14 @@ def test_arguments_are_packed_as_the_kernel_reads_them():
     assert packed[10:] == [struct.pack("<Q", 7), bytes(8)]
 
 
+@pytest.mark.parametrize(("ty", "size"), [("f16", 2), ("bf16", 2), ("f32", 4)])
+def test_a_number_that_its_type_cannot_hold_is_infinite(ty, size):
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[ty]
+    for value in (1e300, -1e300):
+        data, _, _ = driver.pack(function([size, 8, 8]), [(ty, value)], 0, 0)
+        assert torch.frombuffer(bytearray(data), dtype=dtype).item() == value * float("inf")
+
+
 def turns(tmp_path) -> Turns:
     return Turns(str(tmp_path / "gpu"))
 
@@ -284,29 +292,31 @@ def test_configurations_that_do_not_compile_are_dropped_from_every_choice():
 def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monkeypatch, time, compiled):
     launch = lambda kernel: Launch(kernel, (1, 1, 1), [])
     kernels = [SimpleNamespace(key=str(i)) for i in range(4)]
-    plan, asked = (
-        Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)]),
-        [],
-    )
 
-    def compile_one(job, worker, kernel):
+    def recorded() -> Plan:
+        return Plan(kernels=kernels, steps=[Choice(0, [[launch(0)], [launch(1)], [launch(2)]]), launch(3)])
+
+    plan, second, asked = recorded(), recorded(), []
+
+    def binary_of(job, worker, kernel):
         asked.append(int(kernel.key))
         if kernel.key == "0":
             raise Fault("out_of_resources", "shared memory")
         return kernel.key
         yield
 
-    monkeypatch.setattr(gpu_runner, "compile_one", compile_one)
+    monkeypatch.setattr(gpu_runner, "binary_of", binary_of)
     monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
     monkeypatch.setattr(
-        gpu_runner, "GpuRunner", lambda worker, job, reference, plan, recorded, binaries: binaries
+        gpu_runner, "GpuRunner", lambda worker, job, reference, plan, second, recorded, binaries: binaries
     )
     monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
-        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, plan, 0))
+        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, plan, second, 0))
     assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
-    assert [a[0].kernel for a in plan.steps[0].alternatives] == [1, 2]
+    for call in (plan, second):
+        assert [a[0].kernel for a in call.steps[0].alternatives] == [1, 2]
 
 
 def test_the_clock_stops_when_it_knows_enough():

@@ -158,7 +158,7 @@ def test_infinite_ratios_and_masked_rubbish_leave_the_gradient_finite():
     for kind in grpo.CLIP:
         loss, stats = grpo.policy_loss(t, T(old), PER_TOKEN, T(MASK), SEQ, 9, kind)
         (grad,) = torch.autograd.grad(loss, t)
-        assert loss.isfinite() and grad.isfinite().all() and all(v.isfinite() for v in stats.values())
+        assert loss.isfinite() and grad.isfinite().all() and all(v.isfinite().all() for v in stats.values())
     ref = T(old).clone()
     ref[0] = 2000.0
     (grad,) = torch.autograd.grad(grpo.kl(t, ref, T(MASK)).sum(), t)
@@ -237,9 +237,11 @@ def test_statistics_are_means_over_tokens_not_over_microbatches():
     A = np.repeat(ADVANTAGE[:, None], 5, 1)
     close(stats["clip_fraction"], (((A > 0) & (ratio > 1.28)) | ((A < 0) & (ratio < 0.8)))[kept].mean())
     sums, peaks = [], []
-    parts = [grpo.ratio_stats(T(LOGP), T(ROLLOUT), T(MASK), "mismatch_")]
+    parts = [grpo.ratio_stats(T(LOGP), T(ROLLOUT), T(MASK), prefix="mismatch_")]
     out = grpo.summarize(parts, lambda x: sums.append(x) or x * 2, lambda x: peaks.append(x) or x)
-    assert out["tokens"] == 18 and len(sums) == len(peaks) == 1  # two collectives, however many statistics
+    assert (
+        out["mismatch_tokens"] == 18 and len(sums) == len(peaks) == 1
+    )  # two collectives, however many statistics
     close(out["mismatch_ratio_max"], np.exp(LOGP - ROLLOUT)[kept].max())
 
 
@@ -254,21 +256,10 @@ def test_overlong_and_truncation_policies():
         grpo.soft_overlong(3, 16, 0)
 
 
-def test_dynamic_sampling_replaces_dull_groups_up_to_the_budget():
-    source = iter(
-        [("a", [0, 0]), ("b", [0, 1]), ("c", [1, None]), ("d", [1, 1]), ("e", [0, 0.5]), ("f", [1, 0])]
-    )
-    asked = []
-
-    def draw(k):
-        asked.append(k)
-        return [g for _, g in zip(range(k), source)]
-
-    assert grpo.dynamic_sampling(draw, want=2, rounds=3) == (["b"], 4)  # never padded
-    assert asked == [2, 1, 1]
-    assert grpo.dynamic_sampling(draw, want=3, rounds=9) == (["e", "f"], 2)  # the prompts ran out
-    # and no more than are wanted
-    assert grpo.dynamic_sampling(lambda k: [("g", [0, 1])] * k, want=2, rounds=9) == (["g", "g"], 2)
+def test_only_rewards_that_differ_are_spread():
+    assert grpo.has_spread([0, 1]) and grpo.has_spread([0, 0.5, None]) and grpo.has_spread([0.0, 1e-9])
+    for dull in ([], [1], [0, 0], [1, None], [0.1, 0.1, 0.1], [1.0, float("nan")]):
+        assert not grpo.has_spread(dull)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """What a user may get wrong: one line that says what it is and what is accepted, no traceback, and nothing is lost."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import train_sft
 from nanotriton import config
 from nanotriton.config import ConfigError
 from nanotriton.run import Run, launch
+from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +79,8 @@ def test_help_and_a_mistake_are_answered_before_torch_is_imported(script):
 
 
 def test_the_small_model_is_what_train_sft_makes():
-    assert (train_grpo.Config.sft_steps, train_grpo.Config.sft_examples) == (
+    small = train_grpo.Config().small
+    assert (small.sft_steps, small.sft_examples) == (
         train_sft.Config.steps,
         train_sft.Config.examples,
     )
@@ -152,6 +156,31 @@ def test_fresh_deletes_nothing_before_the_model_is_looked_at(tmp_path, capsys):
     assert (tmp_path / "sft" / "metrics.jsonl").exists()
     Run(train_sft.Config(out=str(tmp_path), fresh=True), World(), "sft")
     assert sorted(p.name for p in (tmp_path / "sft").iterdir()) == [".lock", "config.json"]
+
+
+def test_a_run_keeps_the_time_at_which_it_began_and_its_tokenizer_tells_it(tmp_path, capsys):
+    """A template that prints the date gives a continued run the prompts of the straight one."""
+    template = {"chat_template": "{{ strftime_now('%Y') }} {{ mood }}", "eos_token": "<|end|>"}
+    train_tokenizer(["a text"], 300, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(template))
+    cfg = train_sft.Config(out=str(tmp_path))
+    Run(cfg, World(), "sft")
+    path = tmp_path / "sft" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"began": "2001-02-03T04:05:06"}))
+    (tmp_path / "sft" / "metrics.jsonl").write_text("")
+    run = Run(cfg, World(), "sft")
+    assert run.began == datetime(2001, 2, 3, 4, 5, 6)
+    chat = run.tokenizer(str(tmp_path / "model"), '{"mood": "calm"}').chat([])
+    assert chat == "2001 calm" and capsys.readouterr().out == ""
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    run.tokenizer(str(tmp_path / "model"), "")
+    said = capsys.readouterr().out
+    assert "warning: " in said and "has no chat template" in said and said.count("\n") == 1
+    train_tokenizer(["a text"], 300, tmp_path / "model")
+    run.tokenizer(str(tmp_path / "model"), "")  # one of our own, which reads sources
+    assert capsys.readouterr().out == ""
+    fresh = Run(train_sft.Config(out=str(tmp_path), fresh=True), World(), "sft")
+    assert fresh.began > datetime(2020, 1, 1)
 
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path, capsys):

@@ -34,6 +34,11 @@ CASES = {
         "Qwen3",
         {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
     ),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "smollm3": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    ),
     "qwen3-bias": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -252,6 +257,29 @@ def test_config_eos_is_a_union():
         ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type yarn needs a number for factor"),
         (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.8, "mscale_typo": 2}},
+            "rope type yarn with attn_factor, mscale_typo is not supported; supported: factor, original_max",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 32}},
+            "rope type linear with beta_fast",
+        ),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "rope type default with factor"),
+        ({"logit_scale": 0.0625}, "logit_scale 0.0625 is not supported"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier 0.22 is not supported"),
+        ({"logits_scaling": 8.0}, "logits_scaling"),
+        ({"scale_emb": 12}, "scale_emb"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"query_pre_attn_scalar": 256}, "query_pre_attn_scalar"),
+        (
+            {"model_type": "mistral", "num_key_value_heads": 4},
+            "sliding-window",
+        ),  # transformers' default: 4,096
+        (
+            {"model_type": "smollm3", "num_key_value_heads": 4, "no_rope_layers": [1, 0, 1]},
+            "no_rope_layers has 3 layers",
+        ),
+        (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
             "partial_rotary_factor",
         ),
@@ -278,6 +306,27 @@ def test_what_is_not_built_is_named(change, message):
     with pytest.raises(ModelError, match=message) as error:
         ModelConfig.from_hf({k: v for k, v in (HF_JSON | change).items() if v is not None})
     assert "\n" not in str(error.value)
+
+
+def test_scales_of_one_and_a_mistral_without_a_window_are_fine():
+    neutral = {
+        "logit_scale": 1.0,
+        "residual_multiplier": None,
+        "embedding_multiplier": 1,
+        "rope_scaling": None,
+    }
+    assert ModelConfig.from_hf(HF_JSON | neutral).model_type == "llama"
+    mistral = {"model_type": "mistral", "num_key_value_heads": 4, "sliding_window": None}
+    config = ModelConfig.from_hf(HF_JSON | mistral)
+    assert config.to_hf(torch.bfloat16)["sliding_window"] is None  # written, or transformers would take 4,096
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rope_unless_it_says_otherwise():
+    raw = HF_JSON | {"model_type": "smollm3", "num_key_value_heads": 4, "num_hidden_layers": 8}
+    assert ModelConfig.from_hf(raw).no_rope_layers == (1, 1, 1, 0, 1, 1, 1, 0)
+    assert ModelConfig.from_hf(raw | {"no_rope_layer_interval": 2}).no_rope_layers == (1, 0) * 4
+    assert ModelConfig.from_hf(raw).tie_word_embeddings  # transformers' default there
+    assert ModelConfig.from_hf(raw | {"model_type": "qwen2"}).no_rope_layers == ()
 
 
 def test_qwen2_with_an_unused_sliding_window_is_fine():

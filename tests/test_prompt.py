@@ -62,6 +62,19 @@ def test_a_model_without_a_template_gets_the_source_alone(tasks, tiny):
         assert tiny.decode(build_prompt(task, tiny)) == task.source
 
 
+def test_a_pretrained_model_without_a_template_gets_the_instructions_bare(tasks, tiny, monkeypatch):
+    monkeypatch.setattr(tiny, "reads_source", False)
+    text = tiny.decode(build_prompt(tasks[0], tiny))
+    assert tasks[0].source.strip() in text and text.startswith("You are an expert") and "ModelNew" in text
+    asked = []
+    monkeypatch.setattr(
+        tiny, "encode", lambda text, add_special_tokens=False: asked.append(add_special_tokens)
+    )
+    build_prompt(tasks[0], tiny)
+    assert asked == [True]  # it begins as the model's texts did
+    assert extract_candidate(text) is None
+
+
 def test_the_completion_is_what_the_extraction_rule_finds(tasks):
     for task in tasks:
         assert extract_candidate(build_completion(task)) == task.solution

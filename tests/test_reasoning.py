@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import train_sft
-from bench import sources
+from bench.channels import sources
 from bench.channels.kernelbench import Config as KernelBenchConfig
 from bench.channels.kernelbench import KernelBench
 from nanotriton.model import ModelConfig, Transformer

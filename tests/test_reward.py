@@ -14,8 +14,8 @@ from nanotriton.sampler import Sample
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.world import World
-from reward.execution import PROGRESS, is_triton, speed
-from reward.reward import RewardConfig, load_reward, overlong_penalty, reward
+from reward.execution import PROGRESS, speed
+from reward.reward import RewardConfig, load_reward, reward, reward_function
 
 
 def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():
@@ -24,8 +24,8 @@ def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():
 
 
 def test_unscored_verdicts_leave_the_batch_whatever_the_options():
-    options = RewardConfig(partial=0.5, speed=1.0, max_tokens=10, overlong=5)
-    assert [reward(Verdict(status), options, tokens=10) for status in sorted(UNSCORED)] == [None] * 3
+    options = RewardConfig(partial=0.5, speed=1.0)
+    assert [reward(Verdict(status), options) for status in sorted(UNSCORED)] == [None] * 3
 
 
 def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():
@@ -88,7 +88,7 @@ def test_the_noise_of_the_clock_is_a_floor_of_the_std():
 
 def test_the_options_of_the_training_script(monkeypatch):
     cfg = config.parse(train_grpo.Config, ["--partial", "0.25", "--speed", "0.5"])
-    value = train_grpo.reward_function(cfg)
+    value = reward_function(cfg.paid)
     assert (
         value(Verdict("wrong_value"), "", None) == 0.25
         and value(Verdict("correct", speedup=4.0), "", None) == 1.5
@@ -125,7 +125,7 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
             return done
 
     class Tokens:
-        has_chat_template, eos_ids = False, {2}
+        has_chat_template, reads_source, eos_ids = False, True, {2}
         encode, decode = lambda self, text: [1], lambda self, ids: text
 
     executor = Executor()
@@ -146,15 +146,6 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
         assert [s for s in said if s not in ("sample", "reward")] == order and said[-1] == "reward"
 
 
-def test_the_overlong_penalty_is_the_one_of_dapo():
-    options = RewardConfig(max_tokens=1000, overlong=200)
-    assert [overlong_penalty(n, options) for n in (0, 800, 900, 1000, 1500)] == [0, 0, -0.5, -1, -1]
-    assert reward(Verdict("correct"), options, tokens=900) == 0.5
-    assert reward(Verdict("wrong_value"), options, tokens=1000) == -1
-    assert reward(Verdict("correct"), options) == 1  # length not given
-    assert overlong_penalty(10**6, RewardConfig()) == 0
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -162,20 +153,12 @@ def test_the_overlong_penalty_is_the_one_of_dapo():
         {"partial": -0.1},
         {"speed": -1},
         {"speed_cap": 1.0},
-        {"overlong": 5, "max_tokens": 4},
     ],
 )
 def test_impossible_options_are_one_line(options):
     with pytest.raises(ValueError) as error:
         RewardConfig(**options)
     assert "\n" not in str(error.value)
-
-
-def test_is_triton_is_an_effective_launch():
-    assert not is_triton(Verdict("correct")) and not is_triton(
-        Verdict("correct", launches=3, effective_launches=0)
-    )
-    assert is_triton(Verdict("correct", launches=3, effective_launches=1))
 
 
 def test_a_users_own_reward_file(tmp_path):

@@ -12,16 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train_grpo
-from nanotriton import distributed, grpo
+from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import Episode, seed_of
+from nanotriton.report import Step, Update, report
+from nanotriton.rollout import Episode
 from nanotriton.run import Clock
 from nanotriton.sampler import Request, Sampler
+from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.weights import load_config, load_model, save_model
@@ -52,7 +54,7 @@ def make_model(seed=0, **changes):
 def sampled(model, prompts, n=3, temperature=0.7, stop=frozenset({3, 5})):
     """[len(prompts)][n] samples of seeds that are functions of their place."""
     sampler = Sampler(model, kv_gib=0.02, valid_vocab=VALID, max_batch=64)
-    seeds = [[seed_of(0, 1, 0, i, j) for j in range(n)] for i in range(len(prompts))]
+    seeds = [[seed_of(0, Stream.SAMPLES, 0, i, j) for j in range(n)] for i in range(len(prompts))]
     requests = [
         Request(p, n=n, max_tokens=12, temperature=temperature, stop_ids=stop, seeds=s)
         for p, s in zip(prompts, seeds)
@@ -106,7 +108,7 @@ def test_rule_03_sampler_and_trainer_score_the_same_distribution(temperature):
     assert (ours - theirs).abs().max() < 1e-5
     assert (score(model, batch, temperature)[0] - theirs).abs().max() > 1e-3  # ... with it they would differ
     assert (score(model, batch, 1.3, VALID)[0] - theirs).abs().max() > 1e-2
-    fields = train_grpo.Config.__dataclass_fields__
+    fields = config.options(train_grpo.Config)
     assert (
         "top_p" not in fields
         and "top_k" not in fields
@@ -129,7 +131,9 @@ def test_rule_04_logits_are_fp32_before_the_softmax():
 
 def test_rule_05_first_tokens_are_independent_and_seeds_are_per_sample():
     model, n = make_model(), 600
-    seeds = [[seed_of(0, 1, step, i, j) for j in range(2)] for step in range(20) for i in range(30)]
+    seeds = [
+        [seed_of(0, Stream.SAMPLES, step, i, j) for j in range(2)] for step in range(20) for i in range(30)
+    ]
     out = Sampler(model, kv_gib=0.02, valid_vocab=VALID).generate(
         [Request([1], n=2, max_tokens=1, seeds=s) for s in seeds]
     )
@@ -155,7 +159,7 @@ def test_rule_05_first_tokens_are_independent_and_seeds_are_per_sample():
                 max_tokens=12,
                 temperature=0.7,
                 stop_ids=frozenset({3, 5}),
-                seeds=[seed_of(0, 1, 0, i, j) for j in range(3)],
+                seeds=[seed_of(0, Stream.SAMPLES, 0, i, j) for j in range(3)],
             )
             for i in World(rank, 2).share(range(4))
         ]
@@ -168,14 +172,14 @@ def test_rule_06_the_mismatch_of_sampler_and_trainer_is_measured():
     flat = [s for g in sampled(model, PROMPTS) for s in g]
     rollout = torch.tensor([x for s in flat for x in s.logprobs])
     logp = score(model, pack([(PROMPTS[s.request], s.ids) for s in flat]), 0.7, VALID)[0]
-    stats = grpo.summarize([grpo.ratio_stats(logp, rollout, ones(len(logp)), "mismatch_")])
-    assert stats["tokens"] == len(rollout)
+    stats = grpo.summarize([grpo.ratio_stats(logp, rollout, ones(len(logp)), prefix="mismatch_")])
+    assert stats["mismatch_tokens"] == len(rollout)
     assert (
         abs(stats["mismatch_ratio"] - 1) < 1e-5
         and abs(stats["mismatch_ratio_max"] - 1) < 1e-5
         and stats["mismatch_kl"] < 1e-9
     )
-    stats = grpo.summarize([grpo.ratio_stats(logp + 0.1, rollout, ones(len(logp)), "mismatch_")])
+    stats = grpo.summarize([grpo.ratio_stats(logp + 0.1, rollout, ones(len(logp)), prefix="mismatch_")])
     assert stats["mismatch_ratio"] == pytest.approx(math.exp(0.1), rel=1e-4)
 
 
@@ -298,7 +302,7 @@ def test_rule_13_kl_terms_have_the_gradients_that_are_said():
     assert expectation(logp - ref).abs().max() < 1e-12  # k1 as a loss teaches nothing: refused
     with pytest.raises(ValueError, match="zero in expectation"):
         grpo.kl(logp, ref, one, "k1")
-    assert train_grpo.Config.kl == 0.0
+    assert train_grpo.Config().losses.kl == 0.0
 
 
 def test_rule_14_truncated_and_failed_samples_leave_numerator_and_denominator():
@@ -340,16 +344,14 @@ def test_rule_15_on_policy_the_loss_is_zero_its_gradient_is_not_and_all_is_logge
     loss, stats = grpo.policy_loss(logp, logp.detach(), adv, ones(6), seq, 6)
     loss.backward()
     assert loss.item() == 0 and torch.allclose(logp.grad, -adv.double() / 6)
-    stats |= {"entropy": torch.tensor(6 * 0.7), "loss": loss.detach()}
+    stats |= {"entropy": torch.tensor([6 * 0.7, 6.0])}
     task = Task("t", "source")
     episodes = [
-        Episode(task, [1], [2, 3], [-1.0, -1.0], "stop", reward=1.0),
-        Episode(task, [1], [2], [-1.0], "length", reward=0.0),
+        Episode(task, [1], [2, 3], [-1.0, -1.0], "stop", reward=1.0, spread=True),
+        Episode(task, [1], [2], [-1.0], "length", reward=0.0, spread=True),
     ]
     run = Recorder()
-    train_grpo.report(
-        run, 1, train_grpo.Config(), episodes, torch.tensor([True, True]), [stats], [0.5], Clock()
-    )
+    report(run, 1, train_grpo.Config(), Step(episodes, [Update(loss.item(), 0.5, [stats])], Clock()))
     told = run.numbers
     assert (
         told["reward"] == 0.5
@@ -486,13 +488,12 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     monkeypatch.setattr(
         train_grpo, "rollout", lambda tasks, n, *_, **__: [[episode() for _ in range(n)] for _ in tasks]
     )
-    monkeypatch.setattr(train_grpo, "update_policy", lambda *_: ([], 0.0))
+    monkeypatch.setattr(train_grpo, "update_policy", lambda *_, **__: Update(0.0, 0.0, []))
     monkeypatch.setattr(train_grpo, "report", lambda *_: said.append("report"))
     monkeypatch.setattr(train_grpo, "summary", lambda *_: {})
     monkeypatch.setattr(train_grpo, "heldout", lambda *_, split, **__: said.append(f"measure {split}") or {})
-    train_grpo.main(
-        train_grpo.Config(model="x", steps=2, prompts=2, group=2, eval_every=1, save_every=1), World()
-    )
+    options = dict(model="x", steps=2, prompts=2, group=2, eval_every=1, save_every=1)
+    train_grpo.main(config.make(train_grpo.Config, **options), World())
     order = [w for w in said if w in ("report", "save", "export") or w.startswith("measure")]
     assert order == [
         "measure test",

@@ -2,6 +2,7 @@
 
 import json
 import random
+from datetime import datetime
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -200,6 +201,29 @@ def test_where_templates_are_read_from(tmp_path):
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = Tokenizer(write_byte_level(tmp_path / "b", chat_template=named))
     assert tokenizer.chat(CHATS[0]) == "plain" and tokenizer.chat(CHATS[0], tools=[{}]) == "tools"
+
+
+def test_a_template_is_told_one_time_and_its_variables(tmp_path, monkeypatch):
+    template = "{%- if strftime_now is defined %}{{ strftime_now('%d %b %Y %H:%M:%S') }}{% endif %}"
+    folder = write_byte_level(tmp_path / "a", chat_template=template)
+    began = datetime(2024, 7, 26, 23, 59, 58)
+    assert Tokenizer(folder, began).chat(CHATS[0]) == "26 Jul 2024 23:59:58"
+    tokenizer = Tokenizer(folder)
+    first = tokenizer.chat(CHATS[0])
+    monkeypatch.setattr("nanotriton.tokenizer.datetime", None)  # no clock is read any more
+    assert tokenizer.chat(CHATS[0]) == first
+    monkeypatch.undo()
+    thinks = write_byte_level(tmp_path / "b", chat_template=QWEN3)
+    empty = "<think>\n\n</think>\n\n"
+    assert not Tokenizer(thinks).chat(CHATS[0]).endswith(empty)
+    assert Tokenizer(thinks, variables={"enable_thinking": False}).chat(CHATS[0]).endswith(empty)
+    assert (
+        not Tokenizer(thinks, variables={"enable_thinking": False})
+        .chat(CHATS[0], enable_thinking=True)
+        .endswith(empty)
+    )
+    with pytest.raises(ModelError, match="template failed"):
+        Tokenizer(thinks, variables={"messages": []}).chat(CHATS[0])
 
 
 def test_template_errors_are_one_line(tmp_path):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import train_grpo
-import train_sft
 from nanotriton import config
 from nanotriton.run import launch
+from nanotriton.schedule import learning_rate
 
 ROOT = Path(__file__).parent.parent
 TINY = [
@@ -34,14 +34,14 @@ TINY += ["--eval-tasks", "4", "--eval-every", "1", "--max-tokens", "16"]
 
 
 def test_the_learning_rate_rises_falls_and_stays_at_its_least():
-    rates = [train_sft.learning_rate(step, 100, 4e-3, 0.1, 0.15) for step in range(100)]
+    rates = [learning_rate(step, 100, 4e-3, 0.1, 0.15) for step in range(100)]
     assert rates[:10] == pytest.approx([4e-4 * (i + 1) for i in range(10)]) and rates[10] == 4e-3
     assert (
         rates == rates[:10] + sorted(rates[10:], reverse=True)
         and rates[55] == pytest.approx(2e-3)
         and rates[-10:] == [6e-4] * 10
     )
-    assert train_sft.learning_rate(99, 100, 4e-3, 0.1) < 2e-6
+    assert learning_rate(99, 100, 4e-3, 0.1) < 2e-6
 
 
 def command(out: Path, *more: str, torchrun: bool = False) -> list[str]:

@@ -8,14 +8,19 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from nanotriton import weights
+from nanotriton import distributed, weights
 from nanotriton.attention import packed
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import fill, iter_tensors, load_config, load_model, save_model, shard_rows
+from nanotriton.weights import fill, load_config, load_model, save_model, shard_rows
+from nanotriton.world import World
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,6 +44,8 @@ CONFIGS = {
     "llama": ModelConfig(**SHAPE, rope_scaling=LLAMA3, rope_theta=500000.0),
     "tied": ModelConfig(**SHAPE, tie_word_embeddings=True, attention_bias=True),
     "qwen2": ModelConfig("qwen2", **SHAPE, attention_bias=True),
+    "mistral": ModelConfig("mistral", **SHAPE),
+    "smollm3": ModelConfig("smollm3", **SHAPE, no_rope_layers=(1, 0, 1)[: SHAPE["num_hidden_layers"]]),
     "qwen3": ModelConfig("qwen3", **SHAPE, head_dim=16, qk_norm=True, generation_config={"temperature": 0.6}),
 }
 
@@ -97,6 +104,23 @@ def test_bf16_is_saved_and_read_as_asked(tmp_path):
     assert all(p.dtype == torch.bfloat16 for p in half.parameters()) and half.compute_dtype == torch.bfloat16
 
 
+def test_an_export_has_the_dtype_of_the_folder_that_came_in(tmp_path):
+    """Whatever it was trained in: fp32 masters of a bf16 model are written in bf16, bf16 parameters of an fp32 one in fp32."""
+    for name, dtype in (("half", torch.bfloat16), ("single", torch.float32), ("sixteen", torch.float16)):
+        save_model(random_model(), tmp_path / name, dtype=dtype)
+        for optimizer in ("adamw", "adam8"):
+            model, _ = distributed.load(tmp_path / name, World(), optimizer)
+            save_model(model, tmp_path / "out")
+            assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {dtype}
+            assert json.loads((tmp_path / "out/config.json").read_text())["torch_dtype"] == str(dtype)[6:]
+        raw = json.loads((tmp_path / name / "config.json").read_text())
+        raw.pop("torch_dtype")  # a config that doesn't say: the files do
+        (tmp_path / name / "config.json").write_text(json.dumps(raw))
+        model, _ = load_model(tmp_path / name)
+        assert model.config.dtype == dtype
+    assert random_model().config.dtype is None
+
+
 def test_a_smaller_save_leaves_no_stale_shard(tmp_path):
     save_model(random_model(), tmp_path, shard_bytes=10_000)
     (tmp_path / "notes.txt").write_text("mine")
@@ -143,24 +167,35 @@ def test_rows_of_a_rank_are_fsdps(tmp_path):
             assert parts == want + [[]] * (world - len(want))
     model = random_model()
     save_model(model, tmp_path, shard_bytes=10_000)
-    halves = [dict(iter_tensors(tmp_path, rank, 2)) for rank in (0, 1)]
-    assert {k: v.shape for k, v in iter_tensors(tmp_path)} == {
-        k: p.shape for k, p in model.named_parameters()
-    }
+    files = weights.WeightFiles(tmp_path)
+    assert files.shapes == {key: p.shape for key, p in model.named_parameters()}
     for key, param in model.named_parameters():
-        assert torch.equal(torch.cat([half[key] for half in halves]), param)
+        rows = [shard_rows(len(param), rank, 2) for rank in (0, 1)]
+        assert torch.equal(torch.cat([files.read(key, *of_rank) for of_rank in rows]), param)
 
 
 def test_only_this_ranks_rows_are_read(tmp_path, monkeypatch):
-    save_model(random_model(), tmp_path)
-    asked = []
-    read = weights.Checkpoint.read
-    monkeypatch.setattr(
-        weights.Checkpoint, "read", lambda self, name, *rows: asked.append(rows) or read(self, name, *rows)
-    )
-    total = sum(p.numel() for p in random_model().parameters())
-    assert sum(t.numel() for _, t in iter_tensors(tmp_path, 1, 4)) < 0.26 * total
-    assert all(len(rows) == 2 for rows in asked)
+    model = random_model()
+    save_model(model, tmp_path)
+    asked = {}
+    read = weights.WeightFiles.read
+
+    def noted(self, name, *rows):
+        asked[name] = rows
+        return read(self, name, *rows)
+
+    monkeypatch.setattr(weights.WeightFiles, "read", noted)
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)  # of which only rank 1 exists
+    try:
+        sharded = random_model()
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (4,)))
+        fill(sharded, tmp_path)
+        for key, param in sharded.named_parameters():
+            start, stop = shard_rows(len(param), 1, 4)
+            assert asked[key] == (start, stop)
+            assert torch.equal(param.to_local(), model.get_parameter(key)[start:stop])
+    finally:
+        dist.destroy_process_group()
 
 
 FSDP = """
@@ -345,7 +380,7 @@ def test_hub_id_is_downloaded(tmp_path, monkeypatch):
 def test_files_are_mapped_not_read(tmp_path):
     """What `read` returns is the page cache: a change of the file on disk shows through."""
     save_model(random_model(), tmp_path)
-    tensor = weights.Checkpoint(tmp_path).read("model.norm.weight")
+    tensor = weights.WeightFiles(tmp_path).read("model.norm.weight")
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         offset = os.path.getsize(tmp_path / "model.safetensors")
         header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")

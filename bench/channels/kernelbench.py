@@ -34,11 +34,11 @@ from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
-from nanotriton.rollout import seed_of
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
 from nanotriton.rules.policy import POLICIES
 from nanotriton.run import launch
+from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
@@ -264,7 +264,7 @@ class KernelBench(BenchmarkRun):
 
     def ask(self, p: Problem, s: int) -> sources.Ask:
         messages = kernelbench.messages(p.task.source, self.cfg.prompt)
-        seed = seed_of(self.cfg.seed, 20, p.level, p.id, s)
+        seed = seed_of(self.cfg.seed, Stream.KERNELBENCH, p.level, p.id, s)
         return sources.Ask(p.name, s, messages, p.task.source, seed)
 
     # ---- verdicts ----

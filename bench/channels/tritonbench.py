@@ -42,9 +42,9 @@ from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.judge.script import answer_path
 from nanotriton.executor.script import ScriptExecutor
-from nanotriton.rollout import seed_of
 from nanotriton.rules import rules
 from nanotriton.run import launch
+from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.tritonbench import Problem
 from nanotriton.verdict import Fault, Verdict
@@ -182,7 +182,9 @@ class TritonBench(BenchmarkRun):
 
     def ask(self, p: Problem, s: int) -> sources.Ask:
         text = p.instructions[self.cfg.style]
-        seed = seed_of(self.cfg.seed, 21, "GT".index(self.cfg.channel), zlib.crc32(p.name.encode()), s)
+        seed = seed_of(
+            self.cfg.seed, Stream.TRITONBENCH, "GT".index(self.cfg.channel), zlib.crc32(p.name.encode()), s
+        )
         return sources.Ask(p.name, s, (("system", SYSTEM), ("user", text)), text, seed)
 
     # ---- verdicts ----

@@ -91,7 +91,7 @@ def spread(times: list[float]) -> dict:
 
 def repeats(cfg: Config, renamed: Renamed) -> list[dict]:
     """A row for each honest kernel."""
-    known = {k.name: k for k in [*kernels(cfg.device), tiny(cfg.device)]}
+    known = {k.name: k for k in [*kernels(cfg.device), tiny()]}
     found: dict[str, list[Verdict]] = {name: [] for name in known}
     for number in log.bar(range(cfg.executors), desc="executors"):
         share = cfg.runs * (number + 1) // cfg.executors - cfg.runs * number // cfg.executors

@@ -128,7 +128,7 @@ def matmul(name: str, n: int, block: tuple[int, int, int]) -> TimedKernel:
     return make(name, "a, b", "a @ b", f"{draw}, {draw}", sizes + MATMUL)
 
 
-def tiny(device: str) -> TimedKernel:
+def tiny() -> TimedKernel:
     return scale("tiny", 64)
 
 

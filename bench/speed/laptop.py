@@ -15,7 +15,6 @@ The control trains its own SFT model, which is the same for the same seed.
 """
 
 import json
-import math
 import resource
 import subprocess
 import sys
@@ -140,22 +139,22 @@ def finished(root: Path) -> list[dict]:
     return sorted(rows, key=lambda row: (ARMS.index(row["arm"]), row["run"]))
 
 
-def plus_minus(share: float, n: int) -> str:
-    """A share of n samples with its standard error."""
-    return f"{share:.3f} ± {math.sqrt(share * (1 - share) / max(n, 1)):.3f}"
+def plus_minus(share: float, error: float) -> str:
+    """A share of the samples with its standard error, which run.clustered_error() made."""
+    return f"{share:.3f} ± {error:.3f}"
 
 
 def cells(row: dict) -> list[str]:
     """The line of a run, of HEAD's form."""
     if row["arm"] == "sft":
-        after, greedy = plus_minus(row["success"], row["success_n"]), f"{row['greedy']:.3f}"
+        after, greedy = plus_minus(row["success"], row["success_se"]), f"{row['greedy']:.3f}"
         return ["more SFT", str(row["run"]), "", after, "", "", greedy, f"{row['seconds']:.0f} s", ""]
-    n, before, after = row["heldout_samples"], row["heldout_before"], row["heldout_after"]
+    before, after = row["heldout_before"], row["heldout_after"]
     return [
         "SFT, then GRPO" if row["arm"] == "main" else "shuffled rewards",
         str(row["run"]),
-        plus_minus(before, n),
-        plus_minus(after, n),
+        plus_minus(before, row["heldout_se_before"]),
+        plus_minus(after, row["heldout_se_after"]),
         f"{after - before:+.3f}",
         f"{row['greedy_before']:.3f}",
         f"{row['greedy_after']:.3f}",

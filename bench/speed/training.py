@@ -145,7 +145,7 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
 class Tokens:
     """In a tokenizer's place: any text is `prompt` random ids, any ids are ANSWER; there is no end token."""
 
-    has_chat_template, eos_ids = False, frozenset()
+    has_chat_template, reads_source, eos_ids = False, True, frozenset()
 
     def __init__(self, vocab_size: int, prompt: int):
         self.vocab_size, self.prompt = vocab_size, prompt
@@ -320,7 +320,7 @@ def print_profile(step: Callable[[], object], world: World) -> None:
 
 def grpo_parts(
     cfg: Config, world: World, model: Transformer, optimizer, executor: Executor, shared: bool, **options
-) -> train_grpo.Parts:
+) -> train_grpo.Trainer:
     """What train_grpo.main would hand to its cfg.warmup + cfg.steps steps.
 
     shared: the sampler reads the trained parameters themselves. options: further options of
@@ -347,8 +347,8 @@ def grpo_parts(
     def paid(verdict: Verdict, completion: str, task: Task) -> float | None:
         return reward(verdict)
 
-    return train_grpo.Parts(
-        train_grpo.Config(**settings | options),
+    return train_grpo.Trainer(
+        config.make(train_grpo.Config, **settings | options),
         world,
         tasks,
         paid,
@@ -361,7 +361,7 @@ def grpo_parts(
     )
 
 
-def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
+def grpo_steps(cfg: Config, parts: train_grpo.Trainer) -> dict[str, Any]:
     """Seconds by part of train_grpo.grpo_step, means over steps and ranks.
 
     Warm-up steps, which compile, capture graphs and make the optimizer's moments, sample fewer tokens. All
@@ -375,14 +375,15 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
         parts.cfg = whole if timed else dataclasses.replace(whole, max_tokens=min(whole.max_tokens, 128))
         if step == cfg.warmup:
             reset(world)
-        episodes, _, stats, norms, clock = train_grpo.grpo_step(step, parts)
+        done = train_grpo.grpo_step(step, parts)
         if timed:
-            statuses.update(e.verdict.status for e in episodes)
-            for name, s in clock.seconds.items():
+            statuses.update(e.verdict.status for e in done.episodes)
+            for name, s in done.clock.seconds.items():
                 seconds[name] = seconds.get(name, 0.0) + s / cfg.steps
     means = world.all_sum(torch.tensor(list(seconds.values()))) / world.world_size
     seconds = dict(zip(seconds, means.tolist(), strict=True))
     total = sum(seconds.values())
+    stats = [part for update in done.updates for part in update.stats]
     policy = grpo.summarize(stats, world.all_sum, world.all_max)
     return {
         "samples": cfg.samples,
@@ -396,7 +397,7 @@ def grpo_steps(cfg: Config, parts: train_grpo.Parts) -> dict[str, Any]:
         "step_s": total,
         "reward_share": seconds["reward"] / total,
         "sampled_tokens_s": cfg.samples * cfg.tokens / seconds["sample"],
-        "norm": norms[-1],
+        "norm": done.updates[-1].norm,
         "ratio": policy["ratio"],
         "ratio_max": policy["ratio_max"],
         "statuses_of_rank_0": dict(statuses),
@@ -418,19 +419,18 @@ def compare(cfg: Config, world: World) -> dict[str, Any]:
         )
         if cfg.replay:
             parts.sampler = Recorded(parts.sampler, Path(cfg.replay), world)
-        episodes, _, stats, norms, _ = train_grpo.grpo_step(0, parts)
+        done = train_grpo.grpo_step(0, parts)
     sums = [
-        sum(e.reward or 0.0 for e in episodes),
-        sum(e.verdict.scored for e in episodes),
-        sum(s["loss"].item() for s in stats),
+        sum(e.reward or 0.0 for e in done.episodes),
+        sum(e.verdict.scored for e in done.episodes),
     ]
-    total, scored, loss = world.all_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+    total, scored = world.all_sum(torch.tensor(sums, dtype=torch.float64)).tolist()
     row = {
         "replayed": bool(cfg.replay) and parts.sampler.known is not None,
-        "loss": loss / len(norms),
+        "loss": sum(update.loss for update in done.updates) / len(done.updates),
         "reward": total / max(scored, 1.0),
     }
-    row |= {f"norm_{k + 1}": norm for k, norm in enumerate(norms)}
+    row |= {f"norm_{k + 1}": update.norm for k, update in enumerate(done.updates)}
     if cfg.against:
         other = json.loads(Path(cfg.against).read_text())
         row |= {f"other_{k}": other[k] for k in ("ranks", "loss", "reward", "norm_1", "norm_2")}

@@ -22,6 +22,7 @@ Who may import it. The trainer, the benchmarks, the audit and you may: `Executor
 `rules`, `plan`, `tasks` and `verdict`, and nothing of the training.
 
     executor.py    Executor: one scheduling thread, which owns all processes and all state
+    queue.py       candidates that wait, and which one a worker takes next
     processes.py   how processes are started, what they inherit, and how all of it ends
     base.py        the process that imports torch and triton once and then only forks workers
     script.py      ScriptExecutor: whole files that run their own tests, as TritonBench's do

@@ -1,10 +1,11 @@
 """Judge candidates from a shell. The interface is a contract: scripts depend on it.
 
-    python -m nanotriton.executor TASK.py CANDIDATE.py [CANDIDATE.py ...] [--device cpu|cuda] [--mode replay|process]
-                                  [--policy strict|kernelbench|autotriton|none] [--time] [--json] [--timeout S]
+    python -m nanotriton.executor TASK.py CANDIDATE.py [CANDIDATE.py ...]
+        [--device cpu|cuda] [--mode replay|process] [--policy strict|kernelbench|autotriton|none]
+        [--time] [--json] [--timeout S]
 
-One line a candidate, in order, on stdout: with --json an object (the verdict's fields after "file"), without it
-something to read. Exit status: 0 all correct, 1 not all, 2 bad usage.
+It prints one line a candidate, in order, on stdout. With --json the line is an object (the verdict's fields
+after "file"), without it a line to read. Exit status: 0 all correct, 1 not all, 2 bad usage.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from nanotriton.verdict import Verdict
 
 
 class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
     def error(self, message: str):
         fail(message)
 
@@ -45,7 +48,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--mode",
         choices=MODES,
-        help="default: replay; on a GPU then process for what can't be recorded, if the policy allows it",
+        help="default: replay; on a GPU then process where recording fails, if the policy allows it",
     )
     parser.add_argument(
         "--policy", choices=POLICIES, default="strict", help="what counts as Triton (default: strict)"
@@ -66,7 +69,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def read(path: str) -> str:
-    """A candidate's source. What is no UTF-8 is no Python either, but it still gets its verdict."""
+    """A candidate's source. Bytes that are no UTF-8 are no Python either, but they still get a verdict."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -74,18 +77,20 @@ def read(path: str) -> str:
 
 
 def readable(path: str, verdict: Verdict) -> str:
-    notes = [] if verdict.speedup is None else [f"{verdict.speedup:.2f}x"]
-    notes += (
-        []
-        if verdict.effective_launches is None
-        else [f"{verdict.effective_launches} of {verdict.launches} launches effective"]
-    )
-    notes += [] if verdict.max_error is None else [f"error {verdict.max_error:.1e}"]
-    return (
-        f"{path}: {verdict.status}"
-        + (f" ({', '.join(notes)})" if notes else "")
-        + (f": {verdict.message}" if verdict.message else "")
-    )
+    """One line for a person."""
+    notes = []
+    if verdict.speedup is not None:
+        notes.append(f"{verdict.speedup:.2f}x")
+    if verdict.effective_launches is not None:
+        notes.append(f"{verdict.effective_launches} of {verdict.launches} launches effective")
+    if verdict.max_error is not None:
+        notes.append(f"error {verdict.max_error:.1e}")
+    line = f"{path}: {verdict.status}"
+    if notes:
+        line += f" ({', '.join(notes)})"
+    if verdict.message:
+        line += f": {verdict.message}"
+    return line
 
 
 def main(argv: list[str]) -> int:
@@ -100,19 +105,20 @@ def main(argv: list[str]) -> int:
         fail(f"--mode process: {NEEDS_GPU}")
     if options.time and options.device == "cpu":
         print("note: nothing is timed on a CPU; --time wants --device cuda", file=sys.stderr)
+    all_correct = True
     with Executor(
         options.device, options.mode, policy=options.policy, timeout=options.timeout, time=options.time
     ) as executor:
         futures: list[Future[Verdict]] = [executor.submit(task, source) for source in sources]
-        verdicts = []
         for path, future in zip(options.candidates, futures, strict=True):
             verdict = future.result()
-            verdicts.append(verdict)
-            print(
-                json.dumps({"file": path, **asdict(verdict)}) if options.json else readable(path, verdict),
-                flush=True,
-            )
-    return 0 if all(v.correct for v in verdicts) else 1
+            all_correct = all_correct and verdict.correct
+            if options.json:
+                line = json.dumps({"file": path, **asdict(verdict)})
+            else:
+                line = readable(path, verdict)
+            print(line, flush=True)
+    return 0 if all_correct else 1
 
 
 if __name__ == "__main__":

@@ -9,15 +9,17 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.protocol import receive, remove_folder, send
 
 
 def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict) -> None:
-    """One command: a message with two file descriptors forks a worker (its socket, its beacon). Ends when the executor does.
+    """The base's life. It ends when the executor does.
 
-    card: the GPU that candidates are judged for, the fields of a Card.
+    It knows one command: a message with two file descriptors, a worker's socket and beacon, forks that
+    worker. card: the GPU that candidates are judged for, the fields of a Card.
     """
     sandbox.die_with_parent(parent, signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -37,20 +39,10 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
             request, fds = receive(control)
             if request is None:
                 break
-            base, pid = os.getpid(), os.fork()
-            if not pid:
-                try:
-                    control.close()
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                    sandbox.die_with_parent(base)
-                    worker.main(socket.socket(fileno=fds[0]), fds[1], request)
-                except BaseException:
-                    traceback.print_exc()
-                finally:  # never back into the base's own code
-                    os._exit(0)
+            pid = _fork_worker(control, worker.main, request, fds)
             for fd in fds:
                 os.close(fd)
-            workers = {p for p in workers | {pid} if p == pid or os.waitpid(p, os.WNOHANG) == (0, 0)}
+            workers = {p for p in workers if os.waitpid(p, os.WNOHANG) == (0, 0)} | {pid}
             send(control, {"pid": pid})
     finally:
         for pid in workers:
@@ -58,4 +50,21 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
             os.waitpid(pid, 0)
         if os.getppid() != parent:  # nobody else is left to do it
             remove_folder(root)
-            os.killpg(0, signal.SIGKILL)  # and whatever a child that may fork has left
+            os.killpg(0, signal.SIGKILL)  # and the processes that a child has left which may fork
+
+
+def _fork_worker(control: socket.socket, main: Callable, request: dict, fds: list[int]) -> int:
+    """Fork a worker that runs `main`, and return its process id."""
+    base = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        control.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sandbox.die_with_parent(base)
+        main(socket.socket(fileno=fds[0]), fds[1], request)
+    except BaseException:
+        traceback.print_exc()
+    finally:  # never back into the base's own code
+        os._exit(0)

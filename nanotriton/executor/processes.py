@@ -1,4 +1,4 @@
-"""The executor's processes as its scheduler sees them: how they are started, what they inherit, and how all of it ends."""
+"""The executor's processes as its scheduler sees them: their start, their inheritance, and their end."""
 
 import contextlib
 import fcntl
@@ -28,8 +28,8 @@ from nanotriton.executor.sandbox.zygote import SLOW
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
-# What the processes inherit of the environment. Candidates can read the memory they are forked from: no keys,
-# no tokens.
+# The variables of the environment that the processes inherit. Candidates can read the memory that they are
+# forked from, so there are no keys and no tokens among them.
 ENVIRONMENT = (
     "PATH",
     "LD_LIBRARY_PATH",
@@ -54,15 +54,17 @@ class Process:
     folder: str
     pid: int | None = None  # None: not forked yet
     entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
-    finished: int = 0  # phases of candidates
-    alone: bool = False  # it has a suspect: give it nothing else
-    # keys of those that it was given last, and so has loaded
+    finished: int = 0  # phases of candidates that it has finished
+    alone: bool = False  # it has a suspect, and gets nothing else
+    # keys of the tasks that it was given last, and so has loaded
     tasks: deque[str] = field(default_factory=lambda: deque(maxlen=REFERENCES))
 
     def has_room(self, depth: int) -> bool:
-        """Candidates that have been at it for SLOW seconds no longer take a place: a few that hang must not stop the rest.
+        """Whether it may get another candidate.
 
-        There is an end to that, or slow compilations crowd the cores until all of them are late.
+        A candidate that has been in flight for SLOW seconds no longer takes a place: a few that hang must
+        not stop the rest. There is an end to that, or slow compilations would crowd the cores until all of
+        them are late.
         """
         young = sum(time.monotonic() - e.given < SLOW for e in self.entries.values())
         return not self.alone and young < depth and len(self.entries) < 2 * depth
@@ -85,7 +87,10 @@ class Base:
 
 
 def visible_devices(index: int | None) -> str | None:
-    """CUDA_VISIBLE_DEVICES of processes that may use GPU `index`, counted among those that this process sees; None: as it is here."""
+    """CUDA_VISIBLE_DEVICES of processes that may use GPU `index`, counted among those that this process sees.
+
+    index: None leaves the variable as it is here.
+    """
     here = os.environ.get("CUDA_VISIBLE_DEVICES")
     if index is None:
         return here
@@ -149,7 +154,11 @@ def check_card(device: str, timed: bool = False) -> None:
 
 
 def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base:
-    """Start a base. Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the thread."""
+    """Start a base.
+
+    Call it from a thread that lives as long as the base shall: Linux's parent-death signal is about the
+    thread.
+    """
     ours, theirs = pair()
     env = environment(root)
     if flavour == "cuda":
@@ -174,22 +183,26 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
 def ask_for_worker(
     base: Base, root: str, number: int, memory: int, visible: str | None, card: Card
 ) -> Process:
-    """Let a base fork a worker. Its process id comes later; work may be sent to it at once. Raises OSError if the base is dead."""
+    """Let a base fork a worker. Its process id comes later, but work may be sent to it at once.
+
+    memory: bytes for each of its processes. Raises OSError if the base is dead.
+    """
     ours, theirs = pair()
     fd = os.memfd_create("beacon")
     os.ftruncate(fd, BEACON.size)
-    process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, os.path.join(root, f"worker-{number}"))
+    folder = os.path.join(root, f"worker-{number}")
+    process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, folder)
+    on_gpu = base.flavour in ("cuda", "gpu")
     options = {
-        "folder": process.folder,
+        "folder": folder,
         "flavour": base.flavour,
         "cubins": os.path.join(root, "cubins"),
         "locks": tempfile.gettempdir(),
+        "visible": visible,
+        "device": "cuda" if on_gpu else "cpu",
+        "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
+        "card": asdict(card),
     }
-    options |= {"visible": visible, "card": asdict(card)}
-    if base.flavour in ("cuda", "gpu"):  # a CUDA context maps far more address space than it uses
-        options |= {"device": "cuda", "memory": None}
-    else:
-        options |= {"device": "cpu", "memory": memory}
     try:
         send(base.sock, options, (theirs.fileno(), fd))
     except OSError:
@@ -203,11 +216,13 @@ def ask_for_worker(
 
 
 # ---- the folder, and the end
-# ---------------------------------------------------------------------------------------
 
 
 def make_root() -> tuple[str, int]:
-    """A private folder and a lock on it; folders whose owner is gone (kill -9 of every process at once) are removed."""
+    """A private folder, and the descriptor of a lock on it.
+
+    Folders whose owner is gone (by kill -9 of every process at once) are removed.
+    """
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError), open(old / "lock") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,7 +235,7 @@ def make_root() -> tuple[str, int]:
 
 
 def end_processes(groups: list[int], root: str) -> None:
-    """Kill every process of these groups, wait until what they held of a GPU is free again, and remove the folder."""
+    """Kill every process of these groups, wait until their part of a GPU is free, and remove the folder."""
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
@@ -233,10 +248,14 @@ def end_processes(groups: list[int], root: str) -> None:
 
 
 def any_left(groups: set[int]) -> bool:
-    """Whether a thread of these process groups still holds memory or files. One that nobody has reaped yet (a zombie) holds none."""
+    """Whether a thread of these process groups still holds memory or files.
+
+    A thread that nobody has reaped yet (a zombie) holds none.
+    """
     for stat in glob.iglob("/proc/[0-9]*/task/*/stat"):
         with contextlib.suppress(OSError), open(stat, encoding="utf-8", errors="replace") as file:
-            state, _, group = file.read().rsplit(")", 1)[1].split()[:3]
+            _, after_name = file.read().rsplit(")", 1)
+            state, _, group, *_ = after_name.split()
             if state not in "ZX" and int(group) in groups:
                 return True
     return False

@@ -1,12 +1,14 @@
-"""Whole files that run their own tests, as TritonBench's do: what do they answer? In the executor's sandbox, one child a file.
+"""Whole files that run their own tests, as TritonBench's do, and their answers. Each has a sandboxed child.
 
     with ScriptExecutor(device="cpu") as executor:
         verdict, answer = executor.run(source).result(), executor.answer(source)
 
-The answer is what the file leaves in its last variable named result... or test_results, and what it prints. `correct` means here that
-the file ran to its end; comparing answers is the caller's business. With a GPU the file simply runs. Without one it is recorded, on
-fake CUDA tensors whose random values are drawn on the host, and the plan is replayed (replay/replayer.py); a file that reads tensor values on the
-way can't be recorded and comes out `unsupported`.
+The answer is the value of the file's last variable named result... or test_results, and the text that it
+prints. `correct` means here that the file ran to its end. To compare answers is the caller's business.
+
+With a GPU the file simply runs. Without one it is recorded, on fake CUDA tensors whose random values are
+drawn on the host, and the plan is replayed (replay/replayer.py). A file that reads tensor values on the way
+can't be recorded, and comes out `unsupported`.
 """
 
 import json
@@ -16,18 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanotriton.executor.executor import Entry, Executor
+from nanotriton.executor.executor import Executor
 from nanotriton.executor.judge.script import answer_path
+from nanotriton.executor.queue import Entry
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 
 
 @dataclass
 class Answer:
-    """tree: tensors (on the CPU) in containers, None if the file leaves no answer. stdout: what it printed."""
+    """A file's answer."""
 
-    tree: Any
-    stdout: str
+    tree: Any  # tensors (on the CPU) in containers; None if the file leaves no answer
+    stdout: str  # the text that it printed
 
 
 class ScriptExecutor(Executor):
@@ -49,13 +52,14 @@ class ScriptExecutor(Executor):
         return self.submit(Task("script", ""), source)
 
     def answer(self, source: str) -> Answer:
-        """What a file answered that `run` found correct. Raises FileNotFoundError for any other."""
+        """The answer of a file that `run` found correct. Raises FileNotFoundError for any other."""
         from nanotriton.plan import wire
 
         data = memoryview(Path(answer_path(self.root, source)).read_bytes())
         end = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(bytes(data[8:end]))
-        return Answer(wire.rebuild(header["tree"], data[end:])[0], header["stdout"])
+        tree, _ = wire.rebuild(header["tree"], data[end:])
+        return Answer(tree, header["stdout"])
 
     def _first_phase(self) -> str:
         return "script"

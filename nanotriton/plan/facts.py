@@ -223,7 +223,7 @@ def _counts(plan: Plan, call: Aten) -> bool:
     if counter.storage in _storages(plan, others):
         return False
     is_counter = math.prod(counter.shape) == 1 and counter.dtype == "int64"
-    return is_counter and plan.storages[counter.storage].kind == "weight"
+    return is_counter and plan.storages[counter.storage].kind in ("weight", "carried")
 
 
 def cast(plan: Plan, call: Aten) -> str | None:

@@ -96,6 +96,8 @@ class Plan:
     outputs: Any = None  # tree of its result
     # of a second call: (storage here, storage of the first call's plan), for what the first call left behind
     carried: list[tuple[int, int]] = field(default_factory=list)
+    # of a second call: the tensor of each parameter and buffer that a step may have written to, by name
+    state: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)  # hash -> bytes
 
     # -- questions that rules and verdicts ask
@@ -164,6 +166,7 @@ class Plan:
             "inputs": self.inputs,
             "outputs": self.outputs,
             "carried": [list(pair) for pair in self.carried],
+            "state": self.state,
             "blobs": [[key, len(data)] for key, data in self.blobs.items()],
         }
         text = json.dumps(header, allow_nan=False, separators=(",", ":")).encode()
@@ -191,6 +194,7 @@ class Plan:
             inputs=header["inputs"],
             outputs=header["outputs"],
             carried=[tuple(pair) for pair in header["carried"]],
+            state=header["state"],
             blobs=blobs,
         )
         plan.validate(max_memory)

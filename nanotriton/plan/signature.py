@@ -103,8 +103,9 @@ def _descriptor(name: str, ty: str, value: Any, place: Place) -> list[tuple[str,
     block = [int(n) for n in match[2].split(",")]
     same_rank = len(shape) == len(strides) == len(block) <= 5
     check(same_rank and padding in ("zero", "nan"), f"{name}: malformed descriptor")
-    check(all(type(n) is int and 0 < n < 2**31 for n in shape), f"{name}: malformed descriptor")
-    check(all(type(n) is int and 0 <= n < 2**48 for n in strides), f"{name}: malformed descriptor")
+    for size, stride in zip(shape, strides):
+        check(type(size) is int and 0 < size < 2**31, f"{name}: malformed descriptor")
+        check(type(stride) is int and 0 <= stride < 2**48, f"{name}: malformed descriptor")
     last = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     end = start + (last + 1) * itemsize
     check(end <= nbytes, f"{name}: a descriptor leaves its storage")

@@ -60,6 +60,11 @@ def check_fields(plan, max_memory: int) -> None:
     check_value(plan.outputs, len(plan.tensors), "outputs")
     _check_inputs(plan)
     _check_carried(plan)
+    check(
+        type(plan.state) is dict and len(plan.state) <= MAX_COUNT["weights"], "the state is tensors by name"
+    )
+    for name, tensor in plan.state.items():
+        check(len(name) < 1024 and _tensor(plan, tensor) is not None, "a name of the state is a short string")
     for step in plan.steps:
         _check_step(plan, step, nested=False)
 

@@ -27,7 +27,10 @@ def describe(tree) -> tuple[list, list[torch.Tensor]]:
         return len(tensors) - 1
 
     encoded = encode_tree(tree, number)
-    layouts = [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in tensors]
+    layouts = []
+    for t in tensors:
+        dtype = str(t.dtype).removeprefix("torch.")
+        layouts.append([list(t.shape), list(t.stride()), dtype])
     return [encoded, layouts], tensors
 
 
@@ -58,6 +61,10 @@ def size(description: list) -> int:
     return sum(_nbytes(shape, dtype) for shape, _, dtype in layouts)
 
 
+def _is_size(n) -> bool:
+    return type(n) is int and 0 <= n < 2**48
+
+
 def _nbytes(shape: list[int], dtype: str) -> int:
     return math.prod(shape) * DTYPES[dtype].itemsize
 
@@ -74,7 +81,7 @@ def rebuild(description, data: memoryview):
         check_value(tree, len(layouts), "the answer")
         made, used = [], 0
         for shape, stride, dtype in layouts:
-            sizes = all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *stride))
+            sizes = all(_is_size(n) for n in (*shape, *stride))
             if not sizes or len(shape) != len(stride):
                 raise WireError("a shape that is none")
             end = used + _nbytes(shape, dtype)
@@ -101,7 +108,9 @@ def tensor(data: memoryview, shape: list[int], stride: list[int], dtype: torch.d
     if 0 in stride and flat.numel():  # an expanded dimension has one element in memory
         first = tuple(slice(0, 1) if s == 0 else slice(None) for s in stride)
         return flat[first].contiguous().expand(shape)
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, stride)) if flat.numel() else 0
+    span = 0  # elements from the first to the last
+    if flat.numel():
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
     if tuple(stride) == flat.stride() or span != flat.numel():
         return flat
     return torch.empty_strided(shape, stride, dtype=dtype).copy_(flat)

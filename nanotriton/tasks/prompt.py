@@ -1,10 +1,11 @@
 """What a model is shown and what it should answer.
 
-A model with a chat template gets the task inside instructions, in the spirit of AutoTriton (arXiv 2507.05687). A model
-without one, such as those trained here from nothing, gets the task's source and nothing else: it has seen nothing but
-(source, completion) pairs, and the fence that opens the completion is the separator.
+A model with a chat template gets the task inside instructions, in the spirit of AutoTriton (arXiv 2507.05687). A
+pretrained model without a template gets the same text without roles. A model that was trained here from nothing gets
+the task's source and nothing else: it has seen nothing but (source, completion) pairs, and the fence that opens the
+completion is the separator.
 
-The answer is a fenced Python block in both cases, which is what nanotriton/rules/extract.py looks for.
+The answer is a fenced Python block in all cases, which is what nanotriton/rules/extract.py looks for.
 """
 
 from typing import TYPE_CHECKING
@@ -38,19 +39,22 @@ Answer with one complete Python file, imports included, in a single ```python bl
 
 def prompt_text(source: str, tokenizer: "Tokenizer") -> str:
     """The prompt for a task's source, up to where the answer begins."""
-    if not tokenizer.has_chat_template:
-        return source
-    return tokenizer.chat(
-        [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": USER.format(source=source.strip())},
-        ]
-    )
+    task = USER.format(source=source.strip())
+    if tokenizer.has_chat_template:
+        return tokenizer.chat([{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}])
+    return source if tokenizer.reads_source else f"{SYSTEM}\n\n{task}\n\n"
+
+
+def encode_prompt(text: str, tokenizer: "Tokenizer") -> list[int]:
+    """Token ids of a prompt. A raw text for a pretrained model begins as the texts that it was trained on did."""
+    if tokenizer.has_chat_template or tokenizer.reads_source:
+        return tokenizer.encode(text)
+    return tokenizer.encode(text, add_special_tokens=True)
 
 
 def prompt_ids(source: str, tokenizer: "Tokenizer") -> list[int]:
-    """Its token ids."""
-    return tokenizer.encode(prompt_text(source, tokenizer))
+    """Token ids of the prompt for a task's source."""
+    return encode_prompt(prompt_text(source, tokenizer), tokenizer)
 
 
 def build_prompt(task: Task, tokenizer: "Tokenizer") -> list[int]:

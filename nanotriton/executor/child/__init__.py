@@ -1,7 +1,7 @@
 """The child: the process in which a candidate's Python runs. UNTRUSTED from the candidate's first line on.
 
 Who runs here. A candidate runs here, in a process that is used once. A zygote (sandbox/zygote.py) forks it,
-takes away files, network, other processes and, except in process mode, the GPU, and then calls one of the
+takes away files, network, other processes and, except in process mode, the GPU. Then it calls one of the
 targets below. The recorder, the tape and the fakes of torch and Triton are our code, but they lie in the
 same memory as the candidate, which may change any of them.
 
@@ -16,7 +16,7 @@ forked from, so the code here knows no reference, no seed and no answer.
 
     record.py        target of replay mode: record the candidate, hand the plan over
     recorder.py      import the file, build ModelNew, run forward on tensors without data
-    tape.py          what is being recorded, and which tensors are "on the GPU" in it
+    tape.py          the plan under construction, and which tensors are "on the GPU" in it
     fake_torch.py    PyTorch without a GPU: every ATen call is written down
     fake_triton.py   Triton without a GPU: every launch is lowered to TTIR and written down
     process.py       target of process mode: run the candidate for real, on a GPU

@@ -1,12 +1,15 @@
-"""PyTorch without a GPU: two modes that make meta tensors look like CUDA tensors and write down every ATen call.
+"""PyTorch without a GPU: two modes make meta tensors look like CUDA tensors and write down every ATen call.
 
-`Functions` (a TorchFunctionMode) sees what the candidate writes: it answers `x.device` and `x.is_cuda`, turns "cuda" into
-the device that the tensors really have, and refuses reads of values. `Calls` (a TorchDispatchMode) sees the ATen calls that come
-of it: what touches a "GPU" tensor is recorded, everything else runs for real on the host. This needs no CUDA in torch.
+`Functions` (a TorchFunctionMode) sees the candidate's own calls of torch. It answers `x.device` and
+`x.is_cuda`, turns "cuda" into the device that the tensors really have, and refuses reads of values.
+`Calls` (a TorchDispatchMode) sees the ATen calls that result. A call with a "GPU" tensor is recorded, and
+every other one runs for real on the host.
+The installed torch need not be built with CUDA.
 """
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -24,13 +27,13 @@ from nanotriton.plan.aten import ALLOWED, encode
 
 CPU = torch.device("cpu")
 Tensor = torch.Tensor
-GETTERS = {
+GETTERS = {  # attributes of a "GPU" tensor, and their values
     Tensor.device.__get__: CUDA,
     Tensor.is_cuda.__get__: True,
     Tensor.is_cpu.__get__: False,
     Tensor.is_meta.__get__: False,
 }
-HOST_READS = {
+HOST_READS = {  # calls that need a tensor's values on the host
     Tensor.tolist,
     Tensor.numpy,
     Tensor.__array__,
@@ -41,10 +44,10 @@ HOST_READS = {
     Tensor.map_,
 }
 UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
-# Device functions that return a value, or a shape that depends on values, to the host.
+# ATen calls that return a value to the host, or a shape that depends on values.
 READ_OPS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "is_set_to"}
 ALLOCATIONS = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
-# host tensors are welcome
+# ATen calls that take tensors of the host beside tensors of the GPU
 MAY_MIX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "copy_", "_to_copy"}
 RANDOM = {
     "rand",
@@ -63,6 +66,7 @@ STORAGE_OPS = {"resize_", "set_", "resize_as_", "_resize_output_"}
 
 
 def is_cuda(value) -> bool:
+    """Whether a value names a CUDA device: a torch.device or a string."""
     if isinstance(value, torch.device):
         return value.type == "cuda"
     return isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value) is not None
@@ -77,44 +81,31 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         tape, kwargs = self.tape, dict(kwargs or {})
-        if func is torch.device:  # only a name: where it leads is decided when it is used
-            return torch.device("cuda", args[0]) if args and type(args[0]) is int else func(*args, **kwargs)
-        if isinstance(func, torch._ops.OpOverload) and (op := OPDEFS.get(func._schema.name)) is not None:
-            with self:  # an operator that the candidate registered is its Python function
-                return op._init_fn(*args, **kwargs)
+        if func is torch.device:  # only a name: how it is used decides where it leads
+            if args and type(args[0]) is int:
+                return torch.device("cuda", args[0])
+            return func(*args, **kwargs)
+        if (operator := _registered(func)) is not None:
+            with self:
+                return operator(*args, **kwargs)
         first = args[0] if args and isinstance(args[0], Tensor) else None
-        if first is not None and tape.on_cuda(first):
-            if func in GETTERS:
-                return GETTERS[func]
-            if (answer := self._about_cuda_tensor(func, first, args)) is not NotImplemented:
+        on_cuda = first is not None and tape.on_cuda(first)
+        if on_cuda:
+            answer = self._about_cuda_tensor(func, first, args)
+            if answer is not NotImplemented:
                 return answer
         args, kwargs, to_cuda = self._translate(func, args, kwargs)
         if func is Tensor.pin_memory:
             return first
-        if (
-            func in UPLOADS
-            and to_cuda
-            and not tape.building
-            and not (first is not None and tape.on_cuda(first))
-        ):
-            return tape.constant(func(*args, **{**kwargs, "device": CPU}))
-        if func is Tensor.new_tensor and tape.on_cuda(first) and not tape.building:
-            dtype = kwargs.pop("dtype", None) or first.dtype
-            return tape.constant(torch.tensor(*args[1:], **{**kwargs, "dtype": dtype, "device": CPU}))
-        if func is Tensor.cpu and tape.building:
-            return first.clone()
-        if func is Tensor.cuda:
-            func, args, kwargs = Tensor.to, (first, CPU if tape.building else META), {}
-        out = func(*args, **kwargs)
-        if to_cuda and tape.building:
-            for t in tree_leaves(out):
-                if isinstance(t, Tensor) and t.layout == torch.strided:
-                    tape.put_on_cuda(t)
-        return out
+        if tape.building:
+            return self._build(func, args, kwargs, to_cuda)
+        return self._call(func, args, kwargs, on_cuda, to_cuda)
 
     def _about_cuda_tensor(self, func, t: Tensor, args):
-        """Questions whose answer is not the meta tensor's own."""
+        """The answer to a question about a "GPU" tensor, or NotImplemented: the real tensor answers it."""
         tape = self.tape
+        if func in GETTERS:
+            return GETTERS[func]
         if func is Tensor.get_device:
             return 0
         if func is Tensor.__repr__:
@@ -124,31 +115,28 @@ class Functions(TorchFunctionMode):
         if tape.building:
             return NotImplemented
         if func is Tensor.data_ptr:
-            # Triton specialises a pointer on its alignment, and storages are aligned; nobody else gets an
+            # Triton specialises a pointer on its alignment, and storages are aligned. No one else gets an
             # address.
-            if (
-                "/triton/" in sys._getframe(2).f_code.co_filename
-                or sys._getframe(2).f_code.co_name == "dynamic_func"
-            ):
+            caller = sys._getframe(2).f_code  # above this method and __torch_function__
+            if "/triton/" in caller.co_filename or caller.co_name == "dynamic_func":
                 return t.storage_offset() * t.element_size() % 16
             tape.unrecordable("data_ptr(): addresses are not known while recording")
         if func in HOST_READS:
-            tape.unrecordable(
-                f"{getattr(func, '__name__', 'a call')}() reads a GPU tensor's values on the host"
-            )
+            name = getattr(func, "__name__", "a call")
+            tape.unrecordable(f"{name}() reads a GPU tensor's values on the host")
         if not t.is_meta and func is Tensor.to:
-            return func(tape.lower(t), *self._translate(func, args[1:], {})[0])
+            where, _, _ = self._translate(func, args[1:], {})
+            return func(tape.lower(t), *where)
         return NotImplemented
 
     def _translate(self, func, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
-        """Arguments with "cuda" replaced by where such tensors really live, and whether it was asked for."""
+        """(args, kwargs, whether they ask for CUDA). "cuda" becomes the device that such tensors have."""
         here = CPU if self.tape.building else META
         to_cuda = func is Tensor.cuda
         if any(isinstance(a, torch.device | str) for a in args):
-            cuda = [is_cuda(a) for a in args]
-            to_cuda = to_cuda or any(cuda)
-            args = tuple(here if c else a for c, a in zip(cuda, args))
-        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:
+            to_cuda = to_cuda or any(is_cuda(a) for a in args)
+            args = tuple(here if is_cuda(a) else a for a in args)
+        if func is Tensor.to and len(args) > 1 and type(args[1]) is int:  # a GPU's number
             args, to_cuda = (args[0], here, *args[2:]), True
         device = kwargs.get("device")
         if device is None and self.tape.default_cuda and func in _device_constructors():
@@ -158,6 +146,45 @@ class Functions(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return args, kwargs, to_cuda
+
+    def _build(self, func, args: tuple, kwargs: dict, to_cuda: bool):
+        """While the module is built, "GPU" tensors are on the host, with values."""
+        if func is Tensor.cpu:
+            return args[0].clone()
+        if func is Tensor.cuda:
+            out = Tensor.to(args[0], CPU)
+        else:
+            out = func(*args, **kwargs)
+        if to_cuda:
+            _put_on_cuda(self.tape, out)
+        return out
+
+    def _call(self, func, args: tuple, kwargs: dict, on_cuda: bool, to_cuda: bool):
+        """In forward, "GPU" tensors are meta tensors. Uploaded data becomes a constant of the plan."""
+        if func in UPLOADS and to_cuda and not on_cuda:
+            return self.tape.constant(func(*args, **{**kwargs, "device": CPU}))
+        if func is Tensor.new_tensor and on_cuda:
+            dtype = kwargs.pop("dtype", None) or args[0].dtype
+            host = {**kwargs, "dtype": dtype, "device": CPU}
+            return self.tape.constant(torch.tensor(*args[1:], **host))
+        if func is Tensor.cuda:
+            return Tensor.to(args[0], META)
+        return func(*args, **kwargs)
+
+
+def _registered(func) -> Callable | None:
+    """The Python function of an operator that the candidate registered, else None."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return None
+    definition = OPDEFS.get(func._schema.name)
+    return None if definition is None else definition._init_fn
+
+
+def _put_on_cuda(tape: Tape, out) -> None:
+    """Let the candidate see the tensors of a result on the GPU."""
+    for t in tree_leaves(out):
+        if isinstance(t, Tensor) and t.layout == torch.strided:
+            tape.put_on_cuda(t)
 
 
 class Calls(TorchDispatchMode):
@@ -171,92 +198,108 @@ class Calls(TorchDispatchMode):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            cuda = [t for t in tensors if self.tape.on_cuda(t)]
+            on_cuda = any(self.tape.on_cuda(t) for t in tensors)
             if self.tape.building:
-                return self._build(func, args, kwargs, bool(cuda))
-            if not cuda and kwargs.get("device") != META:
+                out = func(*args, **kwargs)
+                if on_cuda:  # results of "GPU" tensors are "GPU" tensors
+                    _put_on_cuda(self.tape, out)
+                return out
+            if not on_cuda and kwargs.get("device") != META:
                 return func(*args, **kwargs)
             if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
                 with self:  # inference mode hands over composite operators whole
                     out = func.decompose(*args, **kwargs)
                 if out is not NotImplemented:
                     return out
-            return self._record(func, args, kwargs, tensors)
+            return self._record(func, args, kwargs)
 
-    def _build(self, func, args, kwargs, on_cuda: bool):
-        """While the module is built everything is computed; results of GPU tensors are GPU tensors."""
-        out = func(*args, **kwargs)
-        if on_cuda:
-            for t in tree_leaves(out):
-                if isinstance(t, Tensor) and t.layout == torch.strided:
-                    self.tape.put_on_cuda(t)
-        return out
-
-    def _record(self, func, args, kwargs, tensors: list[Tensor]):
+    def _record(self, func, args: tuple, kwargs: dict):
+        """The call's result in meta tensors. A call that computes something becomes a step of the plan."""
         tape, name = self.tape, func._schema.name.removeprefix("aten::")
-        if name == "_local_scalar_dense" and (value := tape.known_value(args[0])) is not None:
-            return value
-        if name in READ_OPS:
-            tape.unrecordable(
-                "a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)"
-            )
-        if name in STORAGE_OPS:
-            tape.unrecordable(f"{name} changes a tensor's storage")
+        if name == "_local_scalar_dense":
+            value = tape.known_value(args[0])
+            if value is not None:
+                return value
+        self._refuse(name)
         if name == "record_stream":
             return None
         if tape.draws and name in RANDOM | RANDOM_IN_PLACE:
             return self._draw(func, name, args, kwargs)
-        device = kwargs.get("device")
-        if (device is not None and device != META) or (name == "copy_" and not tape.on_cuda(args[0])):
-            tape.unrecordable("a GPU tensor is copied to the host")
-        if name == "_to_copy" and not tape.on_cuda(args[0]):  # an upload
-            rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking")}
-            return tape.constant(func(args[0], **rest, device=CPU))
-        mutable = {
-            i
-            for i, a in enumerate(func._schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        }
-
-        def lower(t):
-            if not isinstance(t, Tensor):
-                return t
-            if tape.on_cuda(t):
-                return tape.lower(t)
-            if t.dim() and name not in MAY_MIX:
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-                )
-            return tape.constant(t)
-
-        if any(isinstance(args[i], Tensor) and not tape.on_cuda(args[i]) for i in mutable if i < len(args)):
+        self._refuse_download(name, args, kwargs)
+        if name == "_to_copy" and not tape.on_cuda(args[0]):
+            return self._upload(func, args[0], kwargs)
+        written = _written(func)
+        if any(self._on_host(args[i]) for i in written if i < len(args)):
             tape.unrecordable("a GPU tensor is written into a host tensor")
-        args, kwargs = tree_map(lower, args), tree_map(lower, kwargs)
+        args, kwargs = self._lower(name, args, kwargs)
         try:
             out = func(*args, **kwargs)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
                 tape.unrecordable(f"aten.{name} has a result whose shape depends on values")
             raise
-        self._write_down(func, name, args, kwargs, out, bool(mutable))
+        self._write_down(func, name, args, kwargs, out, mutates=bool(written))
         return out
 
-    def _draw(self, func, name: str, args, kwargs):
-        """A script's random tensor: drawn on the host, so that it is the same wherever the plan is replayed."""
+    def _refuse(self, name: str) -> None:
+        """End the recording if no plan can hold this operator."""
+        if name in READ_OPS:
+            self.tape.unrecordable(
+                "a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)"
+            )
+        if name in STORAGE_OPS:
+            self.tape.unrecordable(f"{name} changes a tensor's storage")
+
+    def _refuse_download(self, name: str, args: tuple, kwargs: dict) -> None:
+        """End the recording if a GPU tensor is copied to the host."""
+        device = kwargs.get("device")
+        is_download = device is not None and device != META
+        if is_download or (name == "copy_" and not self.tape.on_cuda(args[0])):
+            self.tape.unrecordable("a GPU tensor is copied to the host")
+
+    def _upload(self, func, t: Tensor, kwargs: dict) -> Tensor:
+        """`_to_copy` of a host tensor to the GPU: a constant of the plan."""
+        dropped = ("device", "pin_memory", "non_blocking")
+        rest = {name: value for name, value in kwargs.items() if name not in dropped}
+        return self.tape.constant(func(t, **rest, device=CPU))
+
+    def _on_host(self, value) -> bool:
+        return isinstance(value, Tensor) and not self.tape.on_cuda(value)
+
+    def _lower(self, name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments with meta tensors only. Host tensors are uploaded where they may be mixed in."""
+        tape = self.tape
+
+        def lower(value):
+            if not isinstance(value, Tensor):
+                return value
+            if tape.on_cuda(value):
+                return tape.lower(value)
+            if value.dim() and name not in MAY_MIX:
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    "cuda:0 and cpu!"
+                )
+            return tape.constant(value)
+
+        return tree_map(lower, args), tree_map(lower, kwargs)
+
+    def _draw(self, func, name: str, args: tuple, kwargs: dict):
+        """A script's random tensor. It is drawn here and is a constant: every replay has the same numbers."""
         target = args[0] if args else None
         args = [torch.empty(a.shape, dtype=a.dtype) if isinstance(a, Tensor) else a for a in args]
-        drawn = self.tape.constant(func(*args, **{**kwargs, "device": CPU} if "device" in kwargs else kwargs))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": CPU}
+        drawn = self.tape.constant(func(*args, **kwargs))
         if name in RANDOM:
             return drawn
-        self.tape.aten(
-            "copy_.default",
-            [{"t": self.tape.tensor_id(target)}, {"t": self.tape.tensor_id(drawn)}],
-            {},
-            [None],
-        )
+        into = {"t": self.tape.tensor_id(target)}
+        data = {"t": self.tape.tensor_id(drawn)}
+        self.tape.aten("copy_.default", [into, data], {}, [None])
         return target
 
-    def _write_down(self, func, name: str, args, kwargs, out, mutates: bool) -> None:
+    def _write_down(self, func, name: str, args: tuple, kwargs: dict, out, mutates: bool) -> None:
+        """Make a call that computes something a step of the plan."""
         tape, outs = self.tape, []
         for t in out if isinstance(out, tuple | list) else [out]:
             if not isinstance(t, Tensor) or tape.knows(t):
@@ -264,23 +307,38 @@ class Calls(TorchDispatchMode):
             else:
                 tape.new_storage(t, "temp")
                 outs.append(tape.tensor_id(t))
-        if name in ALLOCATIONS or (not mutates and all(o is None for o in outs)):
-            return  # memory appears when it is first used; a view is just another tensor of the plan
+        is_view = not mutates and all(number is None for number in outs)
+        if name in ALLOCATIONS or is_view:
+            return  # memory appears when it is first used, and a view is one more tensor of the plan
         if func.namespace != "aten" or name not in ALLOWED:
             tape.unrecordable(f"{func._schema.name} is not an operator that a plan may name")
-        drop = {"pin_memory", "non_blocking"}
+        kept = {key: value for key, value in kwargs.items() if key not in ("pin_memory", "non_blocking")}
         try:
-            encoded = encode(list(args), tape.tensor_id, lambda d: d == META)
-            named = {
-                k: encode(v, tape.tensor_id, lambda d: d == META) for k, v in kwargs.items() if k not in drop
-            }
+            encoded = encode(list(args), tape.tensor_id, _is_meta)
+            named = {key: encode(value, tape.tensor_id, _is_meta) for key, value in kept.items()}
         except TypeError as error:
             tape.unrecordable(f"aten.{name} takes a {error}, which a plan cannot hold")
         tape.aten(f"{name}.{func._overloadname}", encoded, named, outs)
 
 
+def _written(func) -> set[int]:
+    """Numbers of the arguments that an operator writes to."""
+    written = set()
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.add(number)
+    return written
+
+
+def _is_meta(device: torch.device) -> bool:
+    return device == META
+
+
+# ---- torch.cuda and its relatives ----
+
+
 class _Stream:
-    """Streams and events: there is one, it is always in order, and nothing takes time."""
+    """Every stream and every event. There is only one, which is always in order, and no work takes time."""
 
     cuda_stream, device, stream_id, device_index, priority = 0, CUDA, 0, 0, 0
 
@@ -308,7 +366,9 @@ class _Stream:
         return 1.0
 
 
-def _refuse(what: str):
+def _refuse(what: str) -> Callable:
+    """A function that ends the recording, because `what` cannot be recorded."""
+
     def call(*args, **kwargs):
         if Tape.active is not None:
             Tape.active.unrecordable(f"{what} cannot be recorded")
@@ -323,7 +383,7 @@ def _set_default_device(device) -> None:
 
 
 def _empty_strided_cuda(size, stride, dtype) -> Tensor:
-    """What code that imitates torch.compile's output allocates with."""
+    """Code that imitates torch.compile's output allocates with this."""
     return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
 
 
@@ -336,9 +396,27 @@ def _autocast(self):
     return _enter_autocast(self)
 
 
+def _answering(value) -> Callable:
+    """A new function that returns `value`, whatever its arguments are. (torch keys tables by functions.)"""
+
+    def answer(*args, **kwargs):
+        return value
+
+    return answer
+
+
+def _unchanged(kernel):
+    """In place of wrap_triton: a kernel needs no wrapper here."""
+    return kernel
+
+
 def answers(card: Card) -> list[tuple[object, str, Any]]:
-    """(owner, name, value): what makes torch.cuda answer as on a machine with that one GPU. Nothing in it initialises CUDA."""
-    cuda, properties = torch.cuda, SimpleNamespace(**asdict(card), is_multi_gpu_board=0, gcnArchName="")
+    """[(owner, name, new value)]: with these torch.cuda answers as on a machine with that one GPU.
+
+    None of them initialises CUDA.
+    """
+    cuda = torch.cuda
+    properties = SimpleNamespace(**asdict(card), is_multi_gpu_board=0, gcnArchName="")
     constants = {
         "is_available": True,
         "is_initialized": True,
@@ -384,18 +462,19 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
         "device_of",
         "_DeviceGuard",
     )
-    # one function each: torch keys tables by them
+    graphs = ("CUDAGraph", "graph", "make_graphed_callables")
     return [
-        *((cuda, name, lambda *args, _value=value, **kwargs: _value) for name, value in constants.items()),
-        *((cuda, name, lambda *args, **kwargs: None) for name in nothing),
-        *((cuda.nvtx, name, lambda *args, **kwargs: None) for name in ("range_push", "range_pop", "mark")),
-        *((cuda, name, _Stream) for name in streams),
-        *((cuda, name, _refuse("a CUDA graph")) for name in ("CUDAGraph", "graph", "make_graphed_callables")),
+        *[(cuda, name, _answering(value)) for name, value in constants.items()],
+        *[(cuda, name, _answering(None)) for name in nothing],
+        *[(cuda.nvtx, name, _answering(None)) for name in ("range_push", "range_pop", "mark")],
+        *[(cuda, name, _Stream) for name in streams],
+        *[(cuda, name, _refuse("a CUDA graph")) for name in graphs],
         (torch, "compile", _refuse("torch.compile")),
-        *((owner, "wrap_triton", lambda kernel: kernel) for owner in (torch.library, torch._library.triton)),
+        (torch.library, "wrap_triton", _unchanged),
+        (torch._library.triton, "wrap_triton", _unchanged),
         (torch, "set_default_device", _set_default_device),
-        (torch.backends.cuda, "is_built", lambda: True),
-        (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
+        (torch.backends.cuda, "is_built", _answering(True)),
+        (torch._C, "_cuda_getCurrentRawStream", _answering(0)),
         (torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_cuda),
         (torch.autocast, "__enter__", _autocast),
     ]

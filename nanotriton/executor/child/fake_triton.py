@@ -1,7 +1,7 @@
-"""Triton without a GPU: launches are lowered to TTIR by Triton's own front end and recorded, never run.
+"""Triton without a GPU: Triton's own front end lowers launches to TTIR, and they are recorded, never run.
 
-`answers()` makes three things ours: the active driver (what a candidate asks about its GPU), `compile`
-(stops after the `ttir` stage), and `Autotuner.run` (records every configuration instead of timing it).
+`answers()` replaces three things. The active driver answers a candidate's questions about its GPU. `compile`
+stops after the `ttir` stage. `Autotuner.run` records every configuration instead of timing it.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from nanotriton.executor.common.card import Card
 from nanotriton.plan.plan import OPTIONS, Kernel, digest
 from nanotriton.plan.signature import signature
 
-# These act in the front end alone: their effect is in the TTIR, later stages don't look at them.
+# Options that act in the front end alone. Their effect is in the TTIR, and later stages don't look at them.
 FRONT_END = {"debug", "sanitize_overflow", "default_dot_input_precision", "max_num_imprecise_acc_default"}
-INVALID = "error encountered during parsing"  # what Triton's front end says of IR that does not verify
+INVALID = "error encountered during parsing"  # Triton's front end says so of IR that does not verify
 
 
 def device_properties(card: Card) -> dict[str, int]:
-    """As triton's CUDA driver names them."""
+    """The GPU's properties by the names that Triton's CUDA driver gives them."""
     return {
         "max_shared_mem": card.shared_memory_per_block_optin,
         "max_num_regs": card.regs_per_block,
@@ -44,35 +44,63 @@ def device_properties(card: Card) -> dict[str, int]:
 
 
 class RecordingDriver:
-    """Answers as triton's CUDA driver would on a machine with that one GPU."""
+    """Answers as Triton's CUDA driver would on a machine with that one GPU."""
 
     binary_ext = "cubin"
 
     def __init__(self, card: Card):
+        self.card = card
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: device_properties(card), unload_module=lambda module: None
         )
-        self.get_current_device = lambda: 0
-        self.set_current_device = lambda device: None
-        self.get_current_stream = lambda device=None: 0
-        self.get_device_capability = lambda device=None: (card.major, card.minor)
-        self.get_current_target = lambda: card.target
-        self.get_active_torch_device = lambda: CUDA
-        self.get_device_interface = lambda: torch.cuda
-        self.map_python_to_cpp_type = lambda ty: ty
-        self.is_active = lambda: True
-        # A candidate that benchmarks on its own gets its function called once, and a constant.
-        self.get_benchmarker = lambda: (
-            lambda fn, quantiles=None, **kw: (fn(), [1.0] * len(quantiles or [0]))[1]
-        )
-        self.get_empty_cache_for_benchmark = lambda: torch.empty(1, device=CUDA)
-        self.clear_cache = lambda cache: None
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device) -> None:
+        pass
+
+    def get_current_stream(self, device=None) -> int:
+        return 0
+
+    def get_device_capability(self, device=None) -> tuple[int, int]:
+        return self.card.major, self.card.minor
+
+    def get_current_target(self) -> GPUTarget:
+        return self.card.target
+
+    def get_active_torch_device(self) -> torch.device:
+        return CUDA
+
+    def get_device_interface(self):
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def is_active(self) -> bool:
+        return True
+
+    def get_benchmarker(self):
+        return _benchmark
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(1, device=CUDA)
+
+    def clear_cache(self, cache) -> None:
+        pass
+
+
+def _benchmark(fn, quantiles=None, **options) -> list[float]:
+    """Call a candidate's function once. Its time is always 1 ms."""
+    fn()
+    return [1.0] * len(quantiles or [0])
 
 
 class RecordedKernel:
-    """What `kernel[grid](...)` and `kernel.warmup(...)` return: looks like triton's CompiledKernel, runs nothing."""
+    """In place of Triton's CompiledKernel, which `kernel[grid](...)` and `kernel.warmup(...)` return."""
 
-    # unknown before ptxas; enough for code that computes an occupancy
+    # They are unknown before ptxas. These numbers do for code that computes an occupancy.
     n_regs, n_spills, n_max_threads = 32, 0, 1024
     function = packed_metadata = module = None
 
@@ -80,13 +108,12 @@ class RecordedKernel:
         self.src, self.recorded, self.name = src, kernel, kernel.name
         self.hash = digest(kernel.ttir.encode())
         self.asm = {"ttir": kernel.ttir}
-        self.metadata = SimpleNamespace(
-            **{**options.__dict__, "shared": 1024, "name": kernel.name, "target": target}
-        )
+        fields = {**options.__dict__, "shared": 1024, "name": kernel.name, "target": target}
+        self.metadata = SimpleNamespace(**fields)
 
     @functools.cached_property
     def parameters(self) -> list[str]:
-        """The TTIR's types of what a launch passes."""
+        """TTIR types of the parameters."""
         return [ty for ty, _ in signature(self.recorded.ttir, self.name)]
 
     def _init_handles(self):
@@ -96,17 +123,24 @@ class RecordedKernel:
         return None
 
     def __getitem__(self, grid):
-        grid = (*grid, 1, 1)[:3]
-        return lambda *args, stream=None: self.run(*grid, None, None, None, None, None, None, *args)
+        x, y, z = (*grid, 1, 1)[:3]
+
+        def launch(*args, stream=None):
+            return self.run(x, y, z, stream, None, None, None, None, None, *args)
+
+        return launch
 
     def run(self, grid_x, grid_y, grid_z, stream, function, packed, metadata, enter, leave, *args):
+        """Record a launch. args: the kernel's, constants included; the rest as in CompiledKernel.run."""
         tape = Tape.active
         if tape is None or tape.building:
             _tape().unrecordable(f"kernel {self.name} is launched while the module is imported or built")
         flat: list = []
-        for i, (ty, value) in enumerate(zip(self.src.signature.values(), args, strict=True)):
+        types = self.src.signature.values()
+        for i, (ty, value) in enumerate(zip(types, args, strict=True)):
             _flatten(tape, self, i, ty, value, flat)
-        tape.launch(self.recorded, tuple(index(n) for n in (grid_x, grid_y, grid_z)), flat)
+        grid = index(grid_x), index(grid_y), index(grid_z)
+        tape.launch(self.recorded, grid, flat)
 
 
 def _tape() -> Tape:
@@ -116,7 +150,10 @@ def _tape() -> Tape:
 
 
 def _flatten(tape: Tape, kernel: RecordedKernel, index: int, ty, value, out: list) -> None:
-    """Append (type, value) of one argument as the launcher would pass it: constants drop out, tuples are spelled out."""
+    """Append (type, value) of an argument as the launcher would pass it.
+
+    Constants are left out, and of a tuple every element is an argument. index: of the argument, for messages.
+    """
     if ty == "constexpr":
         return
     if isinstance(ty, tuple):
@@ -134,26 +171,32 @@ def _flatten(tape: Tape, kernel: RecordedKernel, index: int, ty, value, out: lis
 
 
 def _descriptor(ty: str, base: int, value, parameters: list[str], at: int) -> list:
-    """[(type, value)] of a host-side descriptor: itself, or its parts if the kernel's parameters from `at` on are those.
+    """[(type, value)] of a host-side descriptor: itself, or its parts.
 
-    GPUs before Hopper have no descriptors. Triton's front end takes them apart there: base, shape and strides, a
-    flag or two, and then shape and strides once more, which follow a descriptor on any GPU.
+    GPUs before Hopper have no descriptors. There Triton's front end takes them apart: base, shape and
+    strides, a flag or two, and then shape and strides once more, which follow a descriptor on any GPU.
+    base: id of its tensor. parameters: the kernel's, of which this descriptor's begin at number `at`.
     """
-    shape, strides = [int(n) for n in value.shape], [int(s) for s in value.strides]
+    shape = [int(n) for n in value.shape]
+    strides = [int(s) for s in value.strides]
     if any(p.startswith("!tt.tensordesc") for p in parameters):
         return [(ty, [base, shape, strides, value.padding])]
     element = ty.removeprefix("tensordesc<").split("[")[0]
     flags = [value.padding == "nan"]
-    if parameters[at + 2 + 2 * len(shape)] == "i1":  # not in triton 3.6
+    if parameters[at + 2 + 2 * len(shape)] == "i1":  # triton 3.6 has only one flag
         flags.append(value.round_f32_to_tf32)
-    wide = [("i64", n) for n in (*shape, *strides)]
-    again = [("i32", n) for n in shape] + [("i64", s) for s in strides]
-    return [(f"*{element}", base), *wide, *[("i1", flag) for flag in flags], *again]
+    parts = [(f"*{element}", base)]
+    parts += [("i64", n) for n in (*shape, *strides)]
+    parts += [("i1", flag) for flag in flags]
+    parts += [("i32", n) for n in shape]
+    parts += [("i64", s) for s in strides]
+    return parts
 
 
 def _pointer(tape: Tape, index: int, value) -> int:
-    # triton.reinterpret
-    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
+    """The id of a tensor that a kernel gets. index: of the argument, for messages."""
+    if not isinstance(value, torch.Tensor):
+        value = getattr(value, "base", value)  # triton.reinterpret wraps a tensor
     if not isinstance(value, torch.Tensor):
         tape.unrecordable(f"argument {index} is a {type(value).__name__}, neither a number nor a tensor")
     with torch._C.DisableTorchFunction():
@@ -164,7 +207,10 @@ def _pointer(tape: Tape, index: int, value) -> int:
 
 @functools.cache
 def dialects(target: GPUTarget):
-    """An MLIR context with every dialect loaded: 6 ms, paid once before the zygote forks. It has no threads, so forks may use it."""
+    """An MLIR context with every dialect loaded.
+
+    It takes 6 ms, once before the zygote forks. It has no threads, so forks may use it.
+    """
     context = ir.context()
     ir.load_dialects(context)
     make_backend(target).load_dialects(context)
@@ -172,9 +218,9 @@ def dialects(target: GPUTarget):
 
 
 def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=None) -> RecordedKernel:
-    """Stands in for triton.compile: the front end and the ttir passes, for any candidate's kernel, and no further.
+    """In place of triton.compile: Triton's front end and its passes over TTIR, and nothing after them.
 
-    here: the GPU that it compiles for, whatever the candidate says.
+    here: the GPU that kernels are compiled for, whatever `target` the candidate names.
     """
     if not hasattr(src, "fn"):
         _tape().fail(
@@ -182,26 +228,19 @@ def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=N
         )
     backend = make_backend(here)
     options = backend.parse_options(dict(options or {}))
-    default = backend.parse_options({})
-    for name, value in options.__dict__.items():
-        if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
-            _tape().fail(
-                "rule_violation",
-                f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {', '.join(OPTIONS)}",
-            )
-    # Checks of integer overflow are assertions, which nothing but debug keeps, and take more than half of the
-    # front end's time.
+    _check_options(options, backend.parse_options({}))
+    # Checks of integer overflow are assertions, which are kept with `debug` alone. They take more than half
+    # of the front end's time.
     checked = options if options.debug else dataclasses.replace(options, sanitize_overflow=False)
-    context = dialects(here)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
     try:
-        module = src.make_ir(
-            here, checked, backend.get_codegen_implementation(options), backend.get_module_map(), context
-        )
+        module = src.make_ir(here, checked, functions, modules, dialects(here))
     except RuntimeError as error:
         if str(error) != INVALID:
             raise
+        hint = "is a tensor the condition of an if or a while? use tl.where"
         raise RuntimeError(
-            f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit (is a tensor the condition of an if or a while? use tl.where)"
+            f"kernel {src.fn.__name__}: {INVALID}: types or shapes do not fit ({hint})"
         ) from None
     stages: dict = {}
     backend.add_stages(stages, options, Language.TRITON)
@@ -211,11 +250,22 @@ def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=N
     return RecordedKernel(src, options, Kernel(module.get_entry_func_name(), text, kept), here)
 
 
-def autotune(self: Autotuner, *args, **kwargs):
-    """Stands in for Autotuner.run: every pruned configuration becomes an alternative of one choice.
+def _check_options(options, default) -> None:
+    """End the recording if a launch option that no plan can hold differs from its default."""
+    for name, value in options.__dict__.items():
+        if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
+            allowed = ", ".join(OPTIONS)
+            _tape().fail(
+                "rule_violation",
+                f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {allowed}",
+            )
 
-    What the tuner does only while it benchmarks (reset_to_zero, restore_value) is not part of a call and not recorded:
-    tuning happens later, on copies.
+
+def autotune(self: Autotuner, *args, **kwargs):
+    """In place of Autotuner.run: every pruned configuration becomes an alternative of one choice.
+
+    While the tuner benchmarks, it also resets and restores tensors (reset_to_zero, restore_value). That is no
+    part of a call, and is not recorded: the judge tunes later, on copies.
     """
     tape = _tape()
     self.nargs = dict(zip(self.arg_names, args))
@@ -237,12 +287,17 @@ def autotune(self: Autotuner, *args, **kwargs):
             break
     if not alternatives:
         raise refused
-    values = {**self.nargs, **kwargs}
-    key = tuple(str(values[k]) for k in self.keys if k in values)
-    dtypes = tuple(str(v.dtype) for v in values.values() if hasattr(v, "dtype"))
-    tape.choose((id(self), key, dtypes), alternatives)
+    tape.choose(_tuning_key(self, kwargs), alternatives)
     self.nargs = None
     return result
+
+
+def _tuning_key(self: Autotuner, kwargs: dict) -> tuple:
+    """Calls with an equal key have the same configuration, as the real tuner's cache decides it."""
+    values = {**self.nargs, **kwargs}
+    named = tuple(str(values[name]) for name in self.keys if name in values)
+    dtypes = tuple(str(value.dtype) for value in values.values() if hasattr(value, "dtype"))
+    return id(self), named, dtypes
 
 
 def _best_config(self: Autotuner):
@@ -252,7 +307,7 @@ def _best_config(self: Autotuner):
 
 
 def answers(card: Card) -> list[tuple[object, str, Any]]:
-    """(owner, name, value): what makes Triton record in this process, as on a machine with that one GPU."""
+    """[(owner, name, new value)]: with these Triton records, as on a machine with that one GPU."""
     compiles = functools.partial(compile_to_ttir, card.target)
     return [
         (driver, "_active", RecordingDriver(card)),

@@ -15,7 +15,7 @@ from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 from nanotriton.plan.trees import mapped
 
-# What CUDA calls the errors that lose a context (driver.FATAL): as torch and Triton print them.
+# CUDA's names of the errors that lose a context (driver.FATAL), as torch and Triton print them
 LOST = (
     "illegal memory access",
     "misaligned address",
@@ -27,60 +27,92 @@ LOST = (
     "launch timed out",
     "hardware stack error",
 )
-NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a context
+NO_ROOM = "no_room"  # status of a child that finds no memory on the GPU for a context
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Process mode: run the candidate for real. args: init (description), device, defaults (Reference.defaults),
-    trials (inputs and state described, seed).
+    """Process mode: run the candidate for real, on every trial.
 
-    fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, and their bytes.
+    fds[0] holds the bytes of all trials, described as in wire.py.
+    args: trials (descriptions of inputs and of state, a seed of weights; the first also has the inputs of a
+    second call, `more`), bytes (of fds[0]), init (a
+    description), buffers (names of those whose constants are moved), device, defaults (Reference.defaults),
+    wait (seconds before it begins).
+    The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call also
+    of the module's state), and their bytes.
     """
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
     data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
-    described, tensors, stage = [], [], "import_error"
     time.sleep(args["wait"])
     try:
-        torch.empty(1, device=device)  # a context, while only our code has run
+        torch.empty(1, device=device)  # makes the CUDA context, while only our code has run
     except RuntimeError as error:
         return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
-    # scratch memory for kernels that make descriptors, as a replay gives it
-    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
-    torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
-    torch.set_default_device(device if args["defaults"]["cuda"] else None)
+    prepare(device, args["defaults"])
     report.begin()
+    described: list = []
+    tensors: list[torch.Tensor] = []
+    failure = "import_error"  # the status, if an error is of no kind of its own
     try:
         report.stage("import")
         module = load(path)
         if not hasattr(module, "ModelNew"):
             raise AttributeError("the candidate does not define ModelNew")
-        stage = "runtime_error"
+        failure = "runtime_error"
         for trial in args["trials"]:
             inputs, used = wire.rebuild(trial["inputs"], data)
             state, more = wire.rebuild(trial["state"], data[used:])
             data = data[used + more :]
+            again = None
+            if "more" in trial:
+                again, used = wire.rebuild(trial["more"], data)
+                data = data[used:]
             report.stage("build")
-            model = build(
-                module.ModelNew,
-                wire.stand_ins(args["init"]),
-                trial["seed"],
-                state,
-                device,
-                frozenset(args["buffers"]),
-            )
+            init, buffers = wire.stand_ins(args["init"]), frozenset(args["buffers"])
+            model = build(module.ModelNew, init, trial["seed"], state, device, buffers)
             inputs = mapped(inputs, lambda t: t.to(device))
             report.stage("run")
             with torch.no_grad():
                 outputs = model(*inputs)
-            description, found = wire.describe([outputs, inputs])
-            described.append(description)
-            tensors += [t.cpu() for t in found]
-        report.finish({"trials": described}, wire.raw(tensors))
+            described.append(keep([outputs, inputs], tensors))
+            if again is not None:
+                again = mapped(again, lambda t: t.to(device))
+                with torch.no_grad():
+                    outputs = model(*again)
+                described.append(keep([outputs, again, state_of(model)], tensors))
+        report.finish({"calls": described}, wire.raw(tensors))
     except (Exception, SystemExit) as error:
-        report.finish(explain(error, stage, path))
+        report.finish(explain(error, failure, path))
+
+
+def prepare(device: torch.device, defaults: dict) -> None:
+    """Give kernels that make descriptors scratch memory, as a replay does, and torch the task's defaults."""
+
+    def allocate(size: int, align: int, stream) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int8, device=device)
+
+    triton.set_allocator(allocate)
+    torch.set_default_dtype(getattr(torch, defaults["dtype"]))
+    torch.set_default_device(device if defaults["cuda"] else None)
+
+
+def keep(tree: list, tensors: list[torch.Tensor]) -> list:
+    """Add a tree's tensors to `tensors`, on the host -> its description."""
+    description, found = wire.describe(tree)
+    tensors += [t.cpu() for t in found]
+    return description
+
+
+def state_of(model) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: t.detach() for name, t in named}
 
 
 def load(path: str):
+    """Import a candidate's file."""
     spec = importlib.util.spec_from_file_location("candidate", path)
     module = sys.modules["candidate"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -88,27 +120,39 @@ def load(path: str):
 
 
 def build(cls, init: list, seed: int, state: dict, device: torch.device, buffers: frozenset[str]):
-    """Construct as the reference was; if names and shapes are its own but the values differ (another order of draws), load them."""
+    """Construct the candidate's module as the reference was constructed, with the reference's weights.
+
+    state: these weights. They are loaded if the module's own have the same names, shapes and dtypes but other
+    values, which it drew in another order.
+    """
     with construct.moved_constants(seed, buffers) as settled:
         construct.seed_everything(seed)
         model = settled(cls(*init))
     if isinstance(model, torch.nn.Module):
-        own = model.state_dict()
-        alike = own.keys() == state.keys() and all(
-            own[n].shape == t.shape and own[n].dtype == t.dtype for n, t in state.items()
-        )
-        if alike and any(not torch.equal(own[n].cpu(), t) for n, t in state.items()):
+        if _differs_in_values_alone(model.state_dict(), state):
             model.load_state_dict(state)
         model = model.to(device)
     return model
 
 
+def _differs_in_values_alone(own: dict, state: dict) -> bool:
+    if own.keys() != state.keys():
+        return False
+    for name, t in state.items():
+        if own[name].shape != t.shape or own[name].dtype != t.dtype:
+            return False
+    return any(not torch.equal(own[name].cpu(), t) for name, t in state.items())
+
+
 def explain(error: BaseException, status: str, path: str) -> dict:
-    """Status, message and line of what a candidate's code raised."""
+    """{status, message, line} of an error that a candidate's code raised.
+
+    status: of an error whose kind has no status of its own.
+    """
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources
 
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     line = frames[-1].lineno if frames else getattr(error, "lineno", None)
     statuses = {
         MemoryError: "memory_limit",
@@ -117,13 +161,14 @@ def explain(error: BaseException, status: str, path: str) -> dict:
         CompilationError: "compile_error",
         SyntaxError: "syntax_error",
     }
-    status = next((s for kind, s in statuses.items() if isinstance(error, kind)), status)
-    # torch._dynamo makes a folder as it is imported
-    if isinstance(error, PermissionError) and "torchinductor" in str(error):
+    status = next((own for kind, own in statuses.items() if isinstance(error, kind)), status)
+    message = str(error)
+    # torch._dynamo makes a folder as it is imported, which the sandbox refuses
+    if isinstance(error, PermissionError) and "torchinductor" in message:
         status = "unsupported"
-    if any(text in str(error) for text in ("allocate memory", "out of memory")):
+    if "allocate memory" in message or "out of memory" in message:
         status = "memory_limit"
-    elif any(text in str(error) for text in LOST):
+    elif any(text in message for text in LOST):
         status = "illegal_memory"
-    text = " ".join(str(error).split())[:600]
+    text = " ".join(message.split())[:600]
     return {"status": status, "message": f"{type(error).__name__}: {text}", "line": line}

@@ -1,7 +1,8 @@
-"""What runs inside a sandboxed child: the candidate's Python. Nothing that comes out of here is trusted.
+"""Replay mode, the untrusted side: the candidate is recorded in a sandboxed child.
 
-A target is called as target(report, fds, folder, args): `report` takes the answer, `fds` are memory files of the worker, `folder` holds the
-candidate's file, `args` came from the worker. It may raise anything: a child without an answer has crashed.
+A target is the function that a child runs, as target(report, fds, folder, args). `report` takes the answer,
+`fds` are memory files of the worker, `folder` holds the candidate's file, and `args` came from the worker.
+A target may raise anything: a child that leaves no answer has crashed.
 """
 
 from pathlib import Path
@@ -14,9 +15,13 @@ from nanotriton.plan import wire
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
-    need not be sent), configs (of an autotuner, at most), defaults (Reference.defaults). The answer's payload is
-    the plan of a first call, whose length the header says, and the plan of a second."""
+    """Record the candidate. The answer's payload is the plan of a first call, whose length the header
+    says, and the plan of a second.
+
+    args: inputs and init (descriptions), seed (of weights), buffers (names of those whose constants are
+    moved), known (hashes of weights that need not be sent), configs (the most of an autotuner that are
+    recorded), defaults (Reference.defaults).
+    """
     from nanotriton.executor.child import recorder
 
     report.stage("record")

@@ -1,9 +1,10 @@
-"""Record a candidate: run its Python once, on no data and with no GPU, and return what it would do as a Plan.
+"""Record a candidate: run its Python once, without data and without a GPU, and write its work down as a Plan.
 
-`record` runs in an untrusted process (a sandboxed child of the zygote, where `install` was called once before the fork). The
-candidate's file is imported, `ModelNew` is built on the CPU with real weights, and `forward` runs under no_grad on
-meta tensors that claim to be on a GPU. ATen calls and Triton launches end up on a Tape (tape.py), through fake_torch.py
-and fake_triton.py. Nothing here is trusted afterwards: the plan is validated by whoever reads its bytes.
+`record` runs in an untrusted process, a sandboxed child of the zygote, in which `install` was called once
+before the fork. The candidate's file is imported, `ModelNew` is built on the CPU with real weights, and
+`forward` runs under no_grad on meta tensors that claim to be on a GPU. fake_torch.py and fake_triton.py put
+ATen calls and Triton launches on a Tape (tape.py).
+Nothing here is trusted afterwards: the worker validates the plan whose bytes it reads.
 """
 
 import importlib.util
@@ -53,7 +54,10 @@ _MISSING = object()
 
 
 def install(card: Card) -> None:
-    """Make torch and Triton record in this process, for that GPU: once, before forking. CUDA must not have been initialised."""
+    """Make torch and Triton record in this process, for that GPU. It is called once, before forking.
+
+    CUDA must not have been initialised.
+    """
     if not _replaced:
         for owner, name, value in [*fake_torch.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
@@ -61,14 +65,14 @@ def install(card: Card) -> None:
 
 
 def uninstall() -> None:
-    """Give torch and Triton back: a process that forked its recording children may use the GPU from here on."""
+    """Undo `install`: a process that has forked its recording children may use the GPU from here on."""
     while _replaced:
         owner, name, value = _replaced.pop()
         delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
 
 
 def warm_up(folder: str | Path) -> Plan:
-    """One small recording: torch and Triton import for seconds at first use; pay for it before forking."""
+    """Make one small recording before forking: torch and Triton import for seconds at their first use."""
     x = torch.empty(4, 8, device="meta")
     return record(WARM_UP, [8], [x], seed=0, folder=folder)[0]
 
@@ -88,15 +92,16 @@ def record(
 ) -> tuple[Plan, Plan]:
     """The plans of two calls of one module: `model = entry(*init_args)`, then `model(*inputs)` twice.
 
-    The second call has inputs of its own, of the same shapes. Its outputs are {"answer": what it returned,
-    "state": {name: parameter or buffer that a step may have written to}}.
+    The second call has inputs of its own, of the same shapes. Its plan also names the state afterwards.
 
-    inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
-    seed: of torch, numpy and random before the constructor runs, as the reference's was.
-    folder: a private folder; the source is written there, because Triton reads it back.
+    inputs: of tensors only shape, stride and dtype are used, so meta tensors will do. Other values are passed
+    as they are.
+    seed: of torch, numpy and random before the constructor runs, as for the reference.
+    folder: a private folder. The source is written there, because Triton reads it back.
     known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
-    default_cuda: torch's default device is CUDA. finish: what is done to the module once it is built.
-    Raises RecordError with a Verdict status, a message and the candidate's line.
+    default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
+    returns the module that runs.
+    Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
@@ -115,28 +120,27 @@ def record(
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
-            first = _call(tape, model, inputs, lambda result: result)
+            first = _call(tape, model, inputs)
             tape.begin_second_call()
-            second = _call(
-                tape, model, inputs, lambda result: {"answer": result, "state": _state(tape, model)}
-            )
+            second = _call(tape, model, inputs)
+            second.state = _state(tape, model)
         return first, second
     finally:
         Tape.active = None
 
 
-def _call(tape: Tape, model: Any, inputs: list, outputs: Callable[[Any], Any]) -> Plan:
-    """Record one call of forward -> its plan. outputs: what the plan hands out, given what forward returned."""
+def _call(tape: Tape, model: Any, inputs: list) -> Plan:
+    """Record one call of forward -> its plan."""
     with quiet():
         arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
     tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
     result = _stage(tape, "runtime_error", lambda: model(*arguments))
-    tape.plan.outputs = _outputs(tape, outputs(result))
+    tape.plan.outputs = _outputs(tape, result)
     return tape.plan
 
 
-def _state(tape: Tape, model: Any) -> dict[str, torch.Tensor]:
-    """The parameters and buffers, by name, that a step may have written to. Those on the host are no part of a plan."""
+def _state(tape: Tape, model: Any) -> dict[str, int]:
+    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part of a plan."""
     if not isinstance(model, torch.nn.Module):
         return {}
     with quiet():
@@ -144,14 +148,16 @@ def _state(tape: Tape, model: Any) -> dict[str, torch.Tensor]:
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ]
-        return {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+        changed = {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+    return {name: tape.tensor_id(t) for name, t in changed.items()}
 
 
 def record_script(source: str, *, seed: int, folder: str | Path, required: bool = True) -> Plan:
-    """The plan of a whole file that calls its own kernels, as TritonBench's do: random tensors are constants of the plan.
+    """The plan of a whole file that calls its own kernels, as TritonBench's files do.
 
-    Its outputs are what the file leaves in its last variable named result... or test_results; None if it has none and none is
-    `required`. Raises RecordError.
+    Random tensors are constants of the plan. Its outputs are the value of the file's last variable named
+    result... or test_results. Without such a variable they are None, or an error if it is `required`.
+    Raises RecordError.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # as in `record`
@@ -179,13 +185,13 @@ def record_script(source: str, *, seed: int, folder: str | Path, required: bool 
 
 
 def _uploaded(tape: Tape, t: torch.Tensor) -> torch.Tensor:
-    """A script may compute some of its answers on the host: they are known already."""
+    """An answer as a constant of the plan, if the script has computed it on the host."""
     with quiet():
         return t.detach() if tape.on_cuda(t) else tape.constant(t)
 
 
 def _stage(tape: Tape, status: str, run: Callable[[], Any]) -> Any:
-    """Run some of the candidate's code; whatever it raises becomes a RecordError that names its line."""
+    """Run some of the candidate's code. Any error in it becomes a RecordError that names its line."""
     try:
         result = run()
     except RecordError:
@@ -232,7 +238,7 @@ def _build(cls: Callable, init_args: list, seed: int):
 
 
 def _move_weights(tape: Tape, model: Any) -> None:
-    """What `model.cuda()` does: every parameter and buffer goes to the GPU, tied ones stay tied."""
+    """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied."""
     if not isinstance(model, torch.nn.Module):
         return
     for prefix, module in model.named_modules():
@@ -283,7 +289,7 @@ def _compile_error(tape: Tape, error: CompilationError) -> RecordError:
     line, source, chain = line_of(error, tape.path), Path(tape.path).read_text(encoding="utf-8"), [error]
     while isinstance(chain[-1].__cause__, CompilationError):
         chain.append(chain[-1].__cause__)
-    # the last of them in the candidate's file gives the line: Triton's own functions aren't there
+    # the last of them in the candidate's file gives the line, because Triton's own functions aren't there
     for inner in chain:
         # the source without its decorators
         start = source.find(inner.src.strip("\n")) if inner.src is not None else -1

@@ -1,4 +1,4 @@
-"""Whole files that run their own tests, the untrusted side: one file is recorded, or run for real on a GPU."""
+"""Whole files with tests of their own, the untrusted side: a file is recorded, or run for real on a GPU."""
 
 import contextlib
 import io
@@ -8,14 +8,18 @@ from typing import Any
 
 from nanotriton.executor.sandbox.protocol import Report
 
-NAMES = ("result", "test_results")
+NAMES = ("result", "test_results")  # a variable whose name begins so holds a file's answers
 STDOUT = 1 << 16  # characters kept of what a file prints
-# What PyTorch says where it has no CUDA, or lacks on the CPU: no fault of the file's, as a GPU would run it.
+# PyTorch's errors where it has no CUDA, or lacks an operator on the CPU. They are no fault of the file,
+# which a GPU would run.
 CPU_ONLY = ("ATen_cuda library", "not implemented on the CPU", "Torch not compiled with CUDA")
 
 
 def script_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Record or run candidate.py in `folder`. The answer's payload is a plan, or the bytes of the tensors that the header describes."""
+    """Record or run candidate.py in `folder`. args: how, "record" or "run".
+
+    The answer's payload is a plan, or the bytes of the tensors that the header's tree describes.
+    """
     from nanotriton.executor.child import recorder
     from nanotriton.executor.child.process import explain
     from nanotriton.plan import wire
@@ -26,9 +30,8 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     try:
         with contextlib.redirect_stdout(printed):
             if args["how"] == "record":
-                plan = recorder.record_script(
-                    Path(path).read_text(encoding="utf-8"), seed=0, folder=folder, required=False
-                )
+                source = Path(path).read_text(encoding="utf-8")
+                plan = recorder.record_script(source, seed=0, folder=folder, required=False)
                 header, payload = {}, plan.to_bytes()
             else:
                 description, tensors = wire.describe(run_file(path))
@@ -44,7 +47,7 @@ def script_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
 
 def run_file(path: str) -> Any:
-    """Run a file for real, and return what it leaves in the last variable named result... or test_results."""
+    """Run a file for real, and return the value of its last variable named result... or test_results."""
     import torch
 
     from nanotriton.executor.child.process import load
@@ -57,7 +60,7 @@ def run_file(path: str) -> Any:
 
 
 def without_numpy(value: Any) -> Any:
-    """An answer with NumPy's arrays as tensors and its numbers as Python's."""
+    """An answer with tensors for NumPy's arrays, and Python's numbers for NumPy's."""
     import numpy
     import torch
 
@@ -66,5 +69,7 @@ def without_numpy(value: Any) -> Any:
     if isinstance(value, numpy.generic):
         return value.item()
     if isinstance(value, dict):
-        return {k: without_numpy(v) for k, v in value.items()}
-    return type(value)(map(without_numpy, value)) if type(value) in (list, tuple) else value
+        return {key: without_numpy(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(without_numpy(inner) for inner in value)
+    return value

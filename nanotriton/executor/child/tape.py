@@ -1,12 +1,15 @@
-"""What is being recorded: the plan under construction and which tensors are "on the GPU" in it.
+"""A recording: the plan under construction, and which tensors are "on the GPU" in it.
 
-In the candidate's process no GPU exists. A tensor that it believes to be on the GPU is one of two things here:
+In the candidate's process no GPU exists. A tensor that it believes to be on the GPU is one of two things:
 
-    a meta tensor       shape, stride, dtype and storage identity, no data: everything that forward computes
-    a real CPU tensor   whose storage is in `Tape.cuda_storages`: made while the module was built, where values are
-                        known and may be used. It becomes a weight of the plan as soon as forward touches it.
+    a meta tensor       It has a shape, strides, a dtype and a storage, but no data. Every result of forward
+                        is one.
+    a real CPU tensor   It was made while the module was built, when values are known and may be used. Its
+                        storage is in `Tape.cuda_storages`. It becomes a weight of the plan as soon as forward
+                        touches it.
 
-Any other CPU tensor is just that: a host tensor, computed with for real, never part of the plan unless it is moved.
+Every other CPU tensor is a host tensor. Torch computes with it for real, and it is no part of the plan
+unless it is moved to the GPU.
 """
 
 import sys
@@ -20,11 +23,11 @@ from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Weight, digest
 
 META = torch.device("meta")
-CUDA = torch.device("cuda", 0)  # what the candidate is told
+CUDA = torch.device("cuda", 0)  # the candidate sees its tensors there
 
 
 class RecordError(Exception):
-    """The recording ended. `status` is a Verdict status, `line` a line of the candidate's file (0: unknown).
+    """The recording ended. `status` is a verdict's, `line` a line of the candidate's file (0: unknown).
 
     `recordable` is False when nothing is wrong with the candidate except that a plan cannot express it.
     """
@@ -60,7 +63,7 @@ class Tape:
         self.draws = False  # random tensors are drawn while recording, and are constants of the plan
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
-        # by id: `model.cuda()` keeps the objects, so one in a list is on the GPU too
+        # by id: `model.cuda()` keeps the objects, so a parameter that is also in a list is on the GPU too
         self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
@@ -81,8 +84,7 @@ class Tape:
         self._choices: dict[object, int] = {}
         self._keep: list = []  # whatever has its address in a dictionary above stays alive
 
-    # -- trouble
-    # --------------------------------------------------------------------------------------------------
+    # ---- trouble ----
 
     def line(self) -> int:
         """The candidate's line that is running."""
@@ -92,7 +94,7 @@ class Tape:
         return frame.f_lineno if frame else 0
 
     def fail(self, status: str, message: str, recordable: bool = True) -> RecordError:
-        """Raise, and remember: a candidate that catches it has still ended its recording."""
+        """Raise a RecordError, and remember it: a candidate that catches it has still ended its recording."""
         error = RecordError(status, message, self.line(), recordable)
         self.trouble = self.trouble or error
         raise error
@@ -100,11 +102,10 @@ class Tape:
     def unrecordable(self, message: str) -> RecordError:
         return self.fail("unsupported", message, recordable=False)
 
-    # -- tensors
-    # --------------------------------------------------------------------------------------------------
+    # ---- tensors ----
 
     def on_cuda(self, t: torch.Tensor) -> bool:
-        """Would the candidate see this tensor on the GPU? Call it inside quiet() or a mode's handler."""
+        """Whether the candidate sees this tensor on the GPU. Call it inside quiet() or a mode's handler."""
         if t.is_meta or id(t) in self.moved:
             return True
         return (
@@ -118,7 +119,7 @@ class Tape:
         self.cuda_storages[storage._cdata] = storage
 
     def lower(self, t: torch.Tensor) -> torch.Tensor:
-        """The meta tensor of a tensor that is "on the GPU"; a real one becomes a weight without a name."""
+        """The meta tensor of a tensor that is "on the GPU". A real one becomes a weight without a name."""
         return t if t.is_meta else self.weight(t, None)
 
     def new_storage(self, t: torch.Tensor, kind: str, blob: str | None = None) -> int:
@@ -184,14 +185,14 @@ class Tape:
             return self._tensors[key]
 
     def input(self, like: torch.Tensor) -> torch.Tensor:
-        """A meta tensor for an argument of forward: shape, stride and dtype of `like`, a storage of its own."""
+        """A meta tensor for an argument of forward, with the layout of `like` and a storage of its own."""
         with quiet():
             t = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
             self.new_storage(t, "input")
             return t
 
     def constant(self, t: torch.Tensor) -> torch.Tensor:
-        """A host tensor's values, uploaded: the meta tensor that stands for them."""
+        """Upload a host tensor's values: the meta tensor that stands for them."""
         with quiet():
             data = t.detach().contiguous()
             meta = torch.empty(data.shape, dtype=data.dtype, device=META)
@@ -201,7 +202,7 @@ class Tape:
             return meta
 
     def weight(self, t: torch.Tensor, name: str | None) -> torch.Tensor:
-        """The meta tensor of a parameter or buffer: views of one host storage stay views of one storage."""
+        """The meta tensor of a parameter or buffer. Views of one host storage stay views of one storage."""
         with quiet():
             t = t.detach()
             storage = t.untyped_storage()
@@ -239,9 +240,11 @@ class Tape:
         return key
 
     def known_value(self, t: torch.Tensor):
-        """The number in a one-element tensor that is a weight, a constant or a view of one, as long as no step may have written there; else None.
+        """The number in a tensor with one element, or None if it is unknown.
 
-        A number that is read belongs to this recording's seed: with other weights the candidate is recorded anew (candidate.judge_trials).
+        It is known in a weight, in a constant and in a view of one, unless a step may have written there.
+        A number that is read belongs to this recording's seed: with other weights the candidate is recorded
+        anew (candidate.judge_trials).
         """
         with quiet():
             address = self.lower(t).untyped_storage()._cdata
@@ -256,8 +259,7 @@ class Tape:
                 .item()
             )
 
-    # -- steps
-    # ----------------------------------------------------------------------------------------------------
+    # ---- steps ----
 
     def aten(self, op: str, args: list, kwargs: dict, outs: list[int | None]) -> None:
         if None in outs:  # in place

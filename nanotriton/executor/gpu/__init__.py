@@ -3,12 +3,12 @@
 Who runs here. A worker that owns a CUDA context does, and so do compile servers, which are sandboxed
 children without one. The worker launches only kernels that a compile server made from a validated plan.
 
-What it trusts. It trusts nothing that a kernel does. A kernel can make any integer a pointer, so what
-matters is what there is to find. While a candidate is judged, its worker has nothing on the GPU but the
-inputs and weights that it was given and one arena, which holds the candidate's own buffers between guard
-zones and is poisoned before every run. The reference's answer is computed afterwards, and wiped before the
-next run. A kernel may still break its CUDA context: then the worker ends, the candidate has its verdict,
-and whatever else was in flight runs again.
+What it trusts. It trusts nothing that a kernel does. A kernel can turn any integer into a pointer, so a
+worker keeps nothing on the GPU that is worth finding. While a candidate is judged, its worker has only the
+candidate's inputs and weights there, and one arena. The arena holds the candidate's own buffers between
+guard zones and is poisoned before every run. The reference's answer is computed afterwards, and wiped before
+the next run. A kernel may still break its CUDA context. Then the worker ends, the candidate has its verdict,
+and the other candidates of that worker are judged again.
 
 Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict` and, of the executor,
 `common`, `sandbox`, `ttir` and `replay`.

@@ -1,6 +1,7 @@
 """Ask the driver which GPU there is, and Triton whether it compiles for it.
 
-It runs in a process of its own (`ask_driver` in processes.py), since CUDA must not be initialised where candidates are recorded.
+Candidates are recorded in processes in which CUDA must not be initialised. So this runs in a process of its
+own, which `ask_driver` in processes.py starts.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ from nanotriton.executor.gpu import driver
 
 OLDEST = 8  # major version of the compute capability: bfloat16 and TF32 begin there
 EMPTY_KERNEL = "module {\n  tt.func public @empty() {\n    tt.return\n  }\n}\n"
-ATTRIBUTES = {  # CUdevice_attribute
+ATTRIBUTES = {  # a field of Card -> CUdevice_attribute
     "major": 75,
     "minor": 76,
     "multi_processor_count": 16,
@@ -32,7 +33,7 @@ ATTRIBUTES = {  # CUdevice_attribute
 
 
 def describe(index: int = 0) -> Card:
-    """A GPU among those that this process may see. Initialises CUDA, makes no context.
+    """One of the GPUs that this process may see. CUDA is initialised, but no context is made.
 
     Raises OSError where there is no driver, DriverError where there is no such GPU.
     """
@@ -60,7 +61,8 @@ def check_served(card: Card) -> None:
     try:
         compile_ttir(EMPTY_KERNEL, card.target, {})
     except Exception as error:
-        text = " ".join(str(error).partition("Repro command")[0].split())[:200]
+        cause, _, _ = str(error).partition("Repro command")
+        text = " ".join(cause.split())[:200]
         version = f"Triton {triton.__version__}"
         raise ValueError(
             f"the installed {version} does not compile for this machine's {card}: {text}"
@@ -68,7 +70,7 @@ def check_served(card: Card) -> None:
 
 
 def main() -> None:
-    """In a process of its own: print the GPU as JSON, or end with a line on stderr that says why not."""
+    """Print the GPU as JSON. If it cannot be used, end with one line on stderr that says why."""
     try:
         card = describe()
     except (OSError, driver.DriverError) as error:

@@ -16,21 +16,23 @@ import triton
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.sandbox.protocol import Report, receive, send
 
-# For ptxas, which for each kernel touches 10 MB anew: of its 22 ms for an empty one 12 are page faults, with
-# these 6.
+# For ptxas, which touches 10 MB of fresh memory for each kernel. It needs 22 ms for an empty one: page faults
+# are 12 ms of that, and 6 ms with these settings.
 LARGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=33554432:glibc.malloc.mmap_threshold=1073741824"
 
 
 def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Compile one kernel after another: our code, hostile TTIR. fds[0]: a socket that brings (job, result) memory files until it closes.
+    """Compile one kernel after another.
 
-    A job: name, ttir, options, of a validated plan, the card to compile for, and seconds: an alarm ends the server if the compiler takes longer, also while
-    its worker is busy. The answer's payload is a Binary.
+    fds[0]: a socket. Until it closes, each message brings two memory files, a job and one for the answer.
+    A job is JSON: name, ttir and options of a validated plan's kernel, the card to compile for, and seconds.
+    If the compiler takes longer than `seconds`, an alarm ends the server, even while its worker is busy.
+    The answer's payload is a Binary.
     """
     from nanotriton.executor.gpu import libdevice
 
     libdevice.install()
-    # which nobody reads here; the machine code is the same without
+    # nobody reads line numbers here, and the machine code is the same without them
     triton.knobs.compilation.disable_line_info = True
     os.environ["GLIBC_TUNABLES"] = LARGE_PAGES
     report.begin()
@@ -44,39 +46,39 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
             job = json.load(file)
         began = cpu_seconds()
         signal.setitimer(signal.ITIMER_REAL, job["seconds"])
-        compile_one(Report(files[1]), job)
+        fill_order(Report(files[1]), job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         os.close(files[1])
         send(sock, {"cpu": cpu_seconds() - began})
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it ran."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
+    """CPU time of this process and of those that it ran."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
-def compile_one(report: Report, job: dict) -> None:
+def fill_order(report: Report, job: dict) -> None:
+    """Compile the kernel of an order (sandbox/servers.py), and write the answer.
+
+    Raises MemoryError or OSError, which end the server, if the server lacks memory itself.
+    """
     from nanotriton.executor.gpu.compiler import CompileError, compile_kernel
     from nanotriton.plan.plan import Kernel
     from nanotriton.plan.signature import signature
 
     report.stage("compile")
     try:
-        binary = compile_kernel(
-            Kernel(job["name"], job["ttir"], job["options"], signature(job["ttir"], job["name"])),
-            Card(**job["card"]),
-        )
+        parameters = signature(job["ttir"], job["name"])
+        kernel = Kernel(job["name"], job["ttir"], job["options"], parameters)
+        binary = compile_kernel(kernel, Card(**job["card"]))
         report.finish({}, binary.to_bytes())
     except CompileError as error:
         report.finish({"status": error.status, "message": error.message})
-    # this ends the server: what kernels before left may be to blame, so a fresh one is asked again
     except (MemoryError, OSError) as error:
         if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
-            report.finish(
-                {
-                    "status": "memory_limit",
-                    "message": f"kernel {job['name']}: to compile it takes more memory than the limit",
-                }
-            )
+            message = f"kernel {job['name']}: to compile it takes more memory than the limit"
+            report.finish({"status": "memory_limit", "message": message})
+        # memory that earlier kernels left behind may be to blame, so a fresh server is asked again
         raise

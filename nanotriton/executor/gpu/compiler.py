@@ -1,8 +1,9 @@
 """TTIR to cubin: the only way to code that runs on a GPU. No GPU is needed.
 
-`compile_kernel` is trusted code on hostile input: old or odd kernels abort the compiler, so it runs in a process that may die
-(a child of a zygote, under limits), and what comes back is a `Binary`: bytes and numbers. Nothing compiled elsewhere is
-ever loaded. Measured: 44 ms for a softmax, 220 ms with `tl.dot`, CPU time of one core.
+`compile_kernel` is trusted code on hostile input. Odd kernels abort the compiler, so it runs in a process
+that may die: a compile server, under limits. The answer is a `Binary`, bytes and numbers.
+Nothing compiled elsewhere is ever loaded.
+Measured on one core: 44 ms of CPU time for a softmax, 220 ms for a kernel with `tl.dot`.
 """
 
 import functools
@@ -18,17 +19,17 @@ from nanotriton.plan.aten import PlanError, check
 from nanotriton.plan.plan import Kernel
 from nanotriton.plan.signature import one_descriptor
 
-MAX_CUBIN = 64 << 20
-MAX_SCRATCH = 1 << 30  # bytes a program
+MAX_CUBIN = 64 << 20  # bytes
+MAX_SCRATCH = 1 << 30  # bytes for each CTA
 TENSOR_MEMORY = 512  # columns, on GPUs that have it (sm_100): CUDA has no attribute for their number
 MAX_KEPT = 256 << 20  # bytes of binaries in memory
 
 
 class CompileError(Exception):
-    """`status` is a Verdict status: compile_error or out_of_resources."""
+    """A kernel that cannot be compiled. `status` is a verdict's: compile_error or out_of_resources."""
 
     def __init__(self, status: str, message: str):
-        super().__init__(status, message)  # both, or it could not be pickled
+        super().__init__(status, message)  # pickle calls the class with these arguments
         self.status, self.message = status, message
 
     def __str__(self) -> str:
@@ -37,59 +38,66 @@ class CompileError(Exception):
 
 @dataclass
 class Binary:
-    """A compiled kernel and what its launch needs to know."""
+    """A compiled kernel with everything that its launch needs to know."""
 
     name: str
     cubin: bytes
     shared: int  # bytes of dynamic shared memory
-    num_warps: int  # as launched: warp specialisation adds some
+    num_warps: int  # of a launch: warp specialisation adds some
     num_ctas: int
     cooperative: bool
-    scratch: int = 0  # bytes of global scratch a program
+    scratch: int = 0  # bytes of global scratch memory for each CTA
     scratch_align: int = 1
     profile_scratch: int = 0
-    # of each host-side descriptor: its TMA layout, None: passed as numbers
+    # the TMA layout of each host-side descriptor; None, or no entry, where it is passed as numbers
     descriptors: list[dict | None] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
-        header = {k: v for k, v in asdict(self).items() if k != "cubin"}
+        header = asdict(self)
+        del header["cubin"]
         return json.dumps(header).encode() + b"\n" + self.cubin
 
     @classmethod
     def from_bytes(cls, data: bytes, card: Card) -> "Binary":
-        """Raises PlanError if it isn't one for that GPU: a compiler that a kernel took over could send anything."""
+        """Raises PlanError if the bytes are no binary for that GPU.
+
+        A hostile kernel may have taken the compiler over, which could then send anything.
+        """
         header, _, cubin = data.partition(b"\n")
         try:
             binary = cls(**json.loads(header), cubin=cubin)
         except (ValueError, TypeError, RecursionError) as error:
             raise PlanError(f"malformed binary: {str(error)[:200]}") from None
-        numbers = {
-            "shared": card.shared_memory_per_block_optin,
-            "num_warps": 64,
-            "num_ctas": 16,
-            "scratch": MAX_SCRATCH,
-            "profile_scratch": MAX_SCRATCH,
-        }
-        for name, limit in numbers.items():
-            value = getattr(binary, name)
-            check(
-                type(value) is int and 0 <= value <= limit, f"malformed binary: {name} is {str(value)[:40]}"
-            )
-        check(
-            type(binary.scratch_align) is int and 0 < binary.scratch_align <= 1024,
-            "malformed binary: alignment",
-        )
-        check(type(binary.name) is str and type(binary.cooperative) is bool, "malformed binary: name")
-        check(binary.cubin[:4] == b"\x7fELF" and len(binary.cubin) <= MAX_CUBIN, "malformed binary: no cubin")
-        check(
-            type(binary.descriptors) is list and len(binary.descriptors) <= 64,
-            "malformed binary: descriptors",
-        )
+        binary._check(card)
         return binary
+
+    def _check(self, card: Card) -> None:
+        """Raise PlanError unless every field has its type and a sensible value."""
+        ranges = {
+            "shared": (0, card.shared_memory_per_block_optin),
+            "num_warps": (0, 64),
+            "num_ctas": (0, 16),
+            "scratch": (0, MAX_SCRATCH),
+            "scratch_align": (1, 1024),
+            "profile_scratch": (0, MAX_SCRATCH),
+        }
+        for name, (least, most) in ranges.items():
+            value = getattr(self, name)
+            fits = type(value) is int and least <= value <= most
+            check(fits, f"malformed binary: {name} is {str(value)[:40]}")
+        check(type(self.name) is str, "malformed binary: name")
+        check(type(self.cooperative) is bool, "malformed binary: cooperative")
+        is_elf = self.cubin[:4] == b"\x7fELF"
+        check(is_elf and len(self.cubin) <= MAX_CUBIN, "malformed binary: no cubin")
+        listed = type(self.descriptors) is list
+        check(listed and len(self.descriptors) <= 64, "malformed binary: descriptors")
 
 
 def compile_kernel(kernel: Kernel, card: Card) -> Binary:
-    """One kernel of a validated plan, for that GPU. Raises CompileError; hostile TTIR can also kill the process."""
+    """One kernel of a validated plan, for that GPU.
+
+    Raises CompileError. Hostile TTIR can also kill the process.
+    """
     from triton.runtime.errors import OutOfResources, PTXASError
 
     from nanotriton.executor.gpu.stages import compile_ttir
@@ -119,48 +127,55 @@ def compile_kernel(kernel: Kernel, card: Card) -> Binary:
 
 
 def _check_resources(name: str, metadata: dict, card: Card) -> None:
-    """Raise CompileError if a block takes more than the GPU has, as Triton does where it loads a kernel."""
-    shared, columns = metadata["shared"], metadata.get("tmem_size") or 0
-    if shared > card.shared_memory_per_block_optin:
-        there, help = card.shared_memory_per_block_optin, "smaller blocks or num_stages help"
-        text = f"shared memory, {shared} bytes needed, {there} there are; {help}"
-        raise CompileError("out_of_resources", f"{name}: out of resource: {text}")
+    """Raise CompileError if a block takes more than the GPU has. Triton checks it when it loads a kernel."""
+    refusal = f"{name}: out of resource:"
+    shared, there = metadata["shared"], card.shared_memory_per_block_optin
+    if shared > there:
+        text = f"shared memory, {shared} bytes needed, {there} there are; smaller blocks or num_stages help"
+        raise CompileError("out_of_resources", f"{refusal} {text}")
+    columns = metadata.get("tmem_size") or 0
     if columns > TENSOR_MEMORY:
         text = f"tensor memory, {columns} columns needed, {TENSOR_MEMORY} there are; smaller blocks help"
-        raise CompileError("out_of_resources", f"{name}: out of resource: {text}")
+        raise CompileError("out_of_resources", f"{refusal} {text}")
 
 
 def _check_signature(kernel: Kernel, source) -> None:
-    """MLIR's reading of the parameters must be ours, on which the arguments were checked: else a launch would pass too few."""
+    """Raise CompileError if MLIR reads other parameters than we do: a launch would pass too few arguments.
+
+    A launch's arguments were checked against our reading, kernel.signature. source: MLIR's reading.
+    """
     theirs = [str(ty) for ty in source.signature.values()]
     ours = [re.sub(r"^!tt\.ptr<(.*)>$", r"*\1", ty) for ty, _ in kernel.signature]
     if source.name != f"@{kernel.name}" or [one_descriptor(ty) for ty in theirs] != ours:
-        raise CompileError(
-            "compile_error", f"the TTIR of {kernel.name} reads as {source.name}({', '.join(theirs)[:200]})"
-        )
+        parameters = ", ".join(theirs)[:200]
+        raise CompileError("compile_error", f"the TTIR of {kernel.name} reads as {source.name}({parameters})")
 
 
 def _first_line(text: str) -> str:
-    return next((line for line in map(str.strip, text.splitlines()) if line), "the compiler failed")[:400]
+    lines = [line.strip() for line in text.splitlines()]
+    return next(filter(None, lines), "the compiler failed")[:400]
 
 
 class BinaryCache:
     """One GPU's binaries, named after the target, a kernel's text and its options.
 
-    In memory, oldest out first, and in a folder if one is given.
+    They are kept in memory, from which the oldest go first, and in a folder if one is given.
     """
 
     def __init__(self, card: Card, folder: str | Path | None = None):
-        self.card, self.folder, self.size = card, Path(folder) if folder else None, 0
+        self.card = card
+        self.folder = Path(folder) if folder else None
         self.binaries: OrderedDict[str, bytes] = OrderedDict()
+        self.size = 0  # bytes in memory
 
     def name(self, kernel: Kernel) -> str:
         return f"{kernel.key}-{self.card.sm}"
 
     def get(self, kernel: Kernel) -> Binary | None:
-        data = self.binaries.get(self.name(kernel))
-        if data is None and self.folder and (path := self.folder / self.name(kernel)).exists():
-            data = path.read_bytes()
+        name = self.name(kernel)
+        data = self.binaries.get(name)
+        if data is None and self.folder and (self.folder / name).exists():
+            data = (self.folder / name).read_bytes()
         return Binary.from_bytes(data, self.card) if data is not None else None
 
     def put(self, kernel: Kernel, binary: Binary) -> None:
@@ -169,9 +184,10 @@ class BinaryCache:
             self.binaries[name] = data
             self.size += len(data)
         while self.size > MAX_KEPT:
-            self.size -= len(self.binaries.popitem(last=False)[1])
+            _, oldest = self.binaries.popitem(last=False)
+            self.size -= len(oldest)
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             new = self.folder / f".{name}.{os.getpid()}"
             new.write_bytes(data)
-            new.rename(self.folder / name)  # whole or not at all, whoever else writes it
+            new.rename(self.folder / name)  # other workers write there too, and see whole files only

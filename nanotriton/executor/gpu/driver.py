@@ -1,8 +1,9 @@
-"""The CUDA driver's API by ctypes: load a cubin, launch it. What Triton's own launcher does, without compiling C for it.
+"""The CUDA driver's API by ctypes: load a cubin and launch it. Triton's own launcher needs a C compiler.
 
-Arguments are packed as Triton's ABI wants them: every parameter of the TTIR in order (a host-side descriptor is a 128-byte tensor
-map, or plain numbers where the kernel does not use TMA, then shape and strides), then two scratch pointers. `load` compares
-the sizes with what the cubin itself says it takes: a launch with too few arguments would make the driver read wild memory.
+Arguments are packed in Triton's order: every parameter of the TTIR, then two pointers to scratch memory.
+A host-side descriptor is a 128-byte tensor map, or plain numbers where the kernel does not use TMA, followed
+by its shape and strides. `pack` compares the sizes with those that the cubin itself names, because a launch
+with too few arguments would make the driver read wild memory.
 """
 
 import ctypes
@@ -11,10 +12,10 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # who only asks what GPU there is (card.py) need not wait for torch's import
+if TYPE_CHECKING:  # ask.py runs without torch, which takes seconds to import
     from nanotriton.executor.gpu.compiler import Binary
 
-# errors after which the context is lost: the process has to end
+# Errors after which the context is lost, so that the process has to end
 FATAL = {
     700: "illegal memory access",
     702: "launch timed out",
@@ -26,13 +27,19 @@ FATAL = {
     719: "launch failed",
     710: "device-side assertion",
 }
+BLOCKING_SYNC = 4  # CU_CTX_SCHED_BLOCKING_SYNC
+CONTEXT_ACTIVE = 708  # CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14  # CU_FUNC_ATTRIBUTE_*
 COOPERATIVE, CLUSTER_DIMENSION, CLUSTER_SCHEDULING = 2, 4, 5  # CU_LAUNCH_ATTRIBUTE_*
-TMA_TYPE = {8: 10, 9: 8, 10: 9}  # Triton numbers three element types otherwise than the driver
+NO_INTERLEAVE, PROMOTE_128B = 0, 2  # CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+TMA_TYPE = {8: 10, 9: 8, 10: 9}  # CUtensorMapDataType, where Triton's number is another one
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "f16": "e", "f32": "f", "f64": "d"}
+TENSOR_MAP = 128  # bytes
 
 
 class DriverError(RuntimeError):
+    """A call of the driver failed. fatal: this process has lost its CUDA context."""
+
     def __init__(self, code: int, what: str):
         super().__init__(f"{what}: {FATAL.get(code, f'CUDA driver error {code}')}")
         self.code, self.fatal = code, code in FATAL
@@ -59,22 +66,26 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *args) -> None:
+    """Call one of the driver's functions. Raises DriverError."""
     if code := getattr(library(), name)(*args):
         raise DriverError(code, name)
 
 
 def context_is_lost() -> bool:
-    """Wait for all that was launched: whether something has ended this process's context."""
+    """Whether this process has lost its CUDA context. It first waits for everything that was launched."""
     return library().cuCtxSynchronize() in FATAL
 
 
 def sleep_while_waiting() -> None:
-    """Let this process sleep when it waits for the GPU, instead of spinning. Before the context is made."""
+    """Let this process sleep when it waits for the GPU, instead of spinning.
+
+    It must be called before the context is made.
+    """
     call("cuInit", 0)
     try:
-        call("cuDevicePrimaryCtxSetFlags", 0, 4)  # CU_CTX_SCHED_BLOCKING_SYNC
+        call("cuDevicePrimaryCtxSetFlags", 0, BLOCKING_SYNC)
     except DriverError as error:
-        if error.code != 708:  # CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE: torch has made it already, spinning
+        if error.code != CONTEXT_ACTIVE:  # torch has made it already: it spins
             raise
 
 
@@ -89,6 +100,9 @@ def fill(address: int, size: int, stream: int) -> None:
     )
 
 
+# ---- loading ----
+
+
 @dataclass
 class Function:
     """A loaded kernel. `unload` it before forgetting it."""
@@ -96,7 +110,7 @@ class Function:
     binary: "Binary"
     module: ctypes.c_void_p
     handle: ctypes.c_void_p
-    sizes: list[int]  # bytes of each parameter, as the cubin says
+    sizes: list[int]  # bytes of each parameter, as the cubin names them
 
     def unload(self) -> None:
         call("cuModuleUnload", self.module)
@@ -110,36 +124,67 @@ def load(binary: "Binary") -> Function:
         call("cuFuncSetAttribute", handle, MAX_DYNAMIC_SHARED, binary.shared)
     if binary.num_ctas == 16:
         call("cuFuncSetAttribute", handle, NON_PORTABLE_CLUSTER, 1)
-    sizes, offset, size = [], ctypes.c_size_t(), ctypes.c_size_t()
-    while not library().cuFuncGetParamInfo(
-        handle, ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size)
-    ):
+    return Function(binary, module, handle, _parameter_sizes(handle))
+
+
+def _parameter_sizes(handle: ctypes.c_void_p) -> list[int]:
+    """Bytes of each parameter. The driver names them one by one, until there is none with that number."""
+    sizes: list[int] = []
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    while True:
+        number = ctypes.c_size_t(len(sizes))
+        if library().cuFuncGetParamInfo(handle, number, ctypes.byref(offset), ctypes.byref(size)):
+            return sizes
         sizes.append(size.value)
-    return Function(binary, module, handle, sizes)
+
+
+# ---- arguments ----
+
+
+def parameters(value: Any) -> int:
+    """How many parameters of the TTIR an argument fills. A descriptor's shape and strides have their own.
+
+    value: a number, an address or a tensor's id, or a descriptor [address or id, shape, strides, padding].
+    """
+    if not isinstance(value, list):
+        return 1
+    _, shape, strides, _ = value
+    return 1 + len(shape) + len(strides)
 
 
 def pack(function: Function, args: list[tuple[str, Any]], scratch: int, profile: int) -> list[bytes]:
-    """Bytes of every parameter. args: (TTIR type, value); of a descriptor [address, shape, strides, padding]."""
-    packed, descriptors = [], iter(function.binary.descriptors)
+    """Bytes of every parameter. Raises DriverError if the cubin wants other sizes.
+
+    args: (TTIR type, value). The value of a pointer is an address, and that of a descriptor is
+    [address, shape, strides, padding].
+    scratch, profile: addresses of scratch memory.
+    """
+    packed: list[bytes] = []
+    descriptors = iter(function.binary.descriptors)
     for ty, value in args:
         if ty.startswith("!tt.tensordesc"):
             packed += _descriptor(value, next(descriptors, None), function.sizes[len(packed) :])
-        elif ty.startswith("!tt.ptr"):
-            packed.append(struct.pack("<Q", value))
-        elif ty == "bf16":
-            packed.append(struct.pack("<f", value)[2:])
-        elif ty[0] == "i":
-            size = struct.calcsize(FORMATS[ty])
-            packed.append((int(value) & ((1 << 8 * size) - 1)).to_bytes(size, "little"))
         else:
-            packed.append(_float(FORMATS[ty], value))
+            packed.append(_scalar(ty, value))
     packed += [struct.pack("<Q", scratch), struct.pack("<Q", profile)]
-    if [len(p) for p in packed] != function.sizes:
-        raise DriverError(
-            1,
-            f"{function.binary.name} takes parameters of {function.sizes} bytes, not {[len(p) for p in packed]}",
-        )
+    sizes = [len(data) for data in packed]
+    if sizes != function.sizes:
+        name = function.binary.name
+        raise DriverError(1, f"{name} takes parameters of {function.sizes} bytes, not {sizes}")
     return packed
+
+
+def _scalar(ty: str, value: Any) -> bytes:
+    """A pointer or a number. Integers wrap around, and floats that are too large become infinite."""
+    if ty.startswith("!tt.ptr"):
+        return struct.pack("<Q", value)
+    if ty == "bf16":
+        return _float("f", value)[2:]
+    if ty[0] == "i":
+        size = struct.calcsize(FORMATS[ty])
+        mask = (1 << 8 * size) - 1
+        return (int(value) & mask).to_bytes(size, "little")
+    return _float(FORMATS[ty], value)
 
 
 def _float(form: str, value: float) -> bytes:
@@ -150,65 +195,82 @@ def _float(form: str, value: float) -> bytes:
 
 
 def _descriptor(value: list, layout: dict | None, sizes: list[int]) -> list[bytes]:
-    """sizes: of the cubin's parameters from here on."""
+    """A descriptor's parameters.
+
+    layout: of its tensor map, or None without TMA. sizes: of the cubin's parameters from here on.
+    """
     address, shape, strides, padding = value
-    numbers = [struct.pack("<i", n) for n in shape] + [struct.pack("<q", s) for s in strides]
+    nan = padding == "nan"
+    numbers = [struct.pack("<i", n) for n in shape]
+    numbers += [struct.pack("<q", s) for s in strides]
     if layout is not None:
-        return [tensor_map(address, shape, strides, padding == "nan", layout), *numbers]
-    wide = [struct.pack("<Q", address), *(struct.pack("<q", n) for n in (*shape, *strides))]
-    flags = [struct.pack("<b", padding == "nan")]
-    if sizes[len(wide) + 1 : len(wide) + 2] == [1]:  # triton 3.8 adds round_f32_to_tf32
+        return [tensor_map(address, shape, strides, nan, layout), *numbers]
+    wide = [struct.pack("<Q", address)]
+    wide += [struct.pack("<q", n) for n in (*shape, *strides)]
+    flags = [struct.pack("<b", nan)]
+    after = len(wide) + len(flags)
+    if sizes[after : after + 1] == [1]:  # triton 3.8 adds round_f32_to_tf32
         flags.append(struct.pack("<b", 0))
     return [*wide, *flags, *numbers]
 
 
 def tensor_map(address: int, shape: list[int], strides: list[int], nan: bool, layout: dict) -> bytes:
-    """A CUtensorMap, tiled, as Triton's launcher fills it: sizes innermost first, strides in bytes."""
-    rank, size = len(layout["block_size"]), layout["elem_size"]
-    sizes = [*shape[:-1], shape[-1] * 2] if layout.get("fp4_padded") else shape
+    """A tiled CUtensorMap as Triton's launcher fills it.
+
+    nan: elements outside of the tensor are read as NaN, else as 0.
+    The driver wants the innermost dimension first, and strides in bytes. The innermost stride is left out: it
+    is one element.
+    """
+    rank = len(layout["block_size"])
+    if layout.get("fp4_padded"):
+        shape = [*shape[:-1], 2 * shape[-1]]
+    outer = [s * layout["elem_size"] for s in strides[:-1]]
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
-    dims, pitches = (u64 * rank)(*sizes[::-1]), (u64 * max(1, rank))(*[s * size for s in strides[-2::-1]], 0)
-    box, ones = (u32 * rank)(*layout["block_size"][::-1]), (u32 * rank)(*[1] * rank)
-    room = ctypes.create_string_buffer(128 + 64)
-    start = -ctypes.addressof(room) % 64  # the driver wants 64-byte alignment
-    kind = TMA_TYPE.get(layout["elem_type"], layout["elem_type"])
+    sizes = (u64 * rank)(*reversed(shape))
+    pitches = (u64 * max(1, rank))(*reversed(outer), 0)
+    box = (u32 * rank)(*reversed(layout["block_size"]))
+    element_strides = (u32 * rank)(*[1] * rank)
+    room, start = _aligned(bytes(TENSOR_MAP))
     call(
         "cuTensorMapEncodeTiled",
-        ctypes.c_void_p(ctypes.addressof(room) + start),
-        kind,
+        ctypes.c_void_p(start),
+        TMA_TYPE.get(layout["elem_type"], layout["elem_type"]),
         u32(rank),
         ctypes.c_void_p(address),
-        dims,
+        sizes,
         pitches,
         box,
-        ones,
-        0,
+        element_strides,
+        NO_INTERLEAVE,
         layout["swizzle"],
-        2,
+        PROMOTE_128B,
         1 if nan else 0,
     )
-    return room.raw[start : start + 128]
+    first = start - ctypes.addressof(room)
+    return room.raw[first : first + TENSOR_MAP]
+
+
+# ---- launches ----
 
 
 class Prepared:
-    """A launch with its arguments in place: `go` costs one driver call. keep: what has to live as long (scratch memory)."""
+    """A launch with its arguments in place, so that `go` costs one call of the driver."""
 
     def __init__(self, function: Function, grid: tuple[int, int, int], packed: list[bytes], keep: Any = None):
-        b = function.binary
+        """packed: of `pack`. keep: objects that must live as long as the launch, such as scratch memory."""
+        binary = function.binary
         self.function, self.keep = function, keep
-        self.buffers = [_aligned(p) for p in packed]
+        self.buffers = [_aligned(data) for data in packed]
         self.params = (ctypes.c_void_p * len(packed))(*[address for _, address in self.buffers])
-        attributes = []
-        if b.cooperative:
-            attributes.append((COOPERATIVE, [1]))
-        if b.num_ctas > 1:
-            attributes += [(CLUSTER_DIMENSION, [b.num_ctas, 1, 1]), (CLUSTER_SCHEDULING, [1])]
-        self.attributes = (LaunchAttribute * max(1, len(attributes)))()
-        for slot, (number, values) in zip(self.attributes, attributes):
-            slot.id, slot.value[: len(values)] = number, values
+        self.attributes, count = _attributes(binary)
         x, y, z = grid
         self.config = LaunchConfig(
-            (x * b.num_ctas, y, z), (32 * b.num_warps, 1, 1), b.shared, None, self.attributes, len(attributes)
+            grid=(x * binary.num_ctas, y, z),
+            block=(32 * binary.num_warps, 1, 1),
+            shared=binary.shared,
+            stream=None,
+            attributes=self.attributes,
+            count=count,
         )
 
     def go(self, stream: int) -> None:
@@ -216,8 +278,23 @@ class Prepared:
         call("cuLaunchKernelEx", ctypes.byref(self.config), self.function.handle, self.params, None)
 
 
+def _attributes(binary: "Binary") -> tuple[Any, int]:
+    """(an array of LaunchAttribute, how many of them are used)."""
+    wanted = []
+    if binary.cooperative:
+        wanted.append((COOPERATIVE, [1]))
+    if binary.num_ctas > 1:
+        wanted.append((CLUSTER_DIMENSION, [binary.num_ctas, 1, 1]))
+        wanted.append((CLUSTER_SCHEDULING, [1]))
+    attributes = (LaunchAttribute * max(1, len(wanted)))()
+    for attribute, (number, values) in zip(attributes, wanted):
+        attribute.id = number
+        attribute.value[: len(values)] = values
+    return attributes, len(wanted)
+
+
 def _aligned(data: bytes) -> tuple[Any, int]:
-    """(what keeps it alive, address) of a copy at a multiple of 64."""
+    """(buffer, address) of a copy at a multiple of 64 bytes. The buffer keeps the copy alive."""
     room = ctypes.create_string_buffer(len(data) + 64)
     address = ctypes.addressof(room) + (-ctypes.addressof(room) % 64)
     ctypes.memmove(address, data, len(data))

@@ -1,9 +1,11 @@
-"""A worker that owns a CUDA context: compiles plans in children, replays them in an arena, and times them.
+"""A worker's GPU: its memory, its compiled kernels, its stopwatch, and its turns beside other workers.
 
-The zygote was forked before the context was made, with no GPU visible: it records and compiles; only this process, which never runs a
-candidate's Python, touches the GPU. While a candidate runs there is nothing on the GPU in this process but its own buffers and the inputs
-and weights that it is given: answers of the reference are computed later and dropped before the next run. (Where the driver lets GPUs read
-host memory by address, a kernel could reach this process's heap: the secret seed is there, answers are not.)
+The worker's zygote was forked before the CUDA context was made, and sees no GPU. Candidates are recorded and
+kernels are compiled in its children. Only the worker, which never runs a candidate's Python, touches the GPU.
+While a candidate's plan runs, the worker has only that plan's arena on the GPU, with the inputs and weights
+that it was given. The reference's answers are computed later, and dropped before the next run.
+(Some drivers let a GPU read host memory by its address. A kernel could then reach the worker's heap, which
+holds the secret seed, but no answer.)
 """
 
 import fcntl
@@ -21,8 +23,8 @@ from nanotriton.executor.gpu.compiler import BinaryCache
 from nanotriton.executor.gpu.locks import Turns
 from nanotriton.executor.gpu.timing import Stopwatch
 
-# bytes of freed memory that are overwritten, and that a worker keeps between two turns; to give
-# back more takes the driver milliseconds
+# Bytes of freed memory that a worker may keep, between two candidates and between two turns. They are
+# overwritten. More than that is given back to the driver, which takes it milliseconds.
 WIPED = 2 << 30
 
 
@@ -30,30 +32,32 @@ class Gpu:
     """What a worker has on its GPU: at most one candidate's arena, compiled kernels, and a stopwatch."""
 
     def __init__(self, folder: str, locks: str, card: Card):
+        """folder: path that begins the names of this executor's files. locks: a folder for every executor's.
+
+        Raises RuntimeError if the GPU is another one than `card`.
+        """
         here = torch.cuda.get_device_properties(torch.cuda.current_device())
         if (here.name, here.major, here.minor) != (card.name, card.major, card.minor):
             raise RuntimeError(f"this GPU is a {here.name}, not the {card} that kernels are compiled for")
         self.card = card
         driver.sleep_while_waiting()  # the cores are for recordings and compilations
         torch.cuda.init()
-        # Judged with TF32 off everywhere; timing turns torch's defaults back on.
+        # Candidates are judged with TF32 off everywhere. Timing turns torch's defaults back on.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         self.binaries = BinaryCache(card, folder)
-        # Of what there is for this executor (a trainer may share the GPU) a candidate's buffers get half;
-        # inputs and the reference the rest.
-        self.budget = most(f"{folder}-free", torch.cuda.mem_get_info()[0]) // 2
-        self.share = self.budget // REPLAYERS  # who needs more has the GPU alone
-        self.owner = None  # the GpuRunner whose candidate has the arena
-        self.lost = False  # the context: this process must end
-        self.times = f"{folder}-times"  # what is known of tasks, for all workers of this executor
+        # A trainer may share the GPU. Of the memory that is free for this executor a candidate's buffers get
+        # half, and inputs and the reference the rest.
+        free, _ = torch.cuda.mem_get_info()
+        self.budget = most(f"{folder}-free", free) // 2  # bytes of one candidate's arena, at most
+        self.share = self.budget // REPLAYERS  # a candidate that needs more has the GPU alone
+        self.owner = None  # the GpuRunner of the candidate that has the arena
+        self.lost = False  # the context is lost: this process must end
+        self.times = f"{folder}-times"  # a folder with a file for each task, for all workers
         self._watch: Stopwatch | None = None
-        folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")  # every executor's on this machine
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        name = os.path.join(folder, str(here.uuid))
-        self.turns = Turns(name)
+        self.turns = Turns(os.path.join(_lock_folder(locks), str(here.uuid)))
 
     def own(self, runner) -> None:
-        """The GPU is this candidate's from here on: whatever there is of another's, or of the reference's answers, goes."""
+        """Give the GPU to a runner, or to none. Buffers of other runners go, and answers of the reference."""
         if self.lost:
             self.owner = runner
             return
@@ -65,7 +69,10 @@ class Gpu:
         wipe_free_memory()
 
     def known(self, task: str) -> tuple[float, int] | None:
-        """(microseconds of the reference, bytes of the inputs that its answer needs) if a worker has found them out."""
+        """(microseconds of the reference, bytes of the inputs that its answer needs), or None.
+
+        None: no worker has measured that task so far.
+        """
         try:
             with open(os.path.join(self.times, task)) as file:
                 return tuple(json.load(file))
@@ -73,6 +80,7 @@ class Gpu:
             return None
 
     def learn(self, task: str, reference_us: float, needed: int) -> None:
+        """Let all workers of this executor know what `known` returns for the task."""
         os.makedirs(self.times, exist_ok=True)
         new = os.path.join(self.times, f".{task}.{os.getpid()}")
         with open(new, "w") as file:
@@ -80,7 +88,10 @@ class Gpu:
         os.rename(new, os.path.join(self.times, task))
 
     def crowded(self, job, reference) -> bool:
-        """Whether they need more than a worker's share: a task's inputs and answer are there about eight times over, some in float64."""
+        """Whether a candidate and its task need more memory than a worker's share.
+
+        A task's inputs and answer are on the GPU about eight times, some of them in float64.
+        """
         return job.large or 4 * reference.bytes > self.share
 
     @property
@@ -90,44 +101,63 @@ class Gpu:
 
     @contextmanager
     def busy(self):
-        """Work beside other workers'. Much memory is given back at the end, for the others, until this worker's next turn."""
+        """A turn beside other workers. A worker that holds much memory gives it back for them at the end."""
         with self.turns.busy():
             yield
             if not self.lost and memory_in_use("reserved") > WIPED:
                 self.clear()
 
     def clear(self) -> None:
-        """Give the GPU's memory back. A candidate that is not done yet finds its buffers and kernels made anew."""
+        """Give the GPU's memory back. If a candidate is not done, its buffers and kernels are made anew."""
         self.own(None)
         if memory_in_use("allocated") > WIPED:
-            gc.collect()  # what still holds so much is a cycle, of an exception and its frames
+            gc.collect()  # an exception and its frames are a cycle, which still holds so much
         torch.cuda.empty_cache()
 
     @contextmanager
     def alone(self):
-        """Within `busy`: work that needs the memory of all, once the others are done with what they have begun."""
+        """Within `busy`: have all of the GPU's memory, once the other workers have ended their turns."""
         self.clear()
         with self.turns.alone():
             yield
 
 
+def _lock_folder(locks: str) -> str:
+    """Where every executor of this user on this machine has its locks. It is made if need be."""
+    folder = os.path.join(locks, f"nanotriton-locks-{os.getuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
 def most(path: str, free: int) -> int:
-    """The most that any worker of this executor found free when it began: one that begins later finds the others' tasks in memory."""
+    """The most bytes that any worker of this executor found free when it began.
+
+    A worker that begins later than others finds their tasks in memory, and so fewer bytes.
+    path: a file that all of them read and add to.
+    """
     with open(path, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        free = max([free, *map(int, file.read().split())])
+        earlier = [int(number) for number in file.read().split()]
+        free = max([free, *earlier])
         file.write(f"{free}\n")
     return free
 
 
 def memory_in_use(kind: str) -> int:
-    """Bytes that torch's allocator has "reserved" or "allocated". torch.cuda.memory_reserved() and ..._allocated() sort all statistics first."""
-    return torch.cuda.memory_stats_as_nested_dict().get(f"{kind}_bytes", {}).get("all", {}).get("current", 0)
+    """Bytes that torch's allocator has "reserved" or "allocated".
+
+    torch.cuda.memory_reserved() and memory_allocated() are slower, because they sort all statistics first.
+    """
+    statistics = torch.cuda.memory_stats_as_nested_dict()  # empty before the first allocation
+    return statistics.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0)
 
 
 def wipe_free_memory() -> None:
-    """Overwrite what torch's allocator keeps of tensors that are gone: the reference's answers to the inputs of a moment ago."""
+    """Overwrite the memory of tensors that are gone, which torch's allocator keeps.
+
+    It may hold the reference's answers to the inputs of a moment ago.
+    """
     stream = torch.cuda.current_stream().cuda_stream
     for segment in torch.cuda.memory_snapshot():
         for block in segment["blocks"]:

@@ -1,60 +1,72 @@
 """A launch in two halves, for kernels whose programs may see each other's work.
 
-GPUs start programs in the order of their numbers, and those of a small launch all at once, so a kernel that is right only if a certain program
-comes last can be right every time. Such kernels are also run in halves, one after the other, in both orders: each program is either in the first or
-in the second half, by a hash of its number. (The CPU's evaluator sees races itself, and turns around those that it cannot judge.)
+GPUs start programs in the order of their numbers, and all programs of a small launch at once. So a kernel
+that is right only if a certain program comes last can be right every time. Such a kernel is also run in
+halves, one after the other, in both orders. A hash of a program's number decides which half it is in.
+(The evaluator on the CPU sees races itself. For those that it cannot judge, every second run is backwards.)
 """
 
 import re
 from dataclasses import replace
 
+from nanotriton.executor.gpu import driver
 from nanotriton.executor.ttir.analysis import provenance, waits, walk
 from nanotriton.executor.ttir.parse import parse
-from nanotriton.executor.ttir.types import TTIRError
+from nanotriton.executor.ttir.types import Function, Op, TTIRError
 from nanotriton.plan.plan import Kernel, Launch, Plan
 
 
 def may_meet(plan: Plan, number: int, calls: list[Launch]) -> bool:
-    """Whether programs of kernel `number`, in one of these launches, may see what others do: it has atomics, or loads from a buffer that it stores to.
+    """Whether programs of kernel `number`, in one of these launches, may see each other's work.
 
-    False for one that waits for others: it relies on all of them running at once, and would wait forever.
+    They may if the kernel has atomics, or loads from a buffer that it stores to.
+    False for a kernel whose programs wait for each other: they must all run, and a half would wait forever.
     """
     kernel = plan.kernels[number]
     try:
         functions = parse(kernel.ttir)
         entry = next(f for f in functions.values() if f.name == kernel.name)
-        ops = [op for f in functions.values() for op in walk(f.body)]
+        ops = _operations(functions)
         stored, loaded = provenance(functions, entry)
-    except (TTIRError, ValueError, LookupError, TypeError, StopIteration):  # beyond our reading of TTIR
+    except (TTIRError, ValueError, LookupError, TypeError, StopIteration):  # we cannot read this TTIR
         return "scf.while" not in kernel.ttir
     if any(op.name == "scf.while" and waits(op) for op in ops):
         return False
     if any(op.name.startswith("tt.atomic") or op.attrs.get("isVolatile") == "true" for op in ops):
         return True
-    return any(
-        buffers(plan, call.args, stored) & buffers(plan, call.args, loaded)
-        for call in calls
-        if call.kernel == number
-    )
+    for call in calls:
+        if call.kernel == number and buffers(plan, call.args, stored) & buffers(plan, call.args, loaded):
+            return True
+    return False
+
+
+def _operations(functions: dict[str, Function]) -> list[Op]:
+    """Every operation of every function, those inside loops and branches included."""
+    found: list[Op] = []
+    for function in functions.values():
+        found += walk(function.body)
+    return found
 
 
 def buffers(plan: Plan, args: list, mask: int) -> set[int]:
-    """Storages of those arguments whose bits are set; a descriptor's shape and strides are parameters of their own."""
+    """The storages of some of a launch's arguments. mask: bit i stands for parameter i of the kernel."""
     found, bit = set(), 0
     for ty, value in args:
-        if (ty.startswith("*") or isinstance(value, list)) and mask >> bit & 1:
-            found.add(plan.tensors[value[0] if isinstance(value, list) else value].storage)
-        bit += 1 + 2 * len(value[1]) if isinstance(value, list) else 1
+        is_descriptor = isinstance(value, list)
+        if (ty.startswith("*") or is_descriptor) and mask >> bit & 1:
+            tensor = value[0] if is_descriptor else value
+            found.add(plan.tensors[tensor].storage)
+        bit += driver.parameters(value)
     return found
 
 
 def half(kernel: Kernel, which: int) -> Kernel:
-    """The kernel with only those programs that are in half 0 or 1: the others end at once."""
-    v = "half"
+    """The kernel with only the programs of half 0 or of half 1. The others end at once."""
+    v = "half"  # the new values' names begin with it, and none of the kernel's own does
     while f"%{v}" in kernel.ttir or f"^{v}" in kernel.ttir:
         v += "_"
-    # number = x + nx * (y + ny * z); half = bit 15 of number * 40503 (Fibonacci hashing to 16 bits):
-    # neighbours are apart, so are all powers of two
+    # number = x + nx * (y + ny * z). The half is bit 15 of number * 40503, Fibonacci hashing to 16 bits: it
+    # follows no simple pattern, and three of four neighbours are in different halves.
     entry = f"""
     %{v}x = tt.get_program_id x : i32
     %{v}y = tt.get_program_id y : i32
@@ -75,7 +87,6 @@ def half(kernel: Kernel, which: int) -> Kernel:
   ^{v}end:
     tt.return
   ^{v}run:"""
-    head = re.compile(
-        rf"^ *tt\.func public @{re.escape(kernel.name)}\(.*\{{(?= *(?:loc\(.*\))?$)", re.MULTILINE
-    )
-    return replace(kernel, ttir=head.sub(lambda match: match[0] + entry, kernel.ttir, count=1))
+    name = re.escape(kernel.name)
+    head = re.compile(rf"^ *tt\.func public @{name}\(.*\{{(?= *(?:loc\(.*\))?$)", re.MULTILINE)
+    return replace(kernel, ttir=head.sub(rf"\g<0>{entry}", kernel.ttir, count=1))

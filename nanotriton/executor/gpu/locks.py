@@ -1,6 +1,7 @@
 """Whose turn is it on a GPU? The workers of every executor on this machine agree by file locks.
 
-The kernel takes a file lock (flock) back from a process that dies, so no worker can leave another one waiting for ever.
+When a process dies, the operating system takes its file locks (flock) back. So no worker can leave another
+one waiting for ever.
 """
 
 import fcntl
@@ -12,9 +13,13 @@ from contextlib import contextmanager
 class Lock:
     """A lock that many processes share, and that one of them can have alone.
 
-    It consists of two files. `held` is locked shared by those who share it, and exclusively by the one who has it alone.
-    `wanted` is locked shared by all who wait to have it alone. Whoever wants to share the lock takes `wanted` exclusively
-    for a moment, and so cannot pass those who wait: they are served one after another, before anybody shares the lock again.
+    It consists of two files:
+
+        held      locked shared by every process that shares the lock, exclusively by one that has it alone
+        wanted    locked shared by every process that waits to have the lock alone
+
+    A process that wants to share the lock takes `wanted` exclusively for a moment. So it cannot pass those
+    that wait to have the lock alone: they have it one after another, before any process shares it again.
     """
 
     def __init__(self, path: str):
@@ -34,7 +39,7 @@ class Lock:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Have the lock alone. The caller shares it before, and shares it again afterwards."""
-        self.release()  # first, or two who want the lock alone would wait for each other
+        self.release()  # two processes that both want the lock alone would otherwise wait for each other
         fcntl.flock(self.wanted, fcntl.LOCK_SH)
         fcntl.flock(self.held, fcntl.LOCK_EX)
         try:
@@ -52,16 +57,17 @@ class Lock:
 class Turns:
     """The state of one worker on one GPU.
 
-        state    memory   compute   entered by      what it may do
-        outside  -        -         (the start)     nothing on the GPU
-        busy     shared   shared    busy()          hold tensors and compute, beside other workers
-        quiet    shared   alone     quiet()         time kernels: no other worker computes; their tensors stay where they are
-        alone    alone    -         alone()         use all of the GPU's memory: no other worker holds a tensor
+        state    memory   compute   entered by    the worker may
+        outside  -        -         (the start)   do nothing on the GPU
+        busy     shared   shared    busy()        hold tensors and compute, beside other workers
+        quiet    shared   alone     quiet()       time kernels: the others hold tensors, but compute nothing
+        alone    alone    -         alone()       use all of the GPU's memory: the others hold no tensor
 
-    quiet() and alone() are entered from busy, and lead back to it. In both, a further quiet() and a pause() change nothing.
-    `memory` is always taken before `compute`: with `compute` in hand nobody waits for `memory`, so two workers that both
-    want all of the memory cannot wait for each other. Who has the memory alone needs no lock on `compute`, because nobody
-    computes without memory.
+    quiet() and alone() are entered from busy, and lead back to it. In both states a further quiet() or
+    pause() changes nothing.
+    `memory` is always taken before `compute`. A worker that holds `compute` never waits for `memory`, so two
+    workers that both want all of the memory cannot wait for each other. A worker that has the memory alone
+    needs no lock on `compute`, because no worker computes without memory.
     """
 
     def __init__(self, path: str):
@@ -80,7 +86,10 @@ class Turns:
             self.memory.release()
 
     def pause(self) -> None:
-        """Let those compute first who wait for quiet: 10 ms of timing should not wait for the whole judgement of a candidate."""
+        """Let the workers that wait for quiet go first.
+
+        They time kernels for 10 ms, which should not have to wait until this worker has judged its candidate.
+        """
         if not self.undisturbed:
             self.compute.release()
             self.compute.share()

@@ -1,4 +1,4 @@
-"""Triton's compiler from TTIR to a cubin, without its cache and its driver, without a GPU and torch."""
+"""Triton's compiler from TTIR to a cubin. It needs neither Triton's cache and driver, nor a GPU or torch."""
 
 import tempfile
 from collections.abc import Callable
@@ -14,25 +14,28 @@ def compile_ttir(
     text: str,
     target: GPUTarget,
     options: dict[str, Any],
-    check: Callable[[IRSource], None] = lambda source: None,
+    check: Callable[[IRSource], None] | None = None,
 ) -> tuple[bytes, dict, Any]:
     """(cubin, metadata, all options) of the one kernel in `text`.
 
-    options: of the launch; None is the default. check: called with MLIR's reading of the text, before that is
-    compiled. Raises what Triton and `check` raise; hostile text can also kill the process.
+    options: of the launch; None stands for Triton's default.
+    check: is called with MLIR's reading of the text before that is compiled.
+    Raises all that Triton and `check` raise. Hostile text can also kill the process.
     """
     backend, context = make_backend(target), ir.context()
-    options = backend.parse_options({k: v for k, v in options.items() if v is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    options = backend.parse_options(given)
     stages: dict = {}
     backend.add_stages(stages, options, Language.TRITON)
     metadata: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ttir"
         path.write_text(text)
-        source = IRSource(str(path), context, backend)  # parses, with MLIR's own verifier
+        source = IRSource(str(path), context, backend)  # parses it, and MLIR verifies it
         module = source.make_ir(target, options, {}, {}, context)
-        check(source)
+        if check is not None:
+            check(source)
         for name, stage in stages.items():
-            if name != "ttir":  # done where the TTIR came from
+            if name != "ttir":  # that stage made the text
                 module = stage(module, metadata)
     return module, metadata, options

@@ -1,9 +1,12 @@
-"""How long does work on the GPU take? CUDA graphs (events where work cannot be captured), cold caches, fresh data before every run.
+"""The stopwatch: how long does work on the GPU take, with fresh data and cold caches before every run?
 
-Before each timed run `before(i)` puts fresh inputs in place and poisons the outputs again, then a buffer of more than twice the L2
-is written, so that nothing is warm. Several works are timed in turns, so that clocks that drift drift for all of them.
+A work is captured as a CUDA graph where that is possible, and timed by CUDA events. Before each timed run
+`before(i)` puts fresh inputs in place and poisons the outputs again. Then a buffer of more than twice the L2
+cache is written, so that no data is warm. Several works are timed in turns, so that a drifting clock slows
+all of them alike.
 """
 
+import functools
 import logging
 import statistics
 from collections.abc import Callable
@@ -14,100 +17,127 @@ import torch
 from nanotriton.executor.common.card import Card
 
 BATCH = 10  # runs of one work before the next has its turn
-MIN_RUNS, MAX_RUNS = 20, 100
-ENOUGH = 0.005  # stop when the median's standard error is below this share of it
+MIN_RUNS, MAX_RUNS = 20, 100  # of each work; beyond MIN_RUNS there are as many as ENOUGH needs
+ENOUGH = 0.005  # the median's standard error, as a share of the median, at which a work has been timed enough
+QUICK_RUNS = 5  # of Stopwatch.quick
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Work:
-    run: Callable[[], None]  # only launches work on the current stream, the same every time
-    before: Callable[[int], None]  # not timed: fresh inputs for run i
-    period: int = 0  # before(i) only launches work too, and the same for equal i modulo this; 0: it doesn't
+    """Something to time.
+
+    run: launches the work on the current stream, and does nothing else. It is the same every time.
+    before: is called with i before run i, and not timed. It puts fresh inputs in place.
+    period: unless it is 0, `before` only launches work too, the same for all i that are equal modulo it.
+    """
+
+    run: Callable[[], None]
+    before: Callable[[int], None]
+    period: int = 0
 
 
 @dataclass
 class Ready:
-    """A work that has run once, captured where that was possible: without Python between its launches, and none before them."""
+    """A work that has run once. If it could be captured, no Python runs between its launches."""
 
     run: Callable[[], None]
     before: Callable[[int], None]
-    clock: str  # graph or event
+    clock: str  # "graph", or "event" for a work that could not be captured
 
 
 @dataclass
 class Timing:
-    us: float  # median
-    spread: float  # half the interquartile range over the median
+    """How long a work took."""
+
+    us: float  # median, microseconds
+    spread: float  # half the interquartile range, as a share of the median
     runs: int
-    clock: str  # graph or event
+    clock: str  # as in `Ready`
 
 
 class Stopwatch:
-    """One per GPU process. Hold the GPU's lock while using it: anything else that runs there is measured too."""
+    """One for each process on the GPU. `time` and `quick` measure everything that runs on the GPU meanwhile.
+
+    So their caller holds the GPU's lock (locks.py).
+    """
 
     def __init__(self) -> None:
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self.flush = torch.empty(max(2 * l2 + (32 << 20), 128 << 20) // 4, dtype=torch.int32, device="cuda")
-        self.aside = torch.cuda.Stream()  # where works are captured
+        size = max(2 * l2 + (32 << 20), 128 << 20)  # bytes
+        self.flush = torch.empty(size // 4, dtype=torch.int32, device="cuda")
+        self.aside = torch.cuda.Stream()  # works are captured there
 
     def quick(self, run: Callable[[], None]) -> float:
-        """Microseconds of one call, cold, for choosing between configurations."""
+        """Microseconds of one call with cold caches, good enough to choose between configurations."""
         run()
-        events = [self._timed(run) for _ in range(5)]
-        torch.cuda.synchronize()
-        return statistics.median(a.elapsed_time(b) for a, b in events) * 1e3
+        return statistics.median(self._batch(run, lambda i: None, range(QUICK_RUNS)))
 
     def prepare(self, work: Work) -> Ready:
-        """Run it once, so that what is loaded and allocated once is there, and capture it. The lock is not needed for this."""
+        """Run the work once, so that all is loaded and allocated, and capture it. This needs no lock."""
         for i in reversed(range(max(work.period, 1))):
             work.before(i)
         work.run()
         torch.cuda.synchronize()
-        loads = [self._captured(lambda i=i: work.before(i)) for i in range(work.period)]
-        before = (lambda i: loads[i % len(loads)]()) if loads and all(loads) else work.before
+        before = self._captured_before(work)
         before(0)
         if run := self._captured(work.run):
             return Ready(run, before, "graph")
         before(0)
-        work.run()  # what really fails, fails here again
+        work.run()  # an error that does not come from capturing is raised here again
         torch.cuda.synchronize()
         return Ready(work.run, before, "event")
 
+    def _captured_before(self, work: Work) -> Callable[[int], None]:
+        """`work.before` as replays of CUDA graphs. Where that can't be done, it stays as it is."""
+        loads = [self._captured(functools.partial(work.before, i)) for i in range(work.period)]
+        if not loads or not all(loads):
+            return work.before
+
+        def before(i: int) -> None:
+            load = loads[i % len(loads)]
+            load()
+
+        return before
+
     def time(self, works: list[Work | Ready], budget: float = 0.5) -> list[Timing]:
-        """Median times. budget: seconds for all works together, after which no further round starts."""
-        ready = [w if isinstance(w, Ready) else self.prepare(w) for w in works]
+        """Time works in turns of BATCH runs, at least MIN_RUNS of each.
+
+        budget: seconds for all works together. After that no turn starts, once each work has its MIN_RUNS.
+        """
+        ready = [work if isinstance(work, Ready) else self.prepare(work) for work in works]
         times: list[list[float]] = [[] for _ in works]
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         while True:
             for work, found in zip(ready, times):
                 if not _enough(found):
-                    events = []
-                    for i in range(len(found), len(found) + BATCH):
-                        work.before(i)
-                        events.append(self._timed(work.run))
-                    torch.cuda.synchronize()
-                    found += [a.elapsed_time(b) * 1e3 for a, b in events]
+                    found += self._batch(work.run, work.before, range(len(found), len(found) + BATCH))
             end.record()
             end.synchronize()
-            if all(map(_enough, times)) or (
-                start.elapsed_time(end) / 1e3 > budget and all(len(t) >= MIN_RUNS for t in times)
-            ):
-                return [_summary(t, work.clock) for t, work in zip(times, ready)]
+            seconds = start.elapsed_time(end) / 1e3
+            is_over = seconds > budget and all(len(found) >= MIN_RUNS for found in times)
+            if is_over or all(_enough(found) for found in times):
+                return [_summary(found, work.clock) for found, work in zip(times, ready)]
 
-    def _timed(self, call: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self.flush.zero_()
-        start.record()
-        call()
-        end.record()
-        return start, end
+    def _batch(self, run: Callable[[], None], before: Callable[[int], None], numbers: range) -> list[float]:
+        """Microseconds of each of these runs. This process waits for the GPU only at the end."""
+        events = []
+        for i in numbers:
+            before(i)
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self.flush.zero_()
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize()
+        return [1e3 * start.elapsed_time(end) for start, end in events]
 
     def _captured(self, call: Callable[[], None]) -> Callable[[], None] | None:
-        """The replay of a CUDA graph of `call`; None where it can't be captured. torch.cuda.graph would empty the allocator's cache first."""
-        graph = torch.cuda.CUDAGraph()
+        """The replay of a CUDA graph of `call`, or None where it can't be captured."""
+        graph = torch.cuda.CUDAGraph()  # `with torch.cuda.graph` would first empty the allocator's cache
         torch.cuda.synchronize()
         try:
             with torch.cuda.stream(self.aside):
@@ -124,18 +154,28 @@ class Stopwatch:
 
 
 def floor_us(card: Card, read: int, written: int) -> float:
-    """Microseconds that no run can beat: `read` bytes from cold memory, `written` ones less what the L2 can keep."""
-    return (read + max(0, written - card.L2_cache_size)) / card.bandwidth * 1e6
+    """The time that no run can beat, in microseconds.
+
+    `read` bytes come from cold memory. Of `written` bytes the L2 cache can keep as many as it holds.
+    """
+    moved = read + max(0, written - card.L2_cache_size)
+    return moved / card.bandwidth * 1e6
 
 
 def _enough(times: list[float]) -> bool:
-    if len(times) >= MAX_RUNS:
-        return True
-    # 1.2533 sigma, sigma = IQR / 1.349
-    return len(times) >= MIN_RUNS and _spread(times) * 1.86 / len(times) ** 0.5 < ENOUGH
+    """Whether a work has been timed often enough.
+
+    The standard error of a median is 1.2533 sigma / sqrt(n), with sigma = IQR / 1.349 for a normal
+    distribution. With spread = IQR / 2 / median that is 1.86 spread / sqrt(n) of the median.
+    """
+    if len(times) < MIN_RUNS:
+        return False
+    error = 1.86 * _spread(times) / len(times) ** 0.5
+    return error < ENOUGH or len(times) >= MAX_RUNS
 
 
 def _spread(times: list[float]) -> float:
+    """Half the interquartile range, as a share of the median."""
     low, middle, high = statistics.quantiles(times, n=4)
     return (high - low) / 2 / middle
 

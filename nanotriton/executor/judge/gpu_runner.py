@@ -1,4 +1,4 @@
-"""Replay of one plan on the GPU: its kernels are compiled in sandboxed servers, its buffers lie in the arena."""
+"""Replay of one plan on the GPU. Compile servers compile its kernels, and the arena holds its buffers."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -21,6 +21,8 @@ from nanotriton.plan.trees import mapped
 from nanotriton.verdict import Fault, out_of_memory
 
 QUICK = 50_000_000  # elements that the evaluator may compute in a launch beside the GPU: 0.1 s
+# Launches of kernels whose programs may meet, in three runs: whole, then in halves, in either order
+ORDERS = (None, (1, 0), (0, 1))
 
 
 class GpuRunner(Runner):
@@ -62,34 +64,35 @@ class GpuRunner(Runner):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        # An earlier run, without a launch that kept the next one in bounds, lost it: that launch mattered.
-        if self.worker.gpu.lost:
+        gpu = self.worker.gpu
+        # An ablation can lose it: without the launch that was left out, a later one left its buffers.
+        if gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
-        self.worker.gpu.own(self)
-        self.backend.order = (None, (1, 0), (0, 1))[self.runs % 3]
+        gpu.own(self)
+        self.backend.order = ORDERS[self.runs % len(ORDERS)]
         self.runs += 1
         try:
             with super().running():
                 yield
         finally:
-            self.backend.order = None  # not while it is timed
-        if self.worker.gpu.crowded(self.job, self.reference):
-            self.worker.gpu.own(None)  # the arena makes room for the reference
+            self.backend.order = None  # timed runs are whole
+        if gpu.crowded(self.job, self.reference):
+            gpu.own(None)  # the arena makes room for the reference
 
 
 def make_runner(
     job: Job, worker, reference: Reference, plan: Plan, second: Plan, recorded: int
 ) -> Generator[Spawn, Ended, GpuRunner]:
-    """Compile the plan's kernels, each in a child that may die of it, and drop configurations that don't compile.
+    """Compile both plans' kernels, tune them, and drop configurations that don't compile.
 
-    Of an autotuner's configurations only the first that compiles is needed, unless they are to be timed.
+    Raises Fault if a kernel without an alternative does not compile.
     """
-    binaries: dict[str, Binary] = {}
-    refused: dict[str, Fault] = {}  # by a kernel's key
+    binaries: dict[str, Binary] = {}  # by a kernel's key, as all of these
+    refused: dict[str, Fault] = {}
     for call in (plan, second):
         yield from compile_kernels(job, worker, call, binaries, refused)
     runner = GpuRunner(worker, job, reference, plan, second, recorded, binaries)
-    if job.time and any(isinstance(s, Choice) for s in plan.steps):
+    if job.time and any(isinstance(step, Choice) for step in plan.steps):
         tune(job, worker, reference, runner)
     yield from add_halves(job, worker, runner)
     return runner
@@ -98,43 +101,46 @@ def make_runner(
 def compile_kernels(
     job: Job, worker, plan: Plan, binaries: dict[str, Binary], refused: dict[str, Fault]
 ) -> Generator[Spawn, Ended, None]:
-    """Compile what a plan's launches need, into `binaries` or `refused`, and drop the configurations that are refused.
+    """Compile the kernels that a plan needs, into `binaries` or `refused`, and drop configurations that are refused.
 
     Both plans of a recording have the same configurations in the same order, and so lose the same ones.
     """
     while True:
-        if job.time:
-            needed = set(range(len(plan.kernels)))
-        else:
-            needed = {launch.kernel for launch in plan.launches()}
-        kernels = [plan.kernels[number] for number in sorted(needed)]
+        kernels = [plan.kernels[number] for number in sorted(needed_kernels(plan, job.time))]
         missing = [k for k in kernels if k.key not in binaries and k.key not in refused]
         for kernel in missing:
             try:
-                binaries[kernel.key] = yield from compile_one(job, worker, kernel)
+                binaries[kernel.key] = yield from binary_of(job, worker, kernel)
             except Fault as fault:
                 refused[kernel.key] = fault
         drop_refused(plan, {n: refused[k.key] for n, k in enumerate(plan.kernels) if k.key in refused})
+        # dropping a configuration makes another one the first, whose kernels are then needed
         if not missing:
             return
 
 
+def needed_kernels(plan: Plan, every: bool) -> set[int]:
+    """Numbers of the kernels to compile, with the first alternative of each choice, or with every one."""
+    if every:
+        return set(range(len(plan.kernels)))
+    return {launch.kernel for launch in plan.launches()}
+
+
 def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
-    """Compile kernels whose programs may meet in halves too, for runs in which one half ends before the other begins."""
+    """Compile both halves of each kernel whose programs may meet (gpu/halves.py)."""
     plan, backend = runner.plan, runner.replay.backend
     calls = plan.launches(runner.replay.chosen)
     for number in sorted({call.kernel for call in calls}):
         if may_meet(plan, number, calls):
-            backend.halves[plan.kernels[number].key] = parts = (
-                half(plan.kernels[number], 0),
-                half(plan.kernels[number], 1),
-            )
-            for part in parts:
-                backend.binaries[part.key] = yield from compile_one(job, worker, part)
+            kernel = plan.kernels[number]
+            halves = half(kernel, 0), half(kernel, 1)
+            backend.halves[kernel.key] = halves
+            for part in halves:
+                backend.binaries[part.key] = yield from binary_of(job, worker, part)
 
 
-def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
-    """From the cache, or in a child. Raises Fault."""
+def binary_of(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Binary]:
+    """The compiled kernel, from the cache or from a compile server, which may die of it. Raises Fault."""
     if known := worker.gpu.binaries.get(kernel):
         return known
     limits = Limits(job.timeout, job.memory, output=128 << 20, files=512)
@@ -156,29 +162,34 @@ def compile_one(job: Job, worker, kernel: Kernel) -> Generator[Spawn, Ended, Bin
 
 
 def drop_refused(plan: Plan, refused: dict[int, Fault]) -> None:
-    """Take configurations whose kernels don't compile out of every choice. Raises Fault if nothing is left, or there was no choice."""
-    bad: dict[int, set[int]] = {}  # choice's key -> alternatives
+    """Take alternatives whose kernels don't compile out of every choice. refused: by a kernel's number.
+
+    Choices with one key are one choice: an alternative that fails in one of them goes from all.
+    Raises Fault if such a kernel is launched without a choice, or if a choice has no alternative left.
+    """
+    bad: dict[int, set[int]] = {}  # choice's key -> numbers of alternatives
     for step in plan.steps:
         if isinstance(step, Launch) and step.kernel in refused:
             raise refused[step.kernel]
         if isinstance(step, Choice):
-            failing = {
-                i
-                for i, calls in enumerate(step.alternatives)
-                for c in calls
-                if isinstance(c, Launch) and c.kernel in refused
-            }
-            bad[step.key] = bad.get(step.key, set()) | failing
+            failing = bad.setdefault(step.key, set())
+            for number, calls in enumerate(step.alternatives):
+                if any(isinstance(call, Launch) and call.kernel in refused for call in calls):
+                    failing.add(number)
     for step in plan.steps:
         if isinstance(step, Choice):
-            kept = [calls for i, calls in enumerate(step.alternatives) if i not in bad[step.key]]
+            failing = bad[step.key]
+            kept = [calls for number, calls in enumerate(step.alternatives) if number not in failing]
             if not kept:
                 raise next(iter(refused.values()))
             step.alternatives = kept
 
 
 def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
-    """The configuration that is timed is the one that is judged, so choose before judging."""
+    """Choose the fastest alternative of every choice. The candidate is judged as it is timed, with these.
+
+    Raises Fault.
+    """
     inputs = reference.inputs("plain", 1)
     worker.gpu.own(runner)
     with worker.stage("tune", job.timeout):

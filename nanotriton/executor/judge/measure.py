@@ -1,7 +1,10 @@
-"""How fast is a right candidate? It is timed in turns with the reference, and the answers of its timed runs are checked too."""
+"""How fast is a right candidate? It is timed in turns with the reference.
+
+The answer of its last timed run is checked too.
+"""
 
 import contextlib
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import torch
 
@@ -16,57 +19,76 @@ from nanotriton.plan.trees import leaves, tensors
 from nanotriton.verdict import Fault, out_of_memory
 
 PROBES = 32  # elements of an input that are tried: does the answer need them?
+CHANCE = 0.1  # is taken off the share of these elements that the answer needs
+SMALL = 1 << 20  # bytes: an input with fewer of them is not tried
 ROTATION = 3  # draws of inputs that timed runs take in turns
 
 
 def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial) -> None:
-    """Time the candidate and the reference in turns, on draws of their own, and check the candidate's last answer.
+    """Time the candidate and the reference in turns, on draws of their own, and check the last answer.
 
-    The draws differ because the reference's answers are on the GPU while the candidate runs: to other questions, then.
-    Raises Fault: `too_fast` for a time that memory cannot reach, or what is wrong with the last answer.
+    The draws differ because the reference's answers are on the GPU while the candidate runs: they must not be
+    the answers that the candidate has to give.
+    Raises Fault: `too_fast` for a time that memory cannot reach, or the fault of the last answer.
     """
-    gpu, crowded = worker.gpu, worker.gpu.crowded(job, reference)
-    rotation = 1 if crowded else ROTATION  # the L2 keeps nothing of so much
+    gpu = worker.gpu
+    crowded = gpu.crowded(job, reference)
+    rotation = 1 if crowded else ROTATION  # the L2 cache keeps nothing of so much data
     timings, outputs = clock(job, worker, reference, runner, trial, rotation)
     with worker.stage("judge", worker.patience):
         if crowded:
             gpu.own(None)  # room for the reference
+        last = trial.inputs + 1 + (timings[0].runs - 1) % rotation
         with torchs_precision() if convolves(runner.plan) else contextlib.nullcontext():
-            answer = reference.answer(
-                "plain", trial.inputs + 1 + (timings[0].runs - 1) % rotation, trial.weights
-            )
+            answer = reference.answer("plain", last, trial.weights)
         compare(outputs, answer)
         if len(timings) > 1:
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
-            gpu.learn(job.task.key, timings[1].us, needed_bytes(reference, other, trial.weights))
+            needed = needed_bytes(reference, other, trial.weights)
+            gpu.learn(job.task.key, timings[1].us, needed)
+    note_speed(job, gpu, timings[0].us, written=sum(t.nbytes for t in tensors(outputs)))
+
+
+def note_speed(job: Job, gpu, us: float, written: int) -> None:
+    """Put the candidate's time and speed-up into the job's facts. Raises Fault: `too_fast`.
+
+    us: of the candidate. written: bytes of its outputs.
+    """
     reference_us, needed = gpu.known(job.task.key)
-    floor = floor_us(gpu.card, needed, sum(t.nbytes for t in tensors(outputs)))
-    job.facts |= {"time_us": timings[0].us, "reference_us": reference_us}
-    if timings[0].us < floor:
-        raise Fault(
-            "too_fast",
-            f"{timings[0].us:.1f} us; the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth",
-        )
-    job.facts["speedup"] = reference_us / timings[0].us
+    job.facts |= {"time_us": us, "reference_us": reference_us}
+    floor = floor_us(gpu.card, needed, written)
+    if us < floor:
+        must = f"the bytes that it must move take {floor:.1f} us at the memory's peak bandwidth"
+        raise Fault("too_fast", f"{us:.1f} us; {must}")
+    job.facts["speedup"] = reference_us / us
 
 
 def clock(
     job: Job, worker, reference: Reference, runner: GpuRunner, trial: Trial, rotation: int
 ) -> tuple[list[Timing], object]:
-    """(timings of the candidate and, unless it is known, of the reference; the candidate's answer to the last draw that it was timed on)."""
+    """(timings of the candidate and of the reference, the candidate's answer in its last timed run).
+
+    The reference's timing is left out if it is known. rotation: how many draws each of them takes in turns.
+    """
     gpu, weights = worker.gpu, runner.by_name(trial.weights)
-    draws = [reference.inputs("plain", trial.inputs + i) for i in range(1, 2 * rotation + 1)]
+    seeds = range(trial.inputs + 1, trial.inputs + 2 * rotation + 1)
+    draws = [reference.inputs("plain", seed) for seed in seeds]
+    own, others = draws[:rotation], draws[rotation:]
     gpu.own(runner)
-    runner.replay.load(draws[0], weights)
-    weights = {name: t.to(reference.device) for name, t in weights.items()}  # no run waits for the host
+    runner.replay.load(own[0], weights)
+    # on the GPU, so that no run waits for the host
+    weights = {name: t.to(reference.device) for name, t in weights.items()}
+
+    def load(i: int) -> None:
+        runner.replay.load(own[i % rotation], weights)
 
     def run() -> None:
         with torchs_precision():
             runner.replay.execute()
 
-    works = [Work(run, lambda i: runner.replay.load(draws[i % rotation], weights), rotation)]
+    works = [Work(run, load, rotation)]
     if gpu.known(job.task.key) is None:
-        works.append(reference_work(reference, trial.weights, draws[rotation:]))
+        works.append(reference_work(reference, trial.weights, others))
     try:
         with worker.stage("time", job.timeout):
             ready = [gpu.watch.prepare(work) for work in works]
@@ -79,9 +101,9 @@ def clock(
         raise Fault(error.status, f"while it was timed: {error.message}") from None
 
 
-@contextmanager
-def torchs_precision():
-    """What torch does unless it is told otherwise: cuDNN's convolutions are TF32, in the reference and in those that a candidate leaves to torch."""
+@contextlib.contextmanager
+def torchs_precision() -> Iterator[None]:
+    """Torch's defaults: cuDNN's convolutions use TF32, the reference's and those that a candidate calls."""
     torch.backends.cudnn.allow_tf32 = True
     try:
         yield
@@ -94,15 +116,20 @@ def convolves(plan: Plan) -> bool:
 
 
 def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
-    """The task's own module, eager as captured, with torch's default precision."""
-    model, place = reference.build(seed), reference.inputs("plain", 0)
+    """The task's own module in eager mode with torch's default precision.
+
+    seed: of the weights. draws: lists of inputs, which the runs take in turns.
+    """
+    model = reference.build(seed)
+    place = reference.inputs("plain", 0)  # every run reads its inputs here
 
     def run() -> None:
         with torchs_precision(), torch.no_grad(), reference.settings.active():
             model(*place)
 
     def before(i: int) -> None:
-        for (_, into), (_, fresh) in zip(leaves(place), leaves(draws[i % len(draws)]), strict=True):
+        draw = draws[i % len(draws)]
+        for (_, into), (_, fresh) in zip(leaves(place), leaves(draw), strict=True):
             if isinstance(into, torch.Tensor):
                 into.copy_(fresh)
 
@@ -110,32 +137,39 @@ def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
 
 
 def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
-    """How many bytes of the inputs the answer really depends on, from below: a NaN is planted in single elements, and looked for.
+    """A lower bound of the bytes of the inputs that the answer depends on. seed: of the weights.
 
-    A tenth is taken off for luck, integers count as nothing: reading less than this is not possible, so it can be a floor.
+    In each input PROBES elements are replaced by a NaN, one at a time. An element that brings a NaN into the
+    answer is needed. Integers and small inputs count as nothing.
+    No candidate can read fewer bytes, so its time has a floor.
     """
-    total, generator = 0.0, torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     model = reference.build(seed)
-    floats = lambda tree: [t for t in tensors(tree) if t.is_floating_point()]
-
-    def meets_it() -> bool:
-        try:
-            with reference.own("NaN"):
-                return any(bool(out.isnan().any()) for out in floats(model(*inputs)))
-        except RuntimeError as error:
-            if out_of_memory(error):
-                raise
-            return True  # it refuses what it has read
-
+    total = 0.0
     with torch.no_grad():
         for t in floats(inputs):
-            if t.nbytes < 1 << 20 or not t.is_contiguous():
+            if t.nbytes < SMALL or not t.is_contiguous():
                 continue
-            hits, flat = 0, t.view(-1)
+            flat, hits = t.view(-1), 0
             for at in torch.randint(t.numel(), (PROBES,), generator=generator).tolist():
                 old = flat[at].clone()
                 flat[at] = float("nan")
-                hits += meets_it()
+                hits += meets_nan(reference, model, inputs)
                 flat[at] = old
-            total += t.nbytes * max(0.0, hits / PROBES - 0.1)
+            total += t.nbytes * max(0.0, hits / PROBES - CHANCE)
     return int(total)
+
+
+def meets_nan(reference: Reference, model: torch.nn.Module, inputs: list) -> bool:
+    """Whether the module reads the NaN in these inputs: its answer holds one, or it refuses them."""
+    try:
+        with reference.own("NaN"):
+            return any(bool(out.isnan().any()) for out in floats(model(*inputs)))
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return True
+
+
+def floats(tree) -> list[torch.Tensor]:
+    return [t for t in tensors(tree) if t.is_floating_point()]

@@ -11,7 +11,7 @@ from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
-from nanotriton.plan.plan import DTYPES, Plan, Weight
+from nanotriton.plan.plan import DTYPES, Choice, Plan, Weight
 from nanotriton.verdict import Fault, out_of_memory
 
 
@@ -58,24 +58,32 @@ class Runner:
         """What a call never looks at. None: that is not known. worth: it may cost another run."""
         return self.unread
 
-    def twice(self, inputs: list, more: list, seed: int) -> tuple[object, dict[str, torch.Tensor]]:
-        """Two calls, the second on what the first left: (answer of the second, {name: state afterwards}).
+    def twice(
+        self, inputs: list, more: list, seed: int
+    ) -> tuple[object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
+        """Two calls, the second on what the first left.
 
-        more: the inputs of the second call. The state is that of parameters and buffers which the candidate may
-        have written to. Raises Fault.
+        Returns (answer of the second, {name: parameter or buffer afterwards} of those that the candidate may have
+        written to, {input tensor's number: what the second call changed it to}). more: the inputs of the second
+        call. Raises Fault.
         """
         weights = self.by_name(seed)
         with self.running():
             self.replay.run(inputs, weights)
             left = self.replay.left(self.second)
         replay = self.make_replay(self.second)
-        replay.chosen = self.replay.chosen
+        replay.chosen = {
+            key: n for key, n in self.replay.chosen.items() if n < fewest_alternatives(self.second, key)
+        }
         with self.running():
             try:
                 found = replay.run(more, weights, carried=left)
+                state = {name: replay.tensor(i).clone() for name, i in self.second.state.items()}
+                ids = tensor_ids(self.second.inputs)
+                changed = {i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs}
             finally:
                 replay.forget()
-        return found["answer"], found["state"]
+        return found, state, changed
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -111,3 +119,8 @@ class Runner:
         twin = next((state[name] for name in weight.names if name in state), None)
         own = self.plan.tensors[weight.tensor]
         return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+
+
+def fewest_alternatives(plan: Plan, key: int) -> int:
+    """The number of alternatives that every choice of this key has; 0 if there is no such choice."""
+    return min((len(s.alternatives) for s in plan.steps if isinstance(s, Choice) and s.key == key), default=0)

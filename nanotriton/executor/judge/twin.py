@@ -22,6 +22,7 @@ HALF_TO_FLOAT = {"_softmax", "_log_softmax"}
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]
 Draw = Callable[[], list]
+State = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Twin:
 
     answer: object
     inputs: list
-    state: dict[str, torch.Tensor]
+    state: State
 
 
 def in_float64(
@@ -83,7 +84,7 @@ def beside(
     with running(), mode:
         construct.seed_everything(seed)
         answers = [model(*given) for given in inputs]
-    state = {name: mode.twin(t) for name, t in state_of(model).items()}
+    state = {name: mode.twin(t) for name, t in named_state(model)}
     return Twin(mapped(answers[-1], mode.twin), mapped(inputs[-1], mode.twin), state)
 
 
@@ -91,10 +92,13 @@ def nudged_inputs(inputs: list, nudge: Nudge) -> list:
     return mapped(inputs, lambda t: nudge(t) if t.is_floating_point() else t)
 
 
-def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def state_of(model: torch.nn.Module) -> State:
     """Parameters and buffers by name, a tied one under each of its names."""
-    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    return dict(named)
+    return {name: t.detach() for name, t in named_state(model)}
+
+
+def named_state(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
 
 
 class Beside(TorchDispatchMode):

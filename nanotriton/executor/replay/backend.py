@@ -1,4 +1,4 @@
-"""Memory and kernels of a device, as the replayer sees them, and the CPU's backend. A GPU's is gpu/arena.py."""
+"""Memory and kernels of a device for the replayer, and the CPU's backend. A GPU's is gpu/arena.py."""
 
 import functools
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Backend(Protocol):
         """
 
     def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
-        """Call read() when all work is done, and return what it found, with its flags as booleans.
+        """Call read() when all work is done, and return its findings, with its flags as booleans.
 
         read: returns anything, and flags as tensors. Raises ReplayError if memory outside a buffer was
         written.

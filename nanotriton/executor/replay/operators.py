@@ -75,10 +75,11 @@ def as_torch_runs(op: str, args: list, outs: list[torch.Tensor] | None) -> list[
 def _cudnn_convolution(args: list, out: torch.Tensor) -> None:
     """cuDNN's convolution without bias. One of one dimension gets another of size 1, as in torch."""
     x, weight, _, stride, padding, dilation, _, _, groups = args
-    stride, padding, dilation = list(stride), list(padding), list(dilation)
     if x.dim() == 3:
-        x, weight, out = x.unsqueeze(2), weight.unsqueeze(2), out.unsqueeze(2)
-        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
+        x, weight, out = (t.unsqueeze(2) for t in (x, weight, out))
+        stride = [1, *stride]
+        padding = [0, *padding]
+        dilation = [1, *dilation]
     cudnn = torch.backends.cudnn
     torch.ops.aten.cudnn_convolution.out(
         x,

@@ -73,8 +73,7 @@ class Replay:
         inputs: the arguments of forward: shapes, dtypes and other values as recorded. They are copied,
         never written.
         weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0), or
-        those.
-        carried: for the plan of a second call, what `left` gave after the first.
+        those. carried: for the plan of a second call, what `left` gave after the first.
         Raises ReplayError for the candidate's failures, ValueError if inputs or weights do not fit the
         plan.
         """
@@ -119,10 +118,11 @@ class Replay:
 
     def outputs(self) -> Any:
         """Last third: copy the answer out, and check."""
+        device = self.backend.device
 
         def read() -> tuple[Any, list[torch.Tensor]]:
-            outputs = decode(self.plan.outputs, lambda i: _copy(self.tensor(i)), self.backend.device)
-            changed = [_differ(self.tensor(i), x.to(self.backend.device)) for i, x in self._given]
+            outputs = decode(self.plan.outputs, lambda i: _copy(self.tensor(i)), device)
+            changed = [_differ(self.tensor(i), given.to(device)) for i, given in self._given]
             return outputs, changed
 
         outputs, changed = self.backend.finish(read)
@@ -316,8 +316,9 @@ class Replay:
             self._launch(call)
 
     def _aten(self, call: Aten) -> None:
-        args = decode(call.args, self.tensor, self.backend.device)
-        kwargs = {name: decode(v, self.tensor, self.backend.device) for name, v in call.kwargs.items()}
+        device = self.backend.device
+        args = decode(call.args, self.tensor, device)
+        kwargs = {name: decode(value, self.tensor, device) for name, value in call.kwargs.items()}
         source = SOURCE.get(call.name)
         # Of truth values any byte but 0 would become 1: torch would compare for the candidate.
         as_numbers = source is not None and args[source].dtype == torch.bool
@@ -437,7 +438,9 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
     Of truth values torch would make 1 of any byte but 0. The judge could not tell that from memory that
     nobody wrote.
     """
-    return t.view(torch.uint8).clone().view(torch.bool) if t.dtype == torch.bool else t.clone()
+    if t.dtype == torch.bool:
+        return t.view(torch.uint8).clone().view(torch.bool)
+    return t.clone()
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""What processes of the executor say to each other: messages over sockets, and a child's answer in a memory file.
+"""The executor's processes talk by messages over sockets, and a child answers in a memory file.
 
-A child's answer goes straight to its worker, through a memory file that the worker owns (`Report`), with a size limit and in a
-format that is parsed and never unpickled. The zygote between them never looks at it.
+A child's answer goes straight to its worker, through a memory file that the worker owns (`Report`), with a
+size limit and in a format that is parsed and never unpickled. The zygote between them never looks at it.
 """
 
 import fcntl
@@ -14,47 +14,57 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-# shared memory of worker and executor: the job that computes, when it is overdue (monotonic), its
-# stage
+# Memory shared by worker and executor: the job that computes, when it is overdue (monotonic), its stage.
 BEACON = struct.Struct("qd16s")
 LOG = logging.getLogger(__name__)
-LOG_BYTES = 1 << 20  # what a child may print
+LOG_BYTES = 1 << 20  # that a child may print
 HEADER_BYTES = 8 << 20  # of a result's header: as Python's objects JSON takes twenty times its size
+LENGTH_BYTES = 8  # of the header's length
 STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
 
 
 class Report:
-    """The child's end of its result file: `[stage, 16 bytes][length of the header, 8 bytes][header, JSON][payload]`."""
+    """The child's end of its result file.
+
+    The file is `[stage, 16 bytes][length of the header, 8 bytes][header, JSON][payload]`.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
 
     def begin(self) -> None:
-        """From here on it is the candidate that runs. What ends before that is no fault of its, and nothing that it does can take the seal off."""
+        """From here on the candidate runs.
+
+        A child that ends before is not the candidate's fault. Nothing that a candidate does can take the
+        seal off.
+        """
         fcntl.fcntl(2, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     def stage(self, name: str) -> None:
+        """Note the stage that the child is in."""
         os.pwrite(self.fd, name.encode().ljust(STAGE_BYTES)[:STAGE_BYTES], 0)
 
     def finish(self, header: dict, payload: bytes = b"") -> None:
+        """Write the answer."""
         text = json.dumps(header).encode()
-        data = memoryview(len(text).to_bytes(8, "little") + text + payload)
+        data = memoryview(len(text).to_bytes(LENGTH_BYTES, "little") + text + payload)
         offset = STAGE_BYTES
         while data:
             written = os.pwrite(self.fd, data, offset)
-            data, offset = data[written:], offset + written
+            data = data[written:]
+            offset += written
 
 
 @dataclass
 class Ended:
-    """How a child ended, as its zygote saw it, and what the child itself left (which may be anything)."""
+    """A child's end as its zygote saw it, and the answer that the child left, which may be anything."""
 
     id: int
     seconds: float
     cpu: float  # CPU seconds
     code: int | None = None  # exit status
     signal: int | None = None
-    killed: str | None = None  # why the zygote killed it: timeout, memory_limit or output_limit
+    killed: str | None = None  # the zygote's reason to kill it: timeout, memory_limit or output_limit
     stage: str = ""
     begun: bool = True  # whether it came to its candidate's code
     header: dict | None = None  # None: it left no answer that can be read
@@ -65,17 +75,18 @@ class Ended:
         size = os.fstat(fd).st_size
         data = os.pread(fd, min(size, limit + 1), 0)
         self.stage = data[:STAGE_BYTES].decode("ascii", "replace").strip()
-        start = STAGE_BYTES + 8
+        start = STAGE_BYTES + LENGTH_BYTES
         end = start + int.from_bytes(data[STAGE_BYTES:start], "little")
-        if start < end <= len(data) <= limit and end - start <= HEADER_BYTES:
-            try:
-                header = json.loads(data[start:end])
-            except (ValueError, RecursionError):
-                return self
-            if isinstance(header, dict):
-                self.header, self.payload = header, data[end:]
-        elif size > limit:
-            self.killed = self.killed or "output_limit"
+        if not start < end <= len(data) <= limit or end - start > HEADER_BYTES:
+            if size > limit:
+                self.killed = self.killed or "output_limit"
+            return self
+        try:
+            header = json.loads(data[start:end])
+        except (ValueError, RecursionError):
+            return self
+        if isinstance(header, dict):
+            self.header, self.payload = header, data[end:]
         return self
 
 

@@ -1,7 +1,10 @@
-"""Compile servers: sandboxed children that compile one kernel after another, because a fork for each costs as much as half a compilation.
+"""Compile servers: sandboxed children that compile one kernel after another.
 
-Trusted code on hostile TTIR, so a server may die, and lives for LIFE kernels at most. A kernel whose server died has another try in a fresh
-one, which no kernel before it can have left short of memory; that end is its verdict. What is given up: TTIR that took over its server, through a memory error of the compiler's, could forge the binaries of the next LIFE candidates.
+A fork for each kernel would cost as much as half a compilation. A server is trusted code on hostile TTIR,
+so it may die, and it lives for LIFE kernels at most. A kernel whose server died has another try in a fresh
+one, which no kernel before it can have left short of memory. That end is its verdict. One protection is
+given up: TTIR that took over its server, through a memory error of the compiler's, could forge the binaries
+of the next LIFE candidates.
 """
 
 import os
@@ -22,10 +25,10 @@ LIFE = 64  # kernels a server compiles before another takes its place
 
 @dataclass(eq=False)
 class Order:
-    """One kernel to compile. `owner` is handed back with the result."""
+    """One kernel to compile."""
 
-    owner: Any
-    args: dict  # name, ttir, options, card, as gpu/compile_server.py's compile_one reads them
+    owner: Any  # handed back with the result
+    args: dict  # name, ttir, options, card, as gpu/compile_server.py's fill_order reads them
     limits: sandbox.Limits
     started: float = 0.0
     result: int = -1  # memory file
@@ -39,45 +42,55 @@ class Server:
     folder: str
     order: Order | None = None
     taken: int = 0  # orders so far
-    killed: str | None = None
+    killed: str | None = None  # the reason, if we killed it
     gone: bool = False  # it hung up; its zygote will say why
+
+    def late(self) -> bool:
+        """Whether its order is overdue, and it was not killed for that yet."""
+        if self.order is None or self.killed:
+            return False
+        return time.monotonic() > self.order.started + self.order.limits.seconds
 
 
 class CompileServers:
     """At most `count` servers of one worker, started when they are needed. Orders wait for a free one."""
 
     def __init__(self, zygote: Zygote, folder: str, count: int):
-        self.zygote, self.folder, self.count = zygote, folder, count
+        self.zygote = zygote
+        self.folder = folder
+        self.count = count
         self.servers: list[Server] = []
         self.waiting: deque[Order] = deque()
         self.started = 0
 
     def sockets(self) -> dict[int, socket.socket]:
-        """By file descriptor: what to wait for."""
+        """The sockets to wait for, by file descriptor."""
         return {s.sock.fileno(): s.sock for s in self.servers if not s.gone}
 
     def submit(self, owner: Any, args: dict, limits: sandbox.Limits) -> None:
+        """Order the compilation of a kernel."""
         self.waiting.append(Order(owner, args, limits))
         self._hand_out()
 
     def patience(self) -> float | None:
-        """Seconds until the first order is overdue; None: nothing is being compiled."""
-        due = [s.order.started + s.order.limits.seconds for s in self.servers if s.order and not s.killed]
-        return max(0.01, min(due) - time.monotonic()) if due else None
+        """Seconds until the first order is overdue, or None if nothing is being compiled."""
+        orders = [s.order for s in self.servers if s.order and not s.killed]
+        if not orders:
+            return None
+        due = min(order.started + order.limits.seconds for order in orders)
+        return max(0.01, due - time.monotonic())
 
     def kill_overdue(self, ready: set[int]) -> None:
-        """ready: file descriptors of those that have something to say, which are not late: their worker is."""
+        """Kill the servers whose order is overdue.
+
+        ready: file descriptors of servers that have something to say. They are not late: their worker is.
+        """
         for server in self.servers:
-            late = (
-                server.order
-                and not server.killed
-                and time.monotonic() > server.order.started + server.order.limits.seconds
-            )
-            if late and server.sock.fileno() not in ready and self.zygote.kill(server.child):
+            if server.late() and server.sock.fileno() not in ready and self.zygote.kill(server.child):
                 server.killed = "timeout"
 
     def answered(self, sock: socket.socket) -> tuple[Any, Ended] | None:
-        """Read a server's answer: (owner, how it ended). None if it hung up: `ended` will know more."""
+        """Read a server's answer: (owner, its end). None if the server hung up: `ended` will know more."""
         server = next((s for s in self.servers if s.sock is sock), None)
         if server is None:  # its end was reported a moment ago
             return None
@@ -92,15 +105,15 @@ class CompileServers:
         return order.owner, _read(order, Ended(server.child, 0.0, message["cpu"], code=0))
 
     def ended(self, report: Ended) -> tuple[Any, Ended] | None:
-        """A child of the zygote ended: (owner, how) if it was a server that had an order."""
+        """A child of the zygote ended: (owner, its end) if it was a server that had an order."""
         server = next((s for s in self.servers if s.child == report.id), None)
         if server is None:
             return None
         self._forget(server)
-        order, killed = (
-            server.order,
-            report.killed or server.killed or ("timeout" if report.signal == signal.SIGALRM else None),
-        )
+        order = server.order
+        killed = report.killed or server.killed
+        if killed is None and report.signal == signal.SIGALRM:
+            killed = "timeout"
         if order and not killed and not order.again:
             os.close(order.result)
             order.again = True
@@ -111,24 +124,34 @@ class CompileServers:
         return (order.owner, _read(order, report)) if order else None
 
     def _hand_out(self) -> None:
+        """Give the orders that wait to idle servers, as long as there are any or may be more."""
         while self.waiting:
-            order, idle = self.waiting[0], [s for s in self.servers if s.order is None and not s.gone]
-            server = next((s for s in idle if not (order.again and s.taken)), None)
+            server = self._server_for(self.waiting[0])
             if server is None:
-                if len(self.servers) >= self.count:
-                    if not idle:
-                        return
-                    self._forget(idle[0])
-                server = self._start(order.limits)
-            self.waiting.popleft()
-            order.started, order.result = time.monotonic(), os.memfd_create("result")
+                return
+            order = self.waiting.popleft()
+            order.started = time.monotonic()
+            order.result = os.memfd_create("result")
+            server.order = order
+            server.taken += 1
             job = memory_file("job", order.args | {"seconds": order.limits.seconds})
-            server.order, server.taken = order, server.taken + 1
             try:
                 send(server.sock, {}, (job, order.result))
             except OSError:  # it has just died: its zygote's report brings the order back as crashed
                 server.gone = True
             os.close(job)
+
+    def _server_for(self, order: Order) -> Server | None:
+        """An idle server, started if there may be another. Another try gets a fresh one."""
+        idle = [s for s in self.servers if s.order is None and not s.gone]
+        for server in idle:
+            if not (order.again and server.taken):
+                return server
+        if len(self.servers) >= self.count:
+            if not idle:
+                return None
+            self._forget(idle[0])
+        return self._start(order.limits)
 
     def _start(self, limits: sandbox.Limits) -> Server:
         self.started += 1
@@ -150,6 +173,7 @@ class CompileServers:
 
 
 def _read(order: Order, ended: Ended) -> Ended:
+    """Fill in an end from the order's result file, and close it."""
     ended.seconds = time.monotonic() - order.started
     ended.read(order.result, order.limits.output)
     os.close(order.result)

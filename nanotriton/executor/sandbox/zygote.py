@@ -1,17 +1,20 @@
-"""The process tree. Each level dies with the one above it, by kill -9 too, and every level can be killed and started again.
+"""The process tree. Each level dies with the one above it, even by kill -9, and can be started again.
 
-    executor   (the trainer's process; imports neither torch nor triton for this)
-      base     one a flavour. Pays for the imports and one warm-up recording (3 s), then only forks workers (10 ms), and
-               removes the executor's folder when the executor is gone. Holds no secret, and an allow-listed environment
-        worker   trusted, one a core: draws inputs, replays, judges (worker.py)
-          zygote   a fork of the worker made before it learned anything. Forks, times, limits and reaps one sandboxed
-            child    per candidate. Untrusted from its first line of candidate code on
+    executor   (the trainer's process; it imports neither torch nor triton for this)
+      base     one a flavour. It pays for the imports and one warm-up recording (3 s), then only forks
+               workers (10 ms), and removes the executor's folder when the executor is gone. It holds no
+               secret, and has an allow-listed environment.
+        worker   trusted, one a core. It draws inputs, replays and judges (judge/worker.py).
+          zygote   a fork of the worker, made before the worker learned anything. It forks sandboxed
+                   children, times them, limits them and reaps them.
+            child    one a candidate. Untrusted from its first line of candidate code on.
 
-A candidate can read all the memory that its child inherits, so whatever forks children must know nothing: that is why workers do not
-fork them themselves. A zygote never looks at what a child wrote; a child's answer goes straight to the worker, through a memory file
-that the worker owns (`Report`), with a size limit and in a format that is parsed, never unpickled.
+A candidate can read all the memory that its child inherits, so a process that forks children must know
+nothing. That is why workers do not fork them themselves. A zygote never looks at a child's answer
+(protocol.py).
 
-Flavours: "record" (no GPU visible), "gpu" (it records the same way, and its worker has the GPU) and "cuda" (process mode: no CUDA context yet).
+Flavours: "record" (no GPU visible), "gpu" (it records the same way, and its worker has the GPU) and "cuda"
+(process mode: no CUDA context yet).
 """
 
 import contextlib
@@ -37,10 +40,11 @@ from nanotriton.executor.sandbox.protocol import (
 )
 
 SLOW = 1.0  # seconds after which a child has to let others pass
+RESIDENT_LOOK = 50  # milliseconds between two looks at the memory of children that are limited in RAM
+NICER = 5  # priority levels that a slow child loses
 
 
-# ---- the zygote: forks children, enforces their limits, reaps them
-# -------------------------------------------------
+# ---- the zygote's side
 
 
 @dataclass
@@ -50,56 +54,65 @@ class Child:
     started: float
     limits: sandbox.Limits
     folder: str
-    killed: str | None = None
-    forks: bool = False  # it may, so it may leave strays
-    slow: bool = False
+    killed: str | None = None  # the reason, if the zygote killed it
+    forks: bool = False  # it may fork, so it may leave strays
+    slow: bool = False  # it has to let others pass
+
+    def timed(self) -> bool:
+        return not self.killed and self.limits.seconds is not None
+
+    def due(self) -> float:
+        """When to look at it next: when it gets slow, then at its limit."""
+        return self.started + (self.limits.seconds if self.slow else SLOW)
 
 
 def child_main(request: dict, fds: list[int], parent: int, targets: dict, readable: list[str]) -> None:
-    """In the forked child: keep nothing but the given files, enter the sandbox, run the target, exit. Never returns."""
+    """In the forked child: keep nothing but the given files, enter the sandbox, run the target, exit.
+
+    It never returns.
+    """
     status = 1
     try:
         sandbox.die_with_parent(parent)
         arguments, result, log, *extra = fds
         args = json.loads(os.pread(arguments, os.fstat(arguments).st_size, 0))
         null = os.open(os.devnull, os.O_RDONLY)
-        wanted = [null, log, log, result, *extra]
-        # out of the way first, then 0, 1, 2, 3, ...
-        high = [os.dup2(fd, 100 + i) for i, fd in enumerate(wanted)]
-        for i, fd in enumerate(high):
-            os.dup2(fd, i)
-        os.closerange(len(wanted), os.sysconf("SC_OPEN_MAX"))
-        options = request["sandbox"]
-        sandbox.enter(request["folder"], sandbox.Limits(**request["limits"]), readable, **options)
-        targets[request["target"]](Report(3), list(range(4, 4 + len(extra))), request["folder"], args)
+        renumber([null, log, log, result, *extra])
+        limits = sandbox.Limits(**request["limits"])
+        sandbox.enter(request["folder"], limits, readable, **request["sandbox"])
+        target = targets[request["target"]]
+        target(Report(3), list(range(4, 4 + len(extra))), request["folder"], args)
         status = 0
-    # whatever a candidate manages to raise: the parent's code must never run in the child
+    # a candidate may raise anything: the parent's code must never run in the child
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace")[-2000:])
     finally:
         os._exit(status)
 
 
+def renumber(fds: list[int]) -> None:
+    """Make these file descriptors 0, 1, 2, .., and close all others."""
+    high = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]  # out of the way first
+    for i, fd in enumerate(high):
+        os.dup2(fd, i)
+    os.closerange(len(fds), os.sysconf("SC_OPEN_MAX"))
+
+
 def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]) -> Child:
-    parent, started, options = os.getpid(), time.monotonic(), request["sandbox"]
-    sandbox.call_filter(options.get("exec_ok", False), options.get("cuda", False))
+    parent, started = os.getpid(), time.monotonic()
+    limits = sandbox.Limits(**request["limits"])
+    exec_ok = request["sandbox"].get("exec_ok", False)
+    sandbox.call_filter(exec_ok, request["sandbox"].get("cuda", False))  # made here, the child finds it
     pid = os.fork()
     if not pid:
         child_main(request, fds, parent, targets, readable)
     for fd in fds:
         os.close(fd)
-    return Child(
-        request["id"],
-        pid,
-        started,
-        sandbox.Limits(**request["limits"]),
-        request["folder"],
-        forks=options.get("exec_ok", False),
-    )
+    return Child(request["id"], pid, started, limits, request["folder"], forks=exec_ok)
 
 
 def overdue(child: Child, now: float) -> str | None:
-    """The limit that a running child broke, if any. The kernel enforces the others (sandbox.set_limits)."""
+    """The limit that a running child broke, or None. The kernel enforces the others (sandbox.set_limits)."""
     if child.limits.seconds is not None and now - child.started > child.limits.seconds:
         return "timeout"
     if child.limits.resident and resident(child.pid) > child.limits.resident:
@@ -117,17 +130,16 @@ def resident(pid: int) -> int:
 
 
 def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> None:
-    """The zygote's life: fork a child per request, report each one's end. Returns when its worker is gone."""
+    """The zygote's life: fork a child for each request, and report each one's end.
+
+    It returns when its worker is gone.
+    """
     children: dict[int, Child] = {}  # by pidfd
     sandbox.libc.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while True:
-        watched = any(c.limits.resident for c in children.values())
-        timed = [c for c in children.values() if not c.killed and c.limits.seconds is not None]
-        due = min((c.started + (c.limits.seconds if c.slow else SLOW) for c in timed), default=None)
-        wait = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
-        for fd, _ in poll.poll(50 if watched else wait):
+        for fd, _ in poll.poll(patience(children)):
             if fd == sock.fileno():
                 request, fds = receive(sock)
                 if request is None:
@@ -145,18 +157,35 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
                 if child.forks:
                     kill_strays({c.pid for c in children.values()})
                 send(sock, ended)
-        now = time.monotonic()
-        for child in children.values():
-            if not child.killed and (reason := overdue(child, now)):
-                child.killed = reason
-                os.kill(child.pid, signal.SIGKILL)
-            elif child in timed and not child.slow and now - child.started >= SLOW:
-                child.slow = True
-                with contextlib.suppress(ProcessLookupError):
-                    os.setpriority(os.PRIO_PROCESS, child.pid, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+        look_at(children)
+
+
+def patience(children: dict[int, Child]) -> float | None:
+    """Milliseconds until a child needs a look, or None if none does."""
+    if any(child.limits.resident for child in children.values()):
+        return RESIDENT_LOOK
+    due = [child.due() for child in children.values() if child.timed()]
+    if not due:
+        return None
+    return max(0.0, min(due) - time.monotonic()) * 1000 + 1
+
+
+def look_at(children: dict[int, Child]) -> None:
+    """Kill the children that broke a limit. Give the slow ones a lower priority."""
+    now = time.monotonic()
+    for child in children.values():
+        if not child.killed and (reason := overdue(child, now)):
+            child.killed = reason
+            os.kill(child.pid, signal.SIGKILL)
+        elif child.timed() and not child.slow and now - child.started >= SLOW:
+            child.slow = True
+            with contextlib.suppress(ProcessLookupError):
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, child.pid, own + NICER)
 
 
 def reap(child: Child) -> dict:
+    """Wait for a child that has ended: the fields of its `Ended` that the zygote knows."""
     _, status, usage = os.wait4(child.pid, 0)
     ended = {"id": child.id, "killed": child.killed, "seconds": time.monotonic() - child.started}
     ended["cpu"] = usage.ru_utime + usage.ru_stime
@@ -166,7 +195,7 @@ def reap(child: Child) -> dict:
 
 
 def kill_strays(known: set[int]) -> None:
-    """End the processes that ended children have left: as a subreaper, this process has become their parent."""
+    """End the processes that ended children have left. This process, a subreaper, has become their parent."""
     while strays := [p for p in own_children() if p not in known]:
         for pid in strays:
             os.kill(pid, signal.SIGKILL)
@@ -174,19 +203,31 @@ def kill_strays(known: set[int]) -> None:
 
 
 def own_children() -> list[int]:
+    """The process ids of this process's children."""
     found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-            if int(file.read().rsplit(")", 1)[1].split()[1]) == os.getpid():
+            _, after_name = file.read().rsplit(")", 1)
+            _, parent, *_ = after_name.split()
+            if int(parent) == os.getpid():
                 found.append(int(name))
     return found
 
 
+# ---- the worker's side
+
+
 class Zygote:
-    """A worker's handle on its zygote. Made before the worker holds anything that a candidate must not see."""
+    """A worker's handle on its zygote.
+
+    It is made before the worker holds anything that a candidate must not see.
+    """
 
     def __init__(self, targets: dict, readable: list[str]):
-        worker, (self.sock, other) = os.getpid(), pair()
+        worker = os.getpid()
+        self.sock, other = pair()
         self.pid = os.fork()
         if not self.pid:
             try:
@@ -197,7 +238,7 @@ class Zygote:
                 os._exit(0)
         other.close()
         self.running: dict[int, tuple[int, int, int]] = {}  # id -> (result file, log file, limit in bytes)
-        self.pids: dict[int, int] = {}
+        self.pids: dict[int, int] = {}  # id -> process
         self.next_id = 0
 
     def spawn(
@@ -209,11 +250,16 @@ class Zygote:
         extra: tuple[int, ...] = (),
         **options,
     ) -> int:
-        """Start one child; returns its id. Its end arrives through `event`."""
+        """Start one child, and return its id. Its end arrives through `event`.
+
+        target: the name of the function that the child runs. extra: file descriptors that the child gets.
+        options: of `sandbox.enter`.
+        """
         self.next_id += 1
-        # those of a module of many weights are larger than a message can be
+        # the arguments for a module of many weights are larger than a message can be
         arguments = memory_file("arguments", args)
-        result, log = os.memfd_create("result"), os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        result = os.memfd_create("result")
+        log = os.memfd_create("log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(log, LOG_BYTES)
         fcntl.fcntl(log, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)  # printing more fails
         request = {
@@ -229,7 +275,7 @@ class Zygote:
         return self.next_id
 
     def kill(self, child: int) -> bool:
-        """End a child (its end arrives through `event`). False: it has not started yet, ask again."""
+        """Kill a child (its end arrives through `event`). Returns False if it has not started: ask again."""
         if child not in self.pids:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -237,7 +283,7 @@ class Zygote:
         return True
 
     def event(self) -> Ended | None:
-        """Read one message of the zygote: a child's end, or None (a start). Raises EOFError when the zygote is dead."""
+        """Read one message of the zygote: a child's end, or None for a start. EOFError: it is dead."""
         message, _ = receive(self.sock)
         if message is None:
             raise EOFError("the zygote died")
@@ -252,15 +298,8 @@ class Zygote:
         if printed > LOG_BYTES - (64 << 10):
             ended.killed = ended.killed or "output_limit"
         if ended.header is None:
-            LOG.debug(
-                "child %d left no answer: %s",
-                ended.id,
-                os.pread(log, 4096, max(0, printed - 4096)).decode("utf-8", "replace"),
-            )
+            last = os.pread(log, 4096, max(0, printed - 4096)).decode("utf-8", "replace")
+            LOG.debug("child %d left no answer: %s", ended.id, last)
         os.close(result)
         os.close(log)
         return ended
-
-
-# ---- the base: imports once, forks workers
-# -------------------------------------------------------------------------

@@ -17,7 +17,9 @@ def addptr(op: Op) -> Step:
     need(op, 2, 1)
     (p, i), (out,) = op.operands, op.results
     pointer, offset = op.otypes
-    check(pointer.elem == "ptr" and pointer == op.rtypes[0] and offset.shape == pointer.shape, op)
+    check(pointer.elem == "ptr", op)
+    check(pointer == op.rtypes[0], op)
+    check(offset.shape == pointer.shape, op)
     check(offset.elem in ("i8", "i16", "i32", "i64"), op)
     size = np.int64(SIZES[pointer.target().elem])
 
@@ -40,7 +42,8 @@ def load(op: Op) -> Step:
     need(op, len(op.operands), 1)
     check(len(op.operands) <= 3, op)
     pointer, kind = op.otypes[0], op.rtypes[0]
-    check(pointer.elem == "ptr" and kind == pointer.target(), op)
+    check(pointer.elem == "ptr", op)
+    check(kind == pointer.target(), op)
     p, (out,) = op.operands[0], op.results
     mask = _mask(op, 1)
     other = None
@@ -65,7 +68,8 @@ def store(op: Op) -> Step:
     need(op, len(op.operands), 0)
     check(2 <= len(op.operands) <= 3, op)
     pointer, kind = op.otypes[0], op.otypes[1]
-    check(pointer.elem == "ptr" and kind == pointer.target(), op)
+    check(pointer.elem == "ptr", op)
+    check(kind == pointer.target(), op)
     p, x = op.operands[:2]
     mask = _mask(op, 2)
     encode, size = encoder(kind.elem), SIZES[kind.elem]
@@ -118,9 +122,11 @@ def atomic_rmw(op: Op, used: bool) -> Step:
     """used: whether some operation reads the old values."""
     need(op, len(op.operands), 1)
     name = op.words[0] if op.words else ""
-    check(name in RMW and 2 <= len(op.operands) <= 3, op)
+    check(name in RMW, op)
+    check(2 <= len(op.operands) <= 3, op)
     pointer, kind = op.otypes[0], op.otypes[1]
-    check(pointer.elem == "ptr" and kind == pointer.target() == op.rtypes[0], op)
+    check(pointer.elem == "ptr", op)
+    check(kind == pointer.target() == op.rtypes[0], op)
     check(kind.elem in ATOMIC, op)
     check(name != "fadd" or kind.elem in FLOATS, op)
     (p, x), (out,) = op.operands[:2], op.results
@@ -147,13 +153,15 @@ def _swap(old, expected, new):
 def atomic_cas(op: Op) -> Step:
     need(op, 3, 1)
     pointer, kind = op.otypes[0], op.rtypes[0]
-    check(pointer.elem == "ptr" and op.otypes[1:] == [kind, kind] and kind == pointer.target(), op)
+    check(pointer.elem == "ptr", op)
+    check(op.otypes[1:] == [kind, kind], op)
+    check(kind == pointer.target(), op)
     (p, expected, new), (out,) = op.operands, op.results
     encode, decode = encoder(kind.elem), decoder(kind.elem)
     size = SIZES[kind.elem]
 
     def step(v, frame):
-        words = (full(encode(v[expected]), kind.shape), full(encode(v[new]), kind.shape))
+        words = tuple(full(encode(v[i]), kind.shape) for i in (expected, new))
         old = frame.evaluation.memory.atomic(frame, op, v[p], None, size, _swap, words)
         v[out] = decode(old)
 
@@ -170,7 +178,9 @@ def make_descriptor(op: Op) -> Step:
     kind, (out,) = op.rtypes[0], op.results
     base, *sizes = op.operands
     padding = {"1": "zero", "2": "nan"}[op.attrs.get("padding", "1")]
-    check(op.otypes[0] == ("ptr", (), kind.pointee) and kind.elem == "desc" and len(kind.shape) == rank, op)
+    check(op.otypes[0] == ("ptr", (), kind.pointee), op)
+    check(kind.elem == "desc", op)
+    check(len(kind.shape) == rank, op)
     check(all(t in SIZE_TYPES for t in op.otypes[1:]), op)
 
     def step(v, frame):
@@ -221,7 +231,8 @@ def descriptor_load(op: Op) -> Step:
     window = _Window(op)
     elem = kind.pointee
     # leading dimensions of 1 may be dropped
-    check(target.elem == elem and math.prod(target.shape) == math.prod(kind.shape), op)
+    check(target.elem == elem, op)
+    check(math.prod(target.shape) == math.prod(kind.shape), op)
     decode, number = decoder(elem), DTYPE[elem].type
     out = op.results[0]
 

@@ -204,7 +204,8 @@ class Body:
         if op.name in ("tt.reduce", "tt.scan"):
             block = op.regions[0][0] if op.regions else Block("")
             kinds = [t._replace(shape=()) for t in op.otypes]
-            check(self.kinds(block.args) == kinds * 2 and block.ops[-1].otypes == kinds, op)
+            check(self.kinds(block.args) == kinds * 2, op)
+            check(block.ops[-1].otypes == kinds, op)
         return build(op, self.region, bool(self.used.intersection(op.results)))
 
     def call(self, op: Op) -> Step:
@@ -224,7 +225,8 @@ class Body:
         return step
 
     def scf_if(self, op: Op) -> Step:
-        check(1 <= len(op.regions) <= 2 and op.otypes == [BOOL], op)
+        check(1 <= len(op.regions) <= 2, op)
+        check(op.otypes == [BOOL], op)
         sides = [(*self.region(region), captured(region)) for region in op.regions]
         if len(sides) == 1:
             sides.append((lambda v, frame: None, [], []))
@@ -258,7 +260,8 @@ class Body:
         kind = self.f.types[counter]
         if op.words:
             raise Unsupported(f"scf.for {op.words[0][:20]}")
-        check(kind in COUNTERS and op.otypes[:3] == [kind] * 3, op)
+        check(kind in COUNTERS, op)
+        check(op.otypes[:3] == [kind] * 3, op)
         self.agree(op, inits, args, ends, outs)
         dtype = DTYPE[kind.elem]
 
@@ -294,7 +297,8 @@ class Body:
         (before, test), (after, ends) = (self.region(region) for region in op.regions)
         captures = sorted(set(captured(op.regions[0])) | set(captured(op.regions[1])))
         before_args, after_args = (region[0].args for region in op.regions)
-        check(bool(test) and self.f.types[test[0]] == BOOL, op)
+        check(bool(test), op)
+        check(self.f.types[test[0]] == BOOL, op)
         self.agree(op, op.operands, before_args, ends)
         self.agree(op, test[1:], after_args, op.results)
 

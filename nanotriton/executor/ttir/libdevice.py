@@ -69,14 +69,16 @@ def _leading_zeros(x):
 
 
 def _first_set(x):
-    return np.where(x == 0, 0, _count_bits((x & -x) - 1) + 1).astype(np.int32)
+    below = (x & -x) - 1  # ones below the lowest bit
+    return np.where(x == 0, 0, _count_bits(below) + 1).astype(np.int32)
 
 
 def _reverse(x):
     """The bits in reverse order."""
     octets = np.ascontiguousarray(x)[..., None].view(np.uint8)
     bits = np.unpackbits(octets, axis=-1, bitorder="little")
-    return np.packbits(bits, axis=-1).view(f">i{x.itemsize}")[..., 0].astype(x.dtype)
+    words = np.packbits(bits, axis=-1).view(f">i{x.itemsize}")
+    return words[..., 0].astype(x.dtype)
 
 
 def _byte_perm(x, y, s):
@@ -102,7 +104,8 @@ def _mean(a, b, signed: bool, up: int):
     """(a + b + up) / 2, rounded down."""
     wide = np.int64 if signed else np.uint64
     a, b = (a, b) if signed else (unsigned(a), unsigned(b))
-    return ((a.astype(wide) + b.astype(wide) + wide(up)) >> wide(1)).astype(np.int32)
+    total = a.astype(wide) + b.astype(wide) + wide(up)
+    return (total >> wide(1)).astype(np.int32)
 
 
 def _difference(a, b, c, signed: bool):

@@ -51,7 +51,10 @@ class Buffer:
         self.data = data
         self.nbytes = data.size
         self.keep = keep
-        self.views = {size: data[: data.size // size * size].view(raw) for size, raw in RAW.items()}
+        self.views: dict[int, np.ndarray] = {}
+        for size, raw in RAW.items():
+            whole = data.size // size * size
+            self.views[size] = data[:whole].view(raw)
         self.loaded: np.ndarray | None = None
         self.reset()
 
@@ -271,7 +274,10 @@ class GlobalMemory:
         """
         arrays = (address, *values)
         programs = np.broadcast_shapes((frame.n,), *(x.shape[:1] for x in arrays))
-        tail = np.broadcast_shapes(*(x.shape[1:] for x in arrays), () if mask is None else mask.shape[1:])
+        tails = [x.shape[1:] for x in arrays]
+        if mask is not None:
+            tails.append(mask.shape[1:])
+        tail = np.broadcast_shapes(*tails)
         shape = programs + tail
 
         on = np.ones(shape, bool).ravel() if mask is None else np.broadcast_to(mask, shape).ravel()
@@ -314,7 +320,9 @@ class GlobalMemory:
     def _bad(buffer: Buffer, offset, size: int) -> bool:
         """Whether some offset is negative, beyond the buffer or misaligned."""
         bits = int(np.bitwise_or.reduce(offset, axis=None))
-        return bits < 0 or bool(bits & (size - 1)) or int(offset.max()) > buffer.nbytes - size
+        if bits < 0 or bits & (size - 1):
+            return True
+        return int(offset.max()) > buffer.nbytes - size
 
     def _flat(self, frame, address, mask, other):
         """The active elements of (address, other) and their owners, each along one axis."""
@@ -350,7 +358,8 @@ class GlobalMemory:
             misaligned = offset & (size - 1) != 0
             bad = (offset < 0) | (offset > buffer.nbytes - size) | misaligned
             if bad.any():
-                self._out_of_bounds(frame, at, address[part][bad], size, owner[part][bad], address.size)
+                wrong, owners = address[part][bad], owner[part][bad]
+                self._out_of_bounds(frame, at, wrong, size, owners, address.size)
             yield buffer, offset >> (size.bit_length() - 1), part
 
     def _scattered_load(self, frame, at, address, mask, size: int):

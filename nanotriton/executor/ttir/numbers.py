@@ -14,10 +14,17 @@ import torch
 F8 = ("f8E4M3FN", "f8E5M2")
 FLOATS = frozenset(("f16", "bf16", "f32", "f64", *F8))
 # the NumPy dtype of an element in a register
-DTYPE = {elem: np.dtype(np.float32) for elem in ("f16", "bf16", "f32", *F8)}
-DTYPE |= {"f64": np.dtype(np.float64), "i1": np.dtype(bool)}
-DTYPE |= {"i8": np.dtype(np.int8), "i16": np.dtype(np.int16), "i32": np.dtype(np.int32)}
-DTYPE |= {"i64": np.dtype(np.int64), "ptr": np.dtype(np.int64), "index": np.dtype(np.int64)}
+DTYPE = {
+    **dict.fromkeys(("f16", "bf16", "f32", *F8), np.dtype(np.float32)),
+    "f64": np.dtype(np.float64),
+    "i1": np.dtype(bool),
+    "i8": np.dtype(np.int8),
+    "i16": np.dtype(np.int16),
+    "i32": np.dtype(np.int32),
+    "i64": np.dtype(np.int64),
+    "ptr": np.dtype(np.int64),
+    "index": np.dtype(np.int64),
+}
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -165,7 +172,8 @@ def mul_high(a, b):
     """High half of the unsigned product of i32 or i64."""
     x, y = unsigned(a), unsigned(b)
     if a.dtype.itemsize == 4:
-        return ((x.astype(np.uint64) * y) >> np.uint64(32)).astype(np.uint32).view(np.int32)
+        product = x.astype(np.uint64) * y
+        return (product >> np.uint64(32)).astype(np.uint32).view(np.int32)
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)  # long multiplication in halves of a word
     x1, x0 = x >> half, x & low
     y1, y0 = y >> half, y & low
@@ -176,14 +184,18 @@ def mul_high(a, b):
 
 def mul_high_signed(a, b):
     """High half of the signed product: the unsigned one, corrected for each negative factor."""
-    correction = np.where(a < 0, b, 0).astype(a.dtype) + np.where(b < 0, a, 0).astype(a.dtype)
-    return mul_high(a, b) - correction
+    of_a = np.where(a < 0, b, 0).astype(a.dtype)
+    of_b = np.where(b < 0, a, 0).astype(a.dtype)
+    return mul_high(a, b) - of_a - of_b
 
 
 def float_to_int(dtype: np.dtype, signed: bool = True) -> Function:
     """Toward zero, saturating, NaN to 0, as PTX's cvt.rzi does. i8 and i16 keep the low bits of the i32."""
     bits = max(dtype.itemsize * 8, 32)
-    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if signed else (0.0, 2.0**bits)
+    low, high = 0.0, 2.0**bits
+    if signed:
+        high = 2.0 ** (bits - 1)
+        low = -high
     wide = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
     ends = np.iinfo(wide)
 

@@ -178,13 +178,15 @@ def check(ok: bool, op: Op) -> None:
 
 
 def need(op: Op, operands: int, results: int) -> None:
-    check(len(op.operands) == operands and len(op.results) == results, op)
+    check(len(op.operands) == operands, op)
+    check(len(op.results) == results, op)
 
 
 def same(op: Op, kinds: frozenset) -> str:
     """All operands and the result have one type, of `kinds`. Returns its element."""
     kind = op.rtypes[0]
-    check(all(t == kind for t in op.otypes) and kind.elem in kinds, op)
+    check(all(t == kind for t in op.otypes), op)
+    check(kind.elem in kinds, op)
     return kind.elem
 
 
@@ -249,8 +251,10 @@ def compare(op: Op) -> Step:
     predicate = op.words[0] if op.words else ""
     kind = op.otypes[0]
     table, kinds = (CMPF, FLOATS) if op.name == "arith.cmpf" else (CMPI, INTEGERS | {"ptr"})
-    check(predicate in table and kind.elem in kinds, op)
-    check(op.otypes[1] == kind and op.rtypes[0] == ("i1", kind.shape, ""), op)
+    check(predicate in table, op)
+    check(kind.elem in kinds, op)
+    check(op.otypes[1] == kind, op)
+    check(op.rtypes[0] == ("i1", kind.shape, ""), op)
     f = table[predicate]
     if kind.elem == "i1" and predicate[0] == "s":  # true is -1
         return apply(op, lambda a, b: f(b, a))
@@ -260,8 +264,10 @@ def compare(op: Op) -> Step:
 def select(op: Op) -> Step:
     need(op, 3, 1)
     condition, kind = op.otypes[0], op.rtypes[0]
-    check(condition.elem == "i1" and condition.shape in ((), kind.shape), op)
-    check(op.otypes[1:] == [kind, kind] and kind.elem != "desc", op)
+    check(condition.elem == "i1", op)
+    check(condition.shape in ((), kind.shape), op)
+    check(op.otypes[1:] == [kind, kind], op)
+    check(kind.elem != "desc", op)
     if condition.shape != kind.shape:  # a scalar chooses between tensors
         spread = (-1,) + (1,) * len(kind.shape)
         return apply(op, lambda c, a, b: np.where(c.reshape(spread), a, b))
@@ -326,7 +332,8 @@ OTHERS = {
 def cast(op: Op) -> Step:
     need(op, 1, 1)
     (source,), (target,) = op.otypes, op.rtypes
-    check(source.shape == target.shape and "desc" not in (source.elem, target.elem), op)
+    check(source.shape == target.shape, op)
+    check("desc" not in (source.elem, target.elem), op)
     was, to = source.elem, target.elem
     if op.name.endswith(".bitcast"):
         return bitcast(op, was, to)
@@ -337,7 +344,8 @@ def cast(op: Op) -> Step:
 
 
 def bitcast(op: Op, was: str, to: str) -> Step:
-    check(SIZES[was] == SIZES[to] and (was == "i1") == (to == "i1"), op)
+    check(SIZES[was] == SIZES[to], op)
+    check((was == "i1") == (to == "i1"), op)
     if was == to:
         return apply(op, lambda x: x)
     encode, decode = encoder(was), decoder(to)

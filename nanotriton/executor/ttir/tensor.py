@@ -24,7 +24,7 @@ CompileRegion = Callable[[list], tuple[Step, list[int]]]
 def _lead(*xs: np.ndarray) -> list[np.ndarray]:
     """The same number of programs in all."""
     n = max(x.shape[0] for x in xs)
-    return [x if x.shape[0] == n else np.broadcast_to(x, (n,) + x.shape[1:]) for x in xs]
+    return [np.broadcast_to(x, (n, *x.shape[1:])) for x in xs]
 
 
 def _axis(op: Op, rank: int) -> int:
@@ -49,7 +49,8 @@ def _shapes(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the operand and of the result, of one element type."""
     need(op, 1, 1)
     source, target = op.otypes[0], op.rtypes[0]
-    check(source.elem == target.elem and source.elem != "desc", op)
+    check(source.elem == target.elem, op)
+    check(source.elem != "desc", op)
     return source.shape, target.shape
 
 
@@ -63,7 +64,8 @@ def splat(op: Op) -> Step:
 def broadcast(op: Op) -> Step:
     """Nothing is to be done: an axis of length 1 stands for any length."""
     source, target = _shapes(op)
-    check(len(source) == len(target) and all(s in (1, t) for s, t in zip(source, target)), op)
+    check(len(source) == len(target), op)
+    check(all(s in (1, t) for s, t in zip(source, target)), op)
     return _view(op, lambda x: x)
 
 
@@ -105,7 +107,8 @@ def join(op: Op) -> Step:
     source, target = op.otypes[0], op.rtypes[0]
     shape = source.shape
     cat = op.name == "tt.cat"
-    check(op.otypes[1] == source and source.elem == target.elem != "desc", op)
+    check(op.otypes[1] == source, op)
+    check(source.elem == target.elem != "desc", op)
     check(len(shape) == 1 or not cat, op)
     check(target.shape == ((2 * shape[0],) if cat else (*shape, 2)), op)
 
@@ -121,11 +124,14 @@ def split(op: Op) -> Step:
     (a,), (left, right) = op.operands, op.results
     source = op.otypes[0]
     check(source.shape[-1:] == (2,), op)
-    check(all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes), op)
+    for half in op.rtypes:
+        check(half.shape == source.shape[:-1], op)
+        check(half.elem == source.elem, op)
 
     def step(v, frame):
         x = v[a]
-        v[left], v[right] = x[..., 0], x[..., -1]
+        v[left] = x[..., 0]
+        v[right] = x[..., -1]
 
     return step
 
@@ -135,7 +141,9 @@ def gather(op: Op) -> Step:
     (a, i), (out,) = op.operands, op.results
     (source, index), target = op.otypes, op.rtypes[0]
     axis = _axis(op, len(source.shape))
-    check(target.elem == source.elem and index.elem in ("i32", "i64") and target.shape == index.shape, op)
+    check(target.elem == source.elem, op)
+    check(index.elem in ("i32", "i64"), op)
+    check(target.shape == index.shape, op)
     check(len(index.shape) == len(source.shape), op)
     for k, (size, picked) in enumerate(zip(source.shape, index.shape)):
         check(size == picked or k == axis, op)
@@ -154,7 +162,8 @@ def histogram(op: Op) -> Step:
     need(op, len(op.operands), 1)
     source, target = op.otypes[0], op.rtypes[0]
     (out,) = op.results
-    check(len(source.shape) == len(target.shape) == 1 and target.elem == "i32", op)
+    check(len(source.shape) == len(target.shape) == 1, op)
+    check(target.elem == "i32", op)
     check(source.elem in ("i8", "i16", "i32", "i64"), op)
     check(op.otypes[1:] in ([], [("i1", source.shape, "")]), op)
     (bins,) = target.shape
@@ -193,7 +202,8 @@ UFUNC = {
 
 def combiner(op: Op, compile_region: CompileRegion) -> Callable:
     """The region of tt.reduce or tt.scan as a function of two lists of arrays, applied element by element."""
-    check(len(op.regions) == 1 and len(op.regions[0]) == 1, op)
+    check(len(op.regions) == 1, op)
+    check(len(op.regions[0]) == 1, op)
     block = op.regions[0][0]
     k = len(op.operands)
     check(len(block.args) == 2 * k == 2 * len(op.results) > 0, op)
@@ -234,8 +244,10 @@ def reduce(op: Op, compile_region: CompileRegion) -> Step:
     combine = combiner(op, compile_region)
     shape = op.otypes[0].shape
     axis = _axis(op, len(shape))
-    check(all(t.shape == shape and t.elem == r.elem for t, r in zip(op.otypes, op.rtypes)), op)
-    check(all(r.shape == shape[:axis] + shape[axis + 1 :] for r in op.rtypes), op)
+    reduced = shape[:axis] + shape[axis + 1 :]
+    for source, target in zip(op.otypes, op.rtypes):
+        check(source.shape == shape, op)
+        check(target == source._replace(shape=reduced), op)
     ufunc = _single(op)
     if ufunc is None:
         return _reduce_by_pairs(op, combine, axis + 1)
@@ -252,7 +264,9 @@ def _reduce_by_ufunc(op: Op, ufunc: np.ufunc, axis: int) -> Step:
     def step(v, frame):
         x = v[a]
         if x.shape[axis] != size:
-            x = np.broadcast_to(x, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+            whole = list(x.shape)
+            whole[axis] = size
+            x = np.broadcast_to(x, whole)
         if ufunc is np.add and not last:  # NumPy sums pairwise along the last axis only
             x = np.ascontiguousarray(np.moveaxis(x, axis, -1))
             v[out] = ufunc.reduce(x, -1, x.dtype)
@@ -279,7 +293,8 @@ def _reduce_by_pairs(op: Op, combine: Callable, axis: int) -> Step:
             right = [x[..., 1::2] for x in xs]
             both = combine(v, frame, left, right)
             if size % 2:
-                both = [np.concatenate((y, x[..., -1:]), -1) for y, x in zip(both, xs)]
+                odd = [x[..., -1:] for x in xs]
+                both = [np.concatenate(pair, -1) for pair in zip(both, odd)]
             xs = both
         for slot, x in zip(op.results, xs):
             v[slot] = x[..., 0]
@@ -292,7 +307,8 @@ def scan(op: Op, compile_region: CompileRegion) -> Step:
     combine = combiner(op, compile_region)
     shape = op.otypes[0].shape
     axis = _axis(op, len(shape)) + 1
-    check(op.otypes == op.rtypes and all(t.shape == shape for t in op.otypes), op)
+    check(op.otypes == op.rtypes, op)
+    check(all(t.shape == shape for t in op.otypes), op)
     way = -1 if op.attrs.get("reverse") == "true" else 1
 
     def after(x: np.ndarray, y: np.ndarray, distance: int) -> np.ndarray:
@@ -301,7 +317,8 @@ def scan(op: Op, compile_region: CompileRegion) -> Step:
         return np.concatenate((first, y), -1)
 
     def step(v, frame):
-        xs = [np.moveaxis(full(v[i], shape), axis, -1)[..., ::way] for i in op.operands]
+        xs = [np.moveaxis(full(v[i], shape), axis, -1) for i in op.operands]
+        xs = [x[..., ::way] for x in xs]
         distance = 1
         while distance < shape[axis - 1]:
             left = [x[..., :-distance] for x in xs]
@@ -323,20 +340,26 @@ def dot(op: Op) -> Step:
     need(op, 3, 1)
     (a, b, c), (out,) = op.operands, op.results
     left, right, acc = op.otypes
-    check(acc == op.rtypes[0] and len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
-    check(left.shape[-1] == right.shape[-2] and acc.shape == left.shape[:-1] + right.shape[-1:], op)
+    check(acc == op.rtypes[0], op)
+    check(len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
+    check(left.shape[-1] == right.shape[-2], op)
+    check(acc.shape == left.shape[:-1] + right.shape[-1:], op)
     integer = acc.elem not in FLOATS
     for kind in op.otypes:
-        check((kind.elem not in FLOATS) == integer and kind.elem not in ("ptr", "desc", "i1"), op)
+        check((kind.elem not in FLOATS) == integer, op)
+        check(kind.elem not in ("ptr", "desc", "i1"), op)
     near = rounder(acc.elem)
     wide = np.float64 if integer or acc.elem == "f64" else np.float32
     truncate = left.elem == "f32" and op.attrs.get("inputPrecision", "ieee") == "tf32"
 
     def step(v, frame):
-        x, y = full(v[a], left.shape), full(v[b], right.shape)
+        x = full(v[a], left.shape)
+        y = full(v[b], right.shape)
         if truncate:
             x, y = tf32(x), tf32(y)
-        product = np.matmul(x.astype(wide, copy=False), y.astype(wide, copy=False))
+        x = x.astype(wide, copy=False)
+        y = y.astype(wide, copy=False)
+        product = np.matmul(x, y)
         if integer:
             product = product.astype(np.int64).astype(DTYPE[acc.elem])
         product = v[c] + product
@@ -351,7 +374,8 @@ def dot(op: Op) -> Step:
 def program(op: Op) -> Step:
     """tt.get_program_id and tt.get_num_programs."""
     need(op, 0, 1)
-    check(op.words[:1] in (["x"], ["y"], ["z"]) and op.rtypes[0] == Type("i32"), op)
+    check(op.words[:1] in (["x"], ["y"], ["z"]), op)
+    check(op.rtypes[0] == Type("i32"), op)
     (out,) = op.results
     axis = "xyz".index(op.words[0])
 
@@ -365,7 +389,8 @@ def program(op: Op) -> Step:
 
 
 def assertion(op: Op) -> Step:
-    check(len(op.operands) == 1 and op.otypes[0].elem == "i1", op)
+    check(len(op.operands) == 1, op)
+    check(op.otypes[0].elem == "i1", op)
     (a,) = op.operands
     message = op.words[0][:80] if op.words else ""
 

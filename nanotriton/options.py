@@ -1,0 +1,89 @@
+"""The options of train_grpo.py that a first reader can leave alone: of the loss, the judge, the reward,
+measurements.
+
+Each class is a group of flags: train_grpo.Config has one field for it, config.py makes a flag of every field
+in it, and the code that reads it takes the whole object. The classes live apart from that code because a
+command line is answered before torch is imported, and the code imports torch.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from nanotriton.config import ConfigError
+
+
+@dataclass
+class LossOptions:
+    """The loss (nanotriton/grpo.py)"""
+
+    # the ratio is clipped to [1 - low, 1 + high]; none: the bounds of the loss's own paper
+    clip_low: Annotated[float | None, "> 0"] = None
+    # dapo: 0.2 and 0.28 (clip-higher), grpo and dr_grpo: 0.2, cispo: 1 and 4, gspo: 3e-4 and 4e-4
+    clip_high: Annotated[float | None, "> 0"] = None
+    # at a negative advantage the loss is at most this times it (PPO's dual clip); none: no such bound
+    dual_clip: Annotated[float | None, "> 1"] = None
+    # sampler against trainer: the clip corrects, or importance weights do
+    mismatch: Literal["bypass", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "bypass"
+    )
+    # bounds of those weights: beyond them a weight is truncated, or its token or sequence is masked
+    mismatch_low: Annotated[float, ">= 0"] = 0.0
+    mismatch_high: Annotated[float, "> 0"] = 2.0  # the upper one
+    kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start
+    # estimator of that term: GRPO's k3, k3 times the live ratio (DeepSeek-V3.2), or k2
+    kl_estimator: Literal["k2", "k3", "k3_ratio"] = "k3_ratio"
+    entropy_bonus: Annotated[float, ">= 0"] = 0.0  # weight of the entropy, which is then made larger
+
+    def validate(self, loss: str) -> None:
+        """ConfigError for options that don't go together."""
+        if self.mismatch_low > self.mismatch_high:
+            raise ConfigError(
+                f"--mismatch-low {self.mismatch_low}: over --mismatch-high {self.mismatch_high}"
+            )
+        if self.dual_clip is not None and loss == "cispo":
+            raise ConfigError("--dual-clip: not with --loss cispo, whose ratio is bounded anyway")
+
+
+@dataclass
+class SmallModelOptions:
+    """The small model that train_sft.py makes when there is no --model"""
+
+    sft_steps: Annotated[int, ">= 1"] = 540  # optimizer steps of its training (train_sft.py's --steps)
+    sft_examples: Annotated[int, ">= 1"] = 12000  # pairs that it trains on (train_sft.py's --examples)
+
+
+@dataclass
+class JudgeOptions:
+    """The judge (nanotriton/executor/)"""
+
+    policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
+    mode: Literal["replay", "process"] = "replay"  # how candidates are run
+    timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
+
+
+@dataclass
+class RewardOptions:
+    """The reward (reward/reward.py)"""
+
+    # a Python file with reward(verdict, completion, task) -> float | None; empty: 1 for a candidate that is
+    # Triton and correct, and the next two options
+    reward: str = ""
+    # credit of a candidate that fails in its values only; one that fails earlier gets less
+    partial: Annotated[float, ">= 0", "< 1"] = 0.0
+    # bonus of a correct candidate that is 4 times as fast as PyTorch; over 0: candidates are timed (replay on
+    # a GPU)
+    speed: Annotated[float, ">= 0"] = 0.0
+    # a control: rewards are permuted within the batch, and success must not rise
+    shuffle_rewards: bool = False
+
+
+@dataclass
+class TraceOptions:
+    """Measurements and checkpoints"""
+
+    # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
+    heldout: str = ""
+    # held-out test tasks before and after (2 samples each, and a greedy one)
+    eval_tasks: Annotated[int, ">= 0"] = 256
+    eval_every: Annotated[int, ">= 1"] = 65  # steps between measurements on the dev set
+    save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10

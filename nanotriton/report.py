@@ -1,0 +1,115 @@
+"""The numbers of a GRPO step and of a whole run: a line on the console, metrics.jsonl, samples.jsonl,
+summary.json.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanotriton import grpo
+from nanotriton.rollout import Episode
+from nanotriton.run import Clock, Run
+from nanotriton.verdict import STATUSES
+from nanotriton.world import World
+
+
+@dataclass
+class Update:
+    """The outcome of one optimizer step."""
+
+    loss: float  # over all ranks
+    norm: float  # of the gradient of all ranks, before clipping
+    stats: list[dict[str, Tensor]]  # of each microbatch of this rank, for grpo.summarize()
+
+
+@dataclass
+class Step:
+    """The outcome of one step, on this rank."""
+
+    episodes: list[Episode]
+    updates: list[Update]
+    clock: Clock  # seconds by part of the step
+
+
+def report(run: Run, step: int, cfg: Any, done: Step) -> None:
+    """One line on the console, every number to metrics.jsonl, every rank's samples to samples.jsonl.
+
+    On policy the ratio is 1 and the loss near 0 whatever is learned: watch the reward, not the loss.
+    """
+    total = totals(done.episodes, run.world)
+    samples = total["samples"]
+    stats = [part for update in done.updates for part in update.stats]
+    policy = grpo.summarize(stats, run.world.all_sum, run.world.all_max)
+    run.samples(e.row(step, "train") for e in done.episodes)
+
+    shown = ["reward"]
+    if total["scored"] < samples:  # our failure, or the task's: samples.jsonl says which
+        shown.append("scored")
+    shown += ["spread", "length"]
+    shown += ["entropy", "kl", "clip_fraction", "norm"] if policy["tokens"] else ["entropy"]
+    run.step(
+        "grpo",
+        step,
+        cfg.steps,
+        done.clock.seconds,
+        shown,
+        samples=int(samples),
+        reward=total["reward"] / max(total["scored"], 1),
+        spread=total["spread"] / samples,
+        length=total["length"] / samples,
+        truncated=total["truncated"] / samples,
+        distinct=total["distinct"] / samples,
+        scored=total["scored"] / samples,
+        pass_at_k=total["solved"] / max(total["groups"], 1),
+        **policy,
+        loss=sum(update.loss for update in done.updates) / len(done.updates),
+        norm=sum(update.norm for update in done.updates) / len(done.updates),
+        statuses={s: int(total[s]) for s in sorted(STATUSES) if total[s]},
+    )
+
+
+def totals(episodes: list[Episode], world: World) -> dict[str, float]:
+    """Sums over the samples of all ranks: of rewards, lengths, and of how many are what."""
+    statuses = Counter(e.verdict.status for e in episodes)
+    groups = {e.group for e in episodes if e.verdict.scored}
+    solved = {e.group for e in episodes if e.verdict.correct}
+    sums = {
+        "samples": len(episodes),
+        "scored": sum(e.reward is not None for e in episodes),
+        "reward": sum(e.reward for e in episodes if e.reward is not None),
+        "length": sum(len(e.ids) for e in episodes),
+        "truncated": sum(e.finish_reason == "length" for e in episodes),
+        "spread": sum(e.spread for e in episodes),
+        "distinct": len({(id(e.task), *e.ids) for e in episodes}),
+        "groups": len(groups),
+        "solved": len(solved),
+    }
+    sums |= {status: statuses[status] for status in sorted(STATUSES)}
+    values = world.all_sum(torch.tensor(list(sums.values()), dtype=torch.float64))
+    return dict(zip(sums, values.tolist()))
+
+
+def summary(run: Run, cfg: Any) -> dict:
+    """The numbers of summary.json: held-out test success before and after GRPO, sampled at temperature 1 and
+    greedy.
+    """
+    tests = [r for r in run.read() if r["stage"] == "grpo/test"]
+    out = {
+        f"{name}_{when}": row[key]
+        for when, row in zip(("before", "after"), tests)
+        for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
+    }
+    sft = run.folder / "sft" / "summary.json"
+    return out | {
+        "heldout_samples": tests[-1]["success_n"] if tests else 0,
+        "heldout_tasks": tests[-1]["greedy_n"] if tests else 0,
+        "seconds_sft": json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0,
+        "seconds_grpo": round(run.seconds(), 1),
+        "seed": cfg.seed,
+        "steps": cfg.steps,
+        "shuffle_rewards": cfg.paid.shuffle_rewards,
+    }

@@ -1,0 +1,48 @@
+"""The tasks of a GRPO run: those that it trains on, those of each step, and those that it is measured on."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from nanotriton import config, schedule
+from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks import synthetic
+from nanotriton.tasks.task import Task, load_tasks
+
+
+def task_sets(cfg: Any) -> tuple[list[Task], list[Task], list[Task]]:
+    """(training tasks, dev tasks, test tasks). Settings are chosen on dev; test is looked at before and after
+    only.
+    """
+    count, folder = cfg.trace.eval_tasks, cfg.trace.heldout
+    given = read_tasks("--heldout", folder)[:count] if folder else []
+    if cfg.tasks:
+        return read_tasks("--tasks", cfg.tasks), given, given
+    return (
+        synthetic.generate("rl", cfg.steps * cfg.prompts, cfg.seed),
+        given or synthetic.generate("dev", count // 2, cfg.seed),
+        given or synthetic.generate("test", count, cfg.seed),
+    )
+
+
+def read_tasks(option: str, path: str) -> list[Task]:
+    try:
+        return load_tasks(path)
+    except ValueError as error:
+        raise config.ConfigError(f"{option} {error}") from None
+
+
+def tasks_of(
+    step: int, tasks: Sequence[Task], prompts: int, rounds: int, seed: int
+) -> list[tuple[int, Task]]:
+    """The (group, task) pairs of one step, the same on every rank.
+
+    The first `prompts` are the step's own. The others, enough for `rounds` more of as many, may replace
+    groups without spread.
+    """
+    chosen = schedule.indices(step, prompts, len(tasks), seed)
+    if rounds:
+        others = sorted(set(range(len(tasks))) - set(chosen))
+        spare = min(prompts * rounds, len(others))
+        chosen += random.Random(seed_of(seed, Stream.SPARE_TASKS, step)).sample(others, spare)
+    return [(number, tasks[index]) for number, index in enumerate(chosen)]
