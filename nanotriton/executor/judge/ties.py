@@ -52,11 +52,10 @@ class Choices(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out, name = func(*args, **kwargs), func.overloadpacket.__name__
-        made = [
-            t
-            for t in tree_leaves(out)
-            if isinstance(t, torch.Tensor) and t.dtype in (torch.int64, torch.int32)
-        ]
+        results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if all(r.alias_info is None for r in func._schema.returns):
+            self.made |= {t.untyped_storage().data_ptr() for t in results}
+        made = [t for t in results if t.dtype in (torch.int64, torch.int32)]
         if len(made) != 1:
             return out
         if name in CHOOSING:
