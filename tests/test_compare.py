@@ -213,10 +213,10 @@ def test_a_trial_on_which_the_reference_breaks_down_does_not_count():
     reference = Reference(task(forward, "torch.rand(40, 50)"))
     (trial, *_), inputs = reference.trials(b"one", "candidate"), reference.inputs
     reference.inputs = lambda kind, seed: [t + 30_000.3 for t in inputs(kind, seed)]
-    one = lambda given, seed: (torch.ones_like(given[0]), {})
-    assert judge_trial(reference, replace(trial, kind="scaled"), one) is None
+    far = lambda given, seed: (torch.full_like(given[0], 1e6), {})
+    assert judge_trial(reference, replace(trial, kind="scaled"), far) is None
     with pytest.raises(Fault):
-        judge_trial(reference, replace(trial, kind="plain"), lambda given, seed: (given[0] * 2, {}))
+        judge_trial(reference, replace(trial, kind="plain"), far)
 
 
 def test_fp32_sums_earn_more_the_longer_they_are():

@@ -1,15 +1,16 @@
-"""Is a tree of tensors the reference's answer? A table of named checks, run in order; the first that fails is the verdict.
+"""Is a tree of tensors the reference's answer? A table of named checks, run in order: the first that fails decides.
 
-The reference's answer is there twice: in its own dtype, and in float64. The distance between the two is the error e
-that the reference's own dtype earns on this draw. The main check, `bounds`, asks for every element that
+The reference's answer is there twice: in its own dtype, and in float64. The distance between the two is the
+error e that the reference's own dtype earns on this draw. The main check, `bounds`, asks for every element
+that
 
     |candidate - float64| <= tolerance * (rms + |float64|),   tolerance = max(FLOOR[dtype], SLACK[dtype] * e)
 
-with rms the root mean square of the float64 answer and e in the same units. FLOOR leaves room for another order of
-summation and for the GPU's fast exp and division. It leaves none for fp32 work done in TF32 or bf16, whose error on
-signed inputs is near 3e-4 whatever the size. The other checks close what this bound leaves open: CHECKS says in which
-order, and each check's docstring why. An answer without a float64 twin is judged against its own dtype at four times
-the floor.
+with rms the root mean square of the float64 answer and e in the same units. FLOOR leaves room for another
+order of summation and for the GPU's fast exp and division. It leaves none for fp32 work done in TF32 or
+bf16, whose error on signed inputs is near 3e-4 whatever the size. The other checks close what this bound
+leaves open: CHECKS says in which order, and each check's docstring why. An answer without a float64 twin is
+judged against its own dtype at four times the floor.
 """
 
 import math
@@ -142,7 +143,7 @@ def repeats(answer: Answer, own, exact) -> bool:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference over RMS plus value. Infinite for other shapes, dtypes, or integers that differ."""
+    """The largest difference over RMS plus value. Infinite for other shapes, dtypes or integers."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
     if one.is_complex():
@@ -195,8 +196,9 @@ def all_finite(tree) -> bool:
 def breaks_down(answer: Answer) -> bool:
     """Whether the reference's own dtype is far off in more than one value of a hundred.
 
-    Such a trial excuses almost any answer. Single values that are far off are steps (a comparison, a rounding) that
-    fell to the other side, and no breakdown. Outputs that nothing was compared with yet are measured by it.
+    Such a trial excuses almost any answer. Single values that are far off are steps (a comparison, a
+    rounding) that fell to the other side, and no breakdown. Outputs that nothing was compared with yet are
+    measured by it.
     """
     exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
     for where, own in leaves(answer.own):
@@ -288,7 +290,7 @@ def float8_steps(output: Output) -> None:
 
 
 def one_by_one(output: Output) -> None:
-    """Each value of a small output counts, on a scale of its own: values of several kinds may stand side by side.
+    """Each value of a small output counts, on a scale of its own: several kinds may stand side by side.
 
     Beside a sum of squares of 1e6 a mean of 1 is within the tolerance of `bounds` whatever it is.
     """
@@ -308,9 +310,9 @@ def frequency(output: Output) -> None:
 def bias(output: Output) -> None:
     """Rounding has no sign: the answer is not too large or too small as a whole, nor shifted.
 
-    All values times 1.02 are within bf16's tolerance, one by one. Two slopes are looked at: the mean error, and
-    that of the error over the value (a common factor). Allowed is what rounding one common factor or term to the
-    dtype would do, four times what the reference has, and chance.
+    All values times 1.02 are within bf16's tolerance, one by one. Two slopes are looked at: the mean error,
+    and that of the error over the value (a common factor). Allowed is what rounding one common factor or
+    term to the dtype would do, four times what the reference has, and chance.
     """
     if not output.scale.coarse:
         return
@@ -327,10 +329,10 @@ def bias(output: Output) -> None:
 
 
 def spread(output: Output) -> None:
-    """The RMS error is not much larger than the reference's own: a term left out, a sum kept in the coarse dtype.
+    """The RMS error is not much larger than the reference's own. It is where a term is left out.
 
-    Allowed are SPREAD times the reference's, or those of a single rounding to the dtype if that is more, and chance:
-    a few large values may make up all of the answer.
+    Allowed are SPREAD times the reference's, or those of a single rounding to the dtype if that is more,
+    and chance: a few large values may make up all of the answer.
     """
     if not output.scale.coarse:
         return
@@ -379,7 +381,8 @@ def equal(output: Output) -> None:
     raise ValueFault(f"{where} is {pair[0]}; the reference says {pair[1]} ({count})", math.inf)
 
 
-# In this order: what is plainly wrong has the plainest message. `equal` is for integers, the others for floats.
+# In this order: what is plainly wrong has the plainest message.
+# `equal` is for integers, the others for floats.
 BY_VALUE = (equal, finiteness, bounds, float8_steps, one_by_one, frequency, small_values)
 STATISTICS = (bias, spread)
 CHECKS = BY_VALUE + STATISTICS

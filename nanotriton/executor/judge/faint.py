@@ -1,9 +1,9 @@
-"""Is anything left out whose effect is too small for the tolerance? A bias in bf16, a branch beside a large residual.
+"""Is anything left out whose effect is too small for the tolerance? A bias in bf16, a branch beside a residual.
 
-One value tells nothing then: the effect is smaller than what rounding may do. Many values do, because rounding is
-independent of it. So each weight and each input whose effect is faint is halved, in the float64 reference alone, and
-the candidate's errors are regressed on the change. An answer without the tensor's effect has a slope of -2 there, and
-an honest one has none.
+One value tells nothing then: the effect is smaller than what rounding may do. Many values do, because
+rounding is independent of it. So each weight and each input whose effect is faint is halved, in the float64
+reference alone, and the candidate's errors are regressed on the change. An answer without the tensor's
+effect has a slope of -2 there, and an honest one has none.
 """
 
 import math
@@ -91,9 +91,9 @@ def without_half(
 def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.Tensor) -> tuple[float, float]:
     """(slope of the error over the effect of half a tensor, its standard error).
 
-    Only where the reference's own answer resolves the effect: elsewhere its own rounding swallows it. A common
-    factor and a constant are taken out of both, because rounding a single number to the dtype makes such errors.
-    (0, 0) where too little is left.
+    Only where the reference's own answer resolves the effect: elsewhere its own rounding swallows it. A
+    common factor and a constant are taken out of both, because rounding a single number to the dtype makes
+    such errors. (0, 0) where too little is left.
     """
     step = max(1, own.numel() // SAMPLE)
     g, o, w, h = (t.detach().reshape(-1)[::step].double() for t in (g, own, w, halved))

@@ -1,9 +1,10 @@
 """Where values are wrong: what does the task itself make of errors that are allowed?
 
-The sine of a sum near 1e5 is anything in fp32, depending on the order of summation. Whether a number that lies at a
-half is rounded up is anyone's guess, and so is which of two equal numbers is the largest. What the reference's own
-order happens to earn there says little. So before an answer is refused, the reference is asked how far its answer
-moves when its inputs move by what is allowed anyway, and which of its choices were between equals.
+The sine of a sum near 1e5 is anything in fp32, depending on the order of summation. Whether a number that
+lies at a half is rounded up is anyone's guess, and so is which of two equal numbers is the largest. What
+the reference's own order happens to earn there says little. So before an answer is refused, the reference
+is asked how far its answer moves when its inputs move by what is allowed anyway, and which of its choices
+were between equals.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ NUDGES = 2  # random ones, each in both directions
 
 @dataclass
 class Sensitivity:
-    """Of each output tensor: the most that its float64 value moves, and the range of a value that is no float.
+    """Of each output: the most that its float64 value moves, and the range of a value that is no float.
 
     choices: where the reference's integers are places of the largest, the smallest or the middle ones.
     """
@@ -40,8 +41,8 @@ class Sensitivity:
 def compare_fairly(got, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None) -> float:
     """`compare`; and where values are wrong, once more with what the task is sensitive to forgiven.
 
-    What many values say together is not forgiven: a mean has no half to lie at. sensitive: None if there is no
-    time to find out.
+    What many values say together is not forgiven: a mean has no half to lie at. sensitive: None if there is
+    no time to find out.
     """
     try:
         return compare(got, answer)

@@ -15,8 +15,8 @@ from nanotriton.plan.aten import words
 
 # Operators that choose: of their results the integer one says where along a dimension the chosen lie.
 CHOOSING = words("argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk")
-# Of these torch's documentation promises the first of equal numbers. It is a promise about numbers that are given:
-# of numbers that are computed, rounding decides which are equal.
+# Of these torch's documentation promises the first of equal numbers. It is a promise about numbers that are
+# given: of numbers that are computed, rounding decides which are equal.
 FIRST = words("argmax argmin max min")
 # Operators after which integers stand in the same order as before.
 KEEPING = words("_to_copy _unsafe_view alias clone detach expand reshape squeeze unsqueeze view")
@@ -25,7 +25,7 @@ NEAR = 1e-3  # times FLOOR of the largest number beside them: two that differ by
 
 @dataclass(frozen=True)
 class Choice:
-    """values: the numbers that were chosen from. dim: the dimension along which. free: any of equals may be chosen."""
+    """values: what was chosen from. dim: the dimension along which. free: any of equals may be chosen."""
 
     values: torch.Tensor
     dim: int

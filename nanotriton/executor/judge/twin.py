@@ -1,7 +1,8 @@
 """The reference in float64: the twin that errors are measured against.
 
-Most modules can be widened, with `double()`. One that insists on a dtype (a cast in forward, a weight in bf16 beside
-a float32 input) can't. Such a module runs as it is, and beside each operator the same operator runs in float64.
+Most modules can be widened, with `double()`. One that insists on a dtype (a cast in forward, a weight in
+bf16 beside a float32 input) can't. Such a module runs as it is, and beside each operator the same operator
+runs in float64.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ State = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Twin:
-    """What float64 gives: the last call's answer, its inputs as it left them, parameters and buffers afterwards."""
+    """What float64 gives: the last call's answer, its inputs as it left them, the state afterwards."""
 
     answer: object
     inputs: list
@@ -43,8 +44,8 @@ def in_float64(
 ) -> Twin | None:
     """Call a module once for each draw, in float64. None where neither way works.
 
-    build, draws: give the module and its inputs anew whenever they are called. running: a context for the task's
-    own code. nudge: what becomes of a floating input, in float64.
+    build, draws: give the module and its inputs anew whenever they are called. running: a context for the
+    task's own code. nudge: what becomes of a floating input, in float64.
     """
     for way in (widened, beside):
         try:
@@ -104,9 +105,9 @@ def named_state(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 class Beside(TorchDispatchMode):
     """Runs each operator as it is, and again with every floating tensor's float64 twin in its place.
 
-    A view of a tensor has a view of its twin, and what is written in place is written to both. Integers and truth
-    values have no twins: they are as the task's own dtype decided. So are random numbers, and whatever has no
-    operator in float64.
+    A view of a tensor has a view of its twin, and what is written in place is written to both. Integers and
+    truth values have no twins: they are as the task's own dtype decided. So are random numbers, and
+    whatever has no operator in float64.
     """
 
     def __init__(self):

@@ -1,7 +1,8 @@
 """Does the answer depend on data that the candidate never looks at?
 
-Ten classes of 32,000 that are never read move a sum by less than the tolerance. But they can be seen: where it is
-known which elements a candidate loads, the others are drawn anew, and the float64 reference must not notice.
+Ten classes of 32,000 that are never read move a sum by less than the tolerance. But they can be seen: where
+it is known which elements a candidate loads, the others are drawn anew, and the float64 reference must not
+notice.
 """
 
 import torch
@@ -14,8 +15,8 @@ from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault
 
-# Of a tensor: who leaves out more either shows it in the answer, or knows a structure of the input (a symmetric
-# matrix, of which half is enough).
+# Of a tensor: who leaves out more either shows it in the answer, or knows a structure of the input. Of a
+# symmetric matrix half is enough.
 MOST = 0.25
 NOTICED = 1e-8  # of a value and of the RMS: the reference may move by so much, in float64
 REDUCED = 256  # numbers of an input for one of the answer: fewer can't hide in it
@@ -51,7 +52,7 @@ def reduces(plan: Plan) -> bool:
 
 
 def masks_of(plan: Plan, unread: Unread) -> Masks:
-    """Where a part of a tensor is not read. Of weights that are not read at all a copy may be, made in __init__."""
+    """Where a part of a tensor is not read. Of a weight that is not read at all, __init__ may have copied it."""
     found: Masks = {}
     for number, tensor in enumerate(tensor_ids(plan.inputs)):
         found[number] = unread.of(tensor)

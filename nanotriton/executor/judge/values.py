@@ -1,9 +1,10 @@
 """Errors of one output, measured: what the checks of compare.py look at.
 
-Both answers are walked in float64 pieces, and all that is found comes to the host at once, so that a comparison
-waits for a GPU once. In this file `got`, `own` and `exact` are one output: the candidate's, the reference's in the
-task's dtype, and the reference's in float64 (None: there is none). w stands for the float64 value, g and o for
-the other two. An error is (g - w) / (|w| + rms), with rms the root mean square of the float64 output.
+Both answers are walked in float64 pieces, and all that is found comes to the host at once, so that a
+comparison waits for a GPU once. In this file `got`, `own` and `exact` are one output: the candidate's, the
+reference's in the task's dtype, and the reference's in float64 (None: there is none). w stands for the
+float64 value, g and o for the other two. An error is (g - w) / (|w| + rms), with rms the root mean square
+of the float64 output.
 """
 
 import math
@@ -160,7 +161,7 @@ def measure(
 
 
 def measure_piece(g, o, w, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:
-    """[worst difference, worst error, worst of one_by_one, number of coarse values, the four sums of Moments]."""
+    """[worst difference, worst error, worst of one_by_one, number of coarse values, *sums of Moments]."""
     difference, size = g - w, w.abs()
     apart = difference.abs()
     coarse = (apart > COARSE * size).sum().double()
@@ -178,9 +179,10 @@ def measure_piece(g, o, w, dtype: torch.dtype, alone: bool, scale: Scale) -> tor
 def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:
     """How far each value of a small output may be off: its scale is its own, not that of its neighbours.
 
-    A value that is far below the RMS may be one of another kind, or what is left of numbers that cancel. So it
-    gets up to TINY times itself (but never COARSE of itself, nor less than the rounding of its neighbours), and
-    what the reference's own dtype earns right there. More is a matter of the reference's sensitivity (trial.py).
+    A value that is far below the RMS may be one of another kind, or what is left of numbers that cancel. So
+    it gets up to TINY times itself (but never COARSE of itself, nor less than the rounding of its
+    neighbours), and what the reference's own dtype earns right there. More is a matter of the reference's
+    sensitivity (trial.py).
     """
     size = w.abs()
     own_scale = torch.minimum(size * min(TINY, COARSE / scale.floor), scale.rms)
@@ -190,11 +192,13 @@ def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, s
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
-    """An error that too many elements have, or None: more than 16, and eight times those where the reference's own dtype earns it.
+    """An error that too many elements have, or None.
 
-    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than float64, and
-    one is enough for a tolerance of a whole step. It is meant for such elements, not for a candidate that leaves
-    the step out everywhere. Of a small output no value is excused so.
+    Too many are more than 16, and eight times those where the reference's own dtype earns it.
+
+    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than
+    float64, and one is enough for a tolerance of a whole step. It is meant for such elements, not for a
+    candidate that leaves the step out everywhere. Of a small output no value is excused so.
     """
     levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
     counts = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device)
@@ -210,11 +214,11 @@ def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
 
 
 def chunks(got, own, exact, masked: bool = False) -> Iterator[tuple]:
-    """(start, got, own, float64 answer, None) in flat float64 pieces, so that a large answer costs little memory.
+    """(start, got, own, float64 answer, None) in flat pieces: a large answer costs little memory.
 
-    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the same;
-    where only the float64 answer is not finite, it is the own one. In place of None: where the own answer is
-    finite.
+    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the
+    same; where only the float64 answer is not finite, it is the own one. In place of None: where the own
+    answer is finite.
     """
     flat = [None if t is None else t.detach().reshape(-1) for t in (got, own, exact)]
     size = CHUNK if own.device.type == "cpu" else GPU_CHUNK
