@@ -154,7 +154,7 @@ def test_pieces_haste_and_holes_change_no_verdict(seed, monkeypatch):
         if isinstance(whole, str)
         else masked == pytest.approx(whole)
     )
-    monkeypatch.setattr("nanotriton.executor.judge.compare.CHUNK", 17)
+    monkeypatch.setattr("nanotriton.executor.judge.values.CHUNK", 17)
     assert judged(got, own, exact) == (whole if isinstance(whole, str) else pytest.approx(whole))
     assert (judged(got, own, exact, hurry=True) == "wrong") == isinstance(whole, str)
 
@@ -472,7 +472,7 @@ def test_inputs_may_be_changed_only_as_the_reference_does():
         ("return torch.ones_like(x)", "torch.randn(4, 9)", "ones"),
         ("return x.clone()", "torch.randn(4, 9)", "input 0"),
         ("return torch.full_like(x, 3) + 0 * torch.tanh(x)", "torch.randn(4, 9)", "constant"),
-        ("return torch.arange(9.0) * 3 + 1e-7 * torch.tanh(x)", "torch.randn(4, 9)", "other inputs"),
+        ("return torch.arange(1.0, 10.0) * 3 + 1e-7 * torch.tanh(x)", "torch.randn(4, 9)", "other inputs"),
         ("return torch.softmax(x.mean(dim=1, keepdim=True), dim=1)", "torch.randn(4, 9)", "ones"),
     ],
 )

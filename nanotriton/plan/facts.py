@@ -51,6 +51,9 @@ class Facts:
     # Of a reference: its answer lies in memory in the order of its shape. In a task of moving data the
     # candidate's answer must do so too.
     contiguous: bool = False
+    length: int = 1  # of a reference: the most numbers that it sums for one value
+    # Of a reference, for each tensor of its answer: it lies in new memory, no two elements in one place.
+    fresh: list[bool] = field(default_factory=list)
     # the memory that the answer lies in: own, input, weight or const (the worst of several)
     answer: str = "own"
 
@@ -68,6 +71,52 @@ def facts(plan: Plan) -> Facts:
     kinds = {plan.storages[plan.tensors[t].storage].kind for t in plan.output_tensors()}
     found.answer = next((k for k in ("input", "weight", "const") if k in kinds), "own")
     return found
+
+
+def shared_memory(plan: Plan, fresh: list[bool]) -> str | None:
+    """One line on an output that a caller can't write to as to the reference's, or None.
+
+    fresh: of the reference. Where its output is fresh, the candidate's is no input and no weight, no other
+    fresh output, and no element of it stands for several. Else who writes to it writes to more than it.
+    """
+    outputs = plan.output_tensors()
+    if len(outputs) != len(fresh):
+        return None
+    inputs = {plan.tensors[t].storage: number for number, t in enumerate(tensor_ids(plan.inputs))}
+    weights = {plan.tensors[w.tensor].storage for w in plan.weights}
+    seen = set()
+    for number, index in enumerate(outputs):
+        t, what = plan.tensors[index], None
+        if not fresh[number] or 0 in t.shape:
+            continue
+        if t.storage in inputs:
+            what = f"is memory of input {inputs[t.storage]}"
+        elif t.storage in weights:
+            what = "is memory of a weight"
+        elif (t.storage, t.offset) in seen:
+            what = "is memory of another output"
+        elif overlaps_itself(t.shape, t.stride):
+            what = "has one place in memory for several elements"
+        if what:
+            return (
+                f"output {number} {what}; the reference's is new memory, each element in a place of its own"
+            )
+        seen.add((t.storage, t.offset))
+    return None
+
+
+def overlaps_itself(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether some two elements may share a place in memory: an expanded dimension, a sliding window.
+
+    >>> overlaps_itself((3, 4), (4, 1)), overlaps_itself((3, 4), (0, 1)), overlaps_itself((3, 4), (1, 1))
+    (False, True, True)
+    """
+    reach = 0
+    for step, n in sorted((step, n) for step, n in zip(stride, shape, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += (n - 1) * step
+    return False
 
 
 def steps_on_data(plan: Plan, first_alternative: bool) -> Iterator[Aten]:

@@ -24,7 +24,13 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
     second.py       a second call of the same module: its answer, and the state that both leave
-    compare.py      the tolerance
+    compare.py      the tolerance, and what else an answer must be: a table of named checks
+    values.py       errors of one output, measured for these checks
+    twin.py         the reference in float64
+    fairness.py     what the reference is sensitive to is forgiven
+    ties.py         which of equal numbers was chosen is forgiven too
+    faint.py        weights and inputs whose effect is smaller than the tolerance: is it there?
+    unread.py       data that was never looked at: does the reference need it?
     runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU
     measure.py      how fast a right candidate is
     process.py, script.py      the trusted halves of process mode and of whole files

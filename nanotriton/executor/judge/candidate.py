@@ -17,9 +17,11 @@ from nanotriton.executor.judge.reference import Reference, Trial, excused
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import check
+from nanotriton.plan.facts import shared_memory
 from nanotriton.plan.plan import DTYPES, Plan, PlanError, malformed
 from nanotriton.plan.validate import check_follows
 from nanotriton.rules import rules
@@ -76,6 +78,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
             for t in (plan.tensors[i] for i in plan.output_tensors())
         )
+        if shared := shared_memory(plan, reference.facts.fresh):
+            raise Fault("wrong_value", shared)
         if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
             raise Fault(
                 "wrong_shape",
@@ -137,6 +141,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
     work = partial(judge_second, reference, trials[0], first)
+    in_room(worker, reference, "judge", worker.patience, work)
+    work = partial(check_unread, reference, trials[0], first)
     in_room(worker, reference, "judge", worker.patience, work)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure

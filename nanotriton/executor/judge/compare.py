@@ -1,109 +1,117 @@
-"""Comparison of answers, which are trees of tensors: exact structure, shape and dtype, then finiteness, then
-values.
+"""Is a tree of tensors the reference's answer? A table of named checks, run in order: the first that
+fails decides.
 
-Tolerance. The reference's answer is there twice: in its own dtype, and in float64. The first against the
-second is the error that the
-reference's own dtype earns on this draw, e. A candidate is right where, element by element,
+The reference's answer is there twice: in its own dtype, and in float64. The distance between the two is the
+error e that the reference's own dtype earns on this draw. The main check, `bounds`, asks for every element
+that
 
     |candidate - float64| <= tolerance * (rms + |float64|),   tolerance = max(FLOOR[dtype], SLACK[dtype] * e)
 
-with rms the root mean square of the float64 answer and e in the same units, and if errors above FLOOR are not
-much more frequent than the
-reference's own (too_common). Nor may a quarter of the values be off by a tenth of themselves where the
-reference's are precise: beside some huge ones
-they would be within the tolerance whatever they are. FLOOR leaves room for another order of summation and for
-the GPU's fast exp and
-division, and none for fp32 work done in TF32 or bf16, whose error on signed inputs is near 3e-4 whatever the
-size.
-An answer without a float64 twin (the task insists on a dtype) is judged against its own dtype at four times
-the floor.
+with rms the root mean square of the float64 answer and e in the same units. FLOOR leaves room for another
+order of summation and for the GPU's fast exp and division. It leaves none for fp32 work done in TF32 or
+bf16, whose error on signed inputs is near 3e-4 whatever the size. The other checks close what this bound
+leaves open: CHECKS says in which order, and each check's docstring why. An answer without a float64 twin is
+judged against its own dtype at four times the floor.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 
+from nanotriton.executor.judge import values
+from nanotriton.executor.judge.values import (
+    COARSE,
+    FLOOR,
+    SLACK,
+    UNIT,
+    Errors,
+    Scale,
+    chunks,
+    measure,
+    scale_of,
+    too_common,
+)
 from nanotriton.plan.trees import describe, identical, leaves, tensors
 from nanotriton.verdict import Fault, ValueFault
 
-FLOOR = {
-    torch.float64: 1e-10,
-    torch.float32: 2e-5,
-    torch.float16: 2e-3,
-    torch.bfloat16: 1.6e-2,
-    torch.float8_e4m3fn: 0.13,
-    torch.float8_e5m2: 0.26,
-}
-# others: 3, their own rounding is all the error there should be
-SLACK = {torch.float64: 10.0, torch.float32: 10.0}
 KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others: 1e-4
-CHUNK, GPU_CHUNK = 1 << 22, 1 << 23  # elements compared at a time, in a dozen float64 temporaries
-
-
-# ---- trees ----
-
-
-def same_structure(got, want, path: str = "the answer") -> None:
-    """Raise Fault unless both trees have the same containers, keys and kinds of leaves."""
-    container = next((kind for kind in (tuple, list, dict) if isinstance(want, kind)), None)
-    alike = (
-        isinstance(got, container) and len(got) == len(want)
-        if container
-        else not isinstance(got, tuple | list | dict)
-    )
-    if alike and container is None:
-        both = isinstance(got, torch.Tensor), isinstance(want, torch.Tensor)
-        alike = all(both) or (not any(both) and type(got) is type(want))
-    if alike and container is dict:
-        alike = list(got) == list(want)
-    if not alike:
-        raise Fault("wrong_shape", f"{path} is {describe(got)}; the reference returns {describe(want)}")
-    if container:
-        for key in want if container is dict else range(len(want)):
-            same_structure(got[key], want[key], f"{path}[{key!r}]")
-
-
-def all_finite(tree) -> bool:
-    floats = (t for t in tensors(tree) if t.is_floating_point())
-    # of float8 torch can't tell
-    return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)
-
-
-# ---- values ----
+SIGMAS = 6.0  # standard errors that chance may move a mean by
+SPREAD = 2.0  # times the RMS error of the reference: four roundings of the whole answer instead of one
+ROUNDING = 0.38  # RMS error of one rounding to nearest, in units of UNIT times the RMS of what is rounded
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A reference's answer in the task's dtype and in float64 (None: there is none), and its inputs as each
-    left them, if they were kept."""
+    """A reference's answer in the task's dtype and in float64 (None: there is none).
+
+    inputs, inputs_exact: its inputs as each left them, if they were kept.
+    length: the most numbers that the reference sums for one value.
+    """
 
     own: object
     exact: object | None
     inputs_exact: list | None
     inputs: list | None
+    length: int = 1
     # of outputs that something was compared with
-    scales: dict[str, "Scale"] = field(default_factory=dict, repr=False)
+    scales: dict[str, Scale] = field(default_factory=dict, repr=False)
 
 
-def compare(got, answer: Answer, hurry: bool = False) -> float:
-    """The worst error over the RMS; raises Fault if the tree `got` is not the answer. hurry: as soon as that
-    is plain, without saying where."""
+@dataclass
+class Output:
+    """One tensor of a candidate's answer beside the reference's. hurry: nobody reads the message."""
+
+    name: str
+    got: torch.Tensor
+    own: torch.Tensor
+    exact: torch.Tensor | None
+    answer: Answer
+    hurry: bool
+
+    @property
+    def scale(self) -> Scale:
+        return self.answer.scales[self.name]
+
+    @cached_property
+    def errors(self) -> Errors:
+        scales = self.answer.scales
+        if self.name not in scales:
+            scales[self.name] = scale_of(self.own, self.exact, False, self.answer.length)
+        found = measure(self.got, self.own, self.exact, self.scale, self.hurry)
+        if not found.clean and not self.scale.masked:
+            scales[self.name] = scale_of(self.own, self.exact, True, self.answer.length)
+            found = measure(self.got, self.own, self.exact, self.scale, self.hurry)
+        return found
+
+    def count(self, wrong: Callable) -> int:
+        """How many elements are wrong, as a function of their (got, own, exact) in float64."""
+        pieces = chunks(self.got, self.own, self.exact, self.scale.masked)
+        return sum(int(wrong(g, o, w).sum()) for _, g, o, w, _ in pieces)
+
+    def fault(self, message: str) -> ValueFault:
+        return ValueFault(f"{self.name}: {message}", self.errors.worst)
+
+
+# ---- trees ----
+
+
+def compare(got, answer: Answer, hurry: bool = False, checks: tuple[Callable, ...] | None = None) -> float:
+    """The worst error over the RMS; raises Fault if the tree `got` is not the answer.
+
+    hurry: as soon as that is plain, without saying where. checks: None for all.
+    """
     same_structure(got, answer.own)
     exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
     worst = 0.0
     for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
         if isinstance(own, torch.Tensor):
-            worst = max(
-                worst, compare_tensor(f"output{where}", g, own, exact.get(where), answer.scales, hurry)
-            )
-        elif isinstance(own, float):
-            if not math.isclose(g, own, rel_tol=1e-5, abs_tol=1e-6) and not (
-                math.isnan(g) and math.isnan(own)
-            ):
-                raise Fault("wrong_value", f"output{where} is {g}; the reference returns {own}")
-        elif g != own:
-            raise Fault("wrong_value", f"output{where} is {g!r}; the reference returns {own!r}")
+            output = Output(f"output{where}", g, own, exact.get(where), answer, hurry)
+            worst = max(worst, compare_tensor(output, CHECKS if checks is None else checks))
+        else:
+            same_number(f"output{where}", g, own)
     return worst
 
 
@@ -154,8 +162,7 @@ def _same_bits(one, other) -> bool:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference over RMS plus value. Infinite for other shapes, dtypes, or integers
-    that differ."""
+    """The largest difference over RMS plus value. Infinite for other shapes, dtypes or integers."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return math.inf
     if one.is_complex():
@@ -166,223 +173,265 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def compare_tensor(
-    name: str,
-    got: torch.Tensor,
-    own: torch.Tensor,
-    exact: torch.Tensor | None,
-    scales: dict[str, "Scale"],
-    hurry: bool,
-) -> float:
-    """The worst error over the RMS of one output; raises Fault on another shape, dtype, or values out of
-    tolerance."""
-    if got.shape != own.shape:
-        raise Fault(
-            "wrong_shape", f"{name} has shape {tuple(got.shape)}; the reference's is {tuple(own.shape)}"
-        )
-    if got.dtype != own.dtype:
-        raise Fault("wrong_dtype", f"{name} is {short(got.dtype)}; the reference's is {short(own.dtype)}")
+def same_structure(got, want, path: str = "the answer") -> None:
+    """Raise Fault unless both trees have the same containers, keys and kinds of leaves."""
+    container = next((kind for kind in (tuple, list, dict) if isinstance(want, kind)), None)
+    if container is None:
+        alike = same_leaf(got, want)
+    else:
+        alike = isinstance(got, container) and len(got) == len(want)
+    if alike and container is dict:
+        alike = list(got) == list(want)
+    if not alike:
+        raise Fault("wrong_shape", f"{path} is {describe(got)}; the reference returns {describe(want)}")
+    if container:
+        for key in want if container is dict else range(len(want)):
+            same_structure(got[key], want[key], f"{path}[{key!r}]")
+
+
+def same_leaf(got, want) -> bool:
+    if isinstance(got, tuple | list | dict):
+        return False
+    if isinstance(want, torch.Tensor):
+        return isinstance(got, torch.Tensor)
+    return not isinstance(got, torch.Tensor) and type(got) is type(want)
+
+
+def same_number(name: str, got, own) -> None:
+    """Leaves that are no tensors: floats up to fp32's rounding, anything else exactly."""
+    if not isinstance(own, float):
+        if got != own:
+            raise Fault("wrong_value", f"{name} is {got!r}; the reference returns {own!r}")
+    elif not math.isclose(got, own, rel_tol=1e-5, abs_tol=1e-6) and not (math.isnan(got) and math.isnan(own)):
+        raise Fault("wrong_value", f"{name} is {got}; the reference returns {own}")
+
+
+def all_finite(tree) -> bool:
+    floats = (t for t in tensors(tree) if t.is_floating_point())
+    # of float8 torch can't tell
+    return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)
+
+
+def breaks_down(answer: Answer) -> bool:
+    """Whether the reference's own dtype is far off in more than one value of a hundred.
+
+    Such a trial excuses almost any answer. Single values that are far off are steps (a comparison, a
+    rounding) that fell to the other side, and no breakdown. Outputs that nothing was compared with yet are
+    measured by it.
+    """
+    exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
+    for where, own in leaves(answer.own):
+        twin = exact.get(where)
+        if (
+            twin is None
+            or not isinstance(own, torch.Tensor)
+            or not own.is_floating_point()
+            or not own.numel()
+        ):
+            continue
+        if twin.shape != own.shape:
+            continue
+        name = f"output{where}"
+        if name not in answer.scales:
+            compare_tensor(Output(name, own, own, twin, answer, True), ())
+        if float(answer.scales[name].broken) > own.numel() / 100:
+            return True
+    return False
+
+
+# ---- one tensor ----
+
+
+def compare_tensor(output: Output, checks: tuple[Callable, ...]) -> float:
+    """The worst error over the RMS of one output; raises the Fault of the first check that fails."""
+    same_shape(output)
+    same_dtype(output)
+    own, exact = output.own, output.exact
     if exact is not None and exact.shape != own.shape:
-        exact = None
+        output = replace(output, exact=None)
     if own.is_complex():
-        return compare_tensor(
-            name,
-            *(t if t is None else torch.view_as_real(t.resolve_conj()) for t in (got, own, exact)),
-            scales,
-            hurry,
+        output = replace(
+            output,
+            got=as_real(output.got),
+            own=as_real(own),
+            exact=None if output.exact is None else as_real(output.exact),
         )
-    if not own.is_floating_point():
-        return compare_exactly(name, got, own, exact)
     if not own.numel():
         return 0.0
-    if name not in scales:
-        scales[name] = scale_of(own, exact, masked=False)
-    found = measure(got, own, exact, scales[name], hurry)
-    if not found.clean and not scales[name].masked:
-        scales[name] = scale_of(own, exact, masked=True)
-        found = measure(got, own, exact, scales[name], hurry)
-    scale, right = scales[name], found.relative <= found.tolerance  # NaN is not
-    if hurry and not right:
-        raise ValueFault(f"{name} is wrong", found.worst)
-    if not math.isfinite(found.relative):
-        lost = sum(
-            int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in chunks(got, own, None)
-        )
-        if lost:
-            raise Fault("not_finite", f"{name}: {lost} of {own.numel()} values are NaN or infinite")
-    if own.itemsize == 1:  # one step of float8 is so large that only few elements may be one off
-        different = sum(
-            int((~((g == o) | (g.isnan() & o.isnan()))).sum()) for _, g, o, _, _ in chunks(got, own, None)
-        )
-        if different > 16 + own.numel() / 8:
-            raise wrong_values(name, got, own, exact, scale, 1e-3, found.worst)
-    if not right:
-        raise wrong_values(name, got, own, exact, scale, found.tolerance, found.worst)
-    if (
-        exact is not None
-        and found.relative > scale.floor
-        and (level := too_common(got, own, exact, scale, found.tolerance))
-    ):
-        raise wrong_values(name, got, own, exact, scale, level, found.worst)
-    few = 16 + found.nonzero / 4
-    # this many are off by a tenth: is the reference itself precise there?
-    if exact is not None and found.coarse > few:
-        off = lambda g, o, w: ((g - w).abs() > 0.1 * w.abs()) & ((o - w).abs() < 0.01 * w.abs())
-        coarse = sum(int(off(g, o, w).sum()) for _, g, o, w, _ in chunks(got, own, exact, scale.masked))
-        if coarse > few:
-            raise ValueFault(
-                f"{name}: {coarse} of {own.numel()} values, small ones, are off by more than a tenth of what they should be",  # noqa: E501
-                found.worst,
+    floats = output.own.is_floating_point()
+    for check in checks:
+        if (check is not equal) == floats:
+            check(output)
+    return output.errors.worst if floats else 0.0
+
+
+def as_real(t: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(t.resolve_conj())
+
+
+def same_shape(output: Output) -> None:
+    """A shape that broadcasts to the right one is another shape."""
+    got, own = tuple(output.got.shape), tuple(output.own.shape)
+    if got != own:
+        raise Fault("wrong_shape", f"{output.name} has shape {got}; the reference's is {own}")
+
+
+def same_dtype(output: Output) -> None:
+    """A caller may rely on the dtype, and all tolerances follow from it."""
+    got, own = output.got.dtype, output.own.dtype
+    if got != own:
+        raise Fault("wrong_dtype", f"{output.name} is {short(got)}; the reference's is {short(own)}")
+
+
+def finiteness(output: Output) -> None:
+    """NaN and infinities stand where the reference has them. A hole has no size, so no bound would see it."""
+    if output.hurry or math.isfinite(output.errors.relative):
+        return
+    pieces = chunks(output.got, output.own, None)
+    lost = sum(int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in pieces)
+    if lost:
+        raise Fault("not_finite", f"{output.name}: {lost} of {output.own.numel()} values are NaN or infinite")
+
+
+def bounds(output: Output) -> None:
+    """Every element is within the tolerance."""
+    if not output.errors.relative <= output.errors.tolerance:  # NaN is not
+        raise wrong_values(output, output.errors.tolerance)
+
+
+def float8_steps(output: Output) -> None:
+    """One step of float8 is so large that only few elements may be one off."""
+    if output.own.itemsize > 1:
+        return
+    different = output.count(lambda g, o, w: ~((g == o) | (g.isnan() & o.isnan())))
+    if different > 16 + output.own.numel() / 8:
+        raise wrong_values(output, 1e-3)
+
+
+def one_by_one(output: Output) -> None:
+    """Each value of a small output counts, on a scale of its own: several kinds may stand side by side.
+
+    Beside a sum of squares of 1e6 a mean of 1 is within the tolerance of `bounds` whatever it is.
+    """
+    if output.errors.one_by_one > 1:
+        raise wrong_values(output, None)
+
+
+def frequency(output: Output) -> None:
+    """Large errors are not much more frequent than the reference's own."""
+    if output.exact is None or output.errors.relative <= output.scale.floor:
+        return
+    level = too_common(output.got, output.own, output.exact, output.scale, output.errors.tolerance)
+    if level:
+        raise wrong_values(output, level)
+
+
+def bias(output: Output) -> None:
+    """Rounding has no sign: the answer is not too large or too small as a whole, nor shifted.
+
+    All values times 1.02 are within bf16's tolerance, one by one. Two slopes are looked at: the mean error,
+    and that of the error over the value (a common factor). Allowed is what rounding one common factor or
+    term to the dtype would do, four times what the reference has, and chance.
+    """
+    if not output.scale.coarse:
+        return
+    e, unit = output.errors, UNIT[output.own.dtype]
+    shift, chance = e.mine.e / e.count, math.sqrt(e.mine.ee) / e.count
+    if abs(shift) > unit + 4 * abs(e.own.e) / e.count + SIGMAS * chance:
+        raise output.fault(f"the values are off by {shift:+.2g} on average; rounding has no sign")
+    if e.qq > 0:
+        gain, chance = e.mine.eq / e.qq, math.sqrt(e.mine.eeqq) / e.qq
+        if abs(gain) > unit + 4 * abs(e.own.eq) / e.qq + SIGMAS * chance:
+            raise output.fault(
+                f"the values are {1 + gain:.4f} times what they should be; rounding has no sign"
             )
-    return found.worst
 
 
-@dataclass(frozen=True)
-class Scale:
-    """What the errors of one output are measured by: known of the reference alone, in tensors of one number,
-    so that nothing waits for a GPU."""
+def spread(output: Output) -> None:
+    """The RMS error is not much larger than the reference's own. It is where a term is left out.
 
-    rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
-    tolerance: torch.Tensor
-    nonzero: torch.Tensor  # how many values are not 0
-    clean: torch.Tensor  # whether all values are finite. If they are not, nothing above holds unless it is
-    masked: bool  # what is not finite is no number here: it is there, or it is not
-    floor: float
-
-
-def scale_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> Scale:
-    norms, counts = [], []
-    for _, _, o, w, finite in chunks(None, own, exact, masked):
-        norms.append(torch.stack([torch.linalg.vector_norm(w), torch.linalg.vector_norm(o)]))
-        counts.append(finite.sum().double() if masked else len(w))
-    norm, overall = torch.stack(norms).square_().sum(0).sqrt_().unbind()
-    rms = norm / sum(counts) ** 0.5
-    rms = torch.where(rms > 0, rms.nan_to_num(1.0, 1.0), 1.0)
-    earned, nonzero, floor = torch.zeros_like(rms), torch.zeros_like(rms), FLOOR.get(own.dtype, 0.3)
-    if exact is not None:
-        for _, _, o, w, _ in chunks(None, own, exact, masked):
-            earned = torch.maximum(earned, (o - w).abs_().div_(w.abs().add_(rms)).max())
-            nonzero += w.count_nonzero()
-    tolerance = (
-        torch.full_like(rms, 4 * floor)
-        if exact is None
-        else earned.mul_(SLACK.get(own.dtype, 3.0)).clamp_(min=floor)
-    )
-    return Scale(rms, tolerance, nonzero, torch.isfinite(norm + overall), masked, floor)
-
-
-@dataclass(frozen=True)
-class Errors:
-    """A candidate's, and what is allowed."""
-
-    clean: float
-    tolerance: float
-    nonzero: float
-    worst: float  # over the RMS
-    # the worst over RMS and the value itself; NaN or infinite where a value is not finite and
-    # should be, or the other way round
-    relative: float
-    coarse: float  # how many values are off by more than a tenth of themselves
-
-
-def measure(
-    got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool
-) -> Errors:
-    parts = []
-    for _, g, _, w, _ in chunks(got, own, exact, scale.masked):
-        error, size = (g - w).abs_(), w.abs()
-        coarse, worst = (error > 0.1 * size).sum(), error.max()
-        parts.append(torch.stack([worst, error.div_(size.add_(scale.rms)).max(), coarse.double()]))
-        if hurry and len(w) < own.numel() and not bool(parts[-1][1] <= scale.tolerance):
-            break
-    worst, relative, coarse = torch.stack(parts).unbind(1)
-    known = [scale.clean.double(), scale.tolerance, scale.nonzero.double()]
-    # one wait for the GPU
-    return Errors(*torch.stack([*known, worst.max() / scale.rms, relative.max(), coarse.sum()]).tolist())
-
-
-def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
-    """An error that too many elements have, or None: more than 16, and eight times those where the
-    reference's own dtype earns it.
-
-    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than float64,
-    and one is enough for a
-    tolerance of a whole step. It is meant for such elements, not for a candidate that leaves the step out
-    everywhere.
+    Allowed are SPREAD times the reference's, or those of a single rounding to the dtype if that is more,
+    and chance: a few large values may make up all of the answer.
     """
-    levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
-    counts, slack = (
-        torch.zeros(2, len(levels), dtype=torch.int64, device=own.device),
-        SLACK.get(own.dtype, 3.0),
-    )
-    for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
-        size = w.abs().add_(scale.rms)
-        for row, error in enumerate(((g - w).abs_().div_(size), (o - w).abs_().div_(size).mul_(slack))):
-            counts[row] += torch.stack([(error > level).sum() for level in levels])
-    return next(
-        (
-            level
-            for level, theirs, reference in zip(levels, *counts.tolist(), strict=True)
-            if theirs > 16 + 8 * reference
-        ),
-        None,
-    )
+    if not output.scale.coarse:
+        return
+    e, unit = output.errors, UNIT[output.own.dtype]
+    usual = max(e.own.ee, (ROUNDING * unit) ** 2 * e.qq)
+    chance = 8 * math.sqrt(e.qqqq) / e.qq if e.qq > 0 else 8.0
+    ratio = math.sqrt(e.mine.ee / usual) if usual > 0 else 0.0
+    if ratio > SPREAD + chance:
+        what = f"the RMS error is {ratio:.1f} times the reference's own"
+        raise output.fault(f"{what}: is a term left out, or a sum kept in {short(output.own.dtype)}?")
 
 
-def wrong_values(name: str, got, own, exact, scale: Scale, tolerance: float, worst: float) -> ValueFault:
-    """The fault of an answer that is known to be out of tolerance: where first, and how often."""
-    wrong, first = 0, None
-    for start, g, _, w, _ in chunks(got, own, exact, scale.masked):
-        bad = ~((g - w).abs_() <= w.abs().add_(scale.rms).mul_(tolerance))
-        wrong += int(bad.sum())
-        if first is None and bool(bad.any()):
-            first = start + int(bad.to(torch.uint8).argmax())
-    values = [float(t.detach().reshape(-1)[first]) for t in (got, own)]
-    message = f"{name}{index(first, own.shape)} is {values[0]:.6g}; the reference says {values[1]:.6g} ({wrong} of {own.numel()} values differ)"  # noqa: E501
-    return ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
+def small_values(output: Output) -> None:
+    """Not a quarter of the values are off by a tenth of themselves, where the reference's are precise.
 
-
-def chunks(got, own, exact, masked: bool = False):
-    """(start, got, own, float64 answer, None) in flat float64 pieces, so that a large answer costs little
-    memory.
-
-    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the
-    same; where only the float64
-    answer is not finite, it is the own one. In place of None: where the own answer is finite.
+    Beside some huge ones they would be within the tolerance whatever they are.
     """
-    flat = [None if t is None else t.detach().reshape(-1) for t in (got, own, exact)]
-    size = CHUNK if own.device.type == "cpu" else GPU_CHUNK
-    for start in range(0, own.numel(), size):
-        g, o, w = (None if t is None else t[start : start + size].double() for t in flat)
-        w, finite = o if w is None else w, None
-        if masked:
-            finite = torch.isfinite(o)
-            w = torch.where(finite, torch.where(torch.isfinite(w), w, o), 0.0)
-            if g is not None:
-                g = torch.where(finite, g, torch.where((g == o) | (g.isnan() & o.isnan()), 0.0, math.inf))
-            o = torch.where(finite, o, 0.0)
-        yield start, g, o, w, finite
+    few = 16 + output.errors.nonzero / 4
+    if output.exact is None or output.errors.coarse <= few:
+        return
+    coarse = output.count(
+        lambda g, o, w: ((g - w).abs() > COARSE * w.abs()) & ((o - w).abs() < 0.01 * w.abs())
+    )
+    if coarse > few:
+        values_ = f"{coarse} of {output.own.numel()} values, small ones,"
+        raise output.fault(f"{values_} are off by more than a tenth of what they should be")
 
 
-def compare_exactly(name: str, got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None) -> float:
-    """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype
-    (a tie, a rounding edge).
+def equal(output: Output) -> None:
+    """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype.
 
-    There they are no further off than four times what lies between the two.
+    There (a tie, a rounding edge) they are no further off than four times what lies between the two.
     """
+    name, got, own, exact = output.name, output.got, output.own, output.exact
     differs = got != own
     if own.dtype == torch.bool:  # torch takes any byte but 0 for True, also one that nobody wrote
         differs |= got.view(torch.uint8) > 1
     if exact is not None and bool(differs.any()):
-        differs &= (own == exact) | (
-            (got.double() - own.double()).abs() > 4 * (exact.double() - own.double()).abs()
-        )
+        apart = (exact.double() - own.double()).abs()
+        differs &= (own == exact) | ((got.double() - own.double()).abs() > 4 * apart)
     if not bool(differs.any()):
-        return 0.0
+        return
     at = int(differs.reshape(-1).to(torch.uint8).argmax())
-    values = got.reshape(-1)[at].item(), own.reshape(-1)[at].item()
-    message = f"{name}{index(at, own.shape)} is {values[0]}; the reference says {values[1]} ({int(differs.sum())} of {own.numel()} values differ)"  # noqa: E501
-    raise ValueFault(message, math.inf)
+    pair = got.reshape(-1)[at].item(), own.reshape(-1)[at].item()
+    where, count = f"{name}{index(at, own.shape)}", f"{int(differs.sum())} of {own.numel()} values differ"
+    raise ValueFault(f"{where} is {pair[0]}; the reference says {pair[1]} ({count})", math.inf)
+
+
+# In this order: what is plainly wrong has the plainest message.
+# `equal` is for integers, the others for floats.
+BY_VALUE = (equal, finiteness, bounds, float8_steps, one_by_one, frequency, small_values)
+STATISTICS = (bias, spread)
+CHECKS = BY_VALUE + STATISTICS
+
+
+# ---- messages ----
+
+
+def wrong_values(output: Output, tolerance: float | None) -> ValueFault:
+    """The fault of an answer that is known to be out of tolerance: where first, and how often.
+
+    tolerance: None for that of a small output, value by value.
+    """
+    worst, own, scale = output.errors.worst, output.own, output.scale
+    if output.hurry:
+        return ValueFault(f"{output.name} is wrong", worst)
+    wrong, first = 0, None
+    for start, g, o, w, _ in chunks(output.got, own, output.exact, scale.masked):
+        if tolerance is None:
+            limit = values.allowed(o, w, own.dtype, output.exact is None, scale)
+        else:
+            limit = w.abs().add_(scale.rms).mul_(tolerance)
+        bad = ~((g - w).abs_() <= limit)
+        wrong += int(bad.sum())
+        if first is None and bool(bad.any()):
+            first = start + int(bad.to(torch.uint8).argmax())
+    got, want = (float(t.detach().reshape(-1)[first]) for t in (output.got, own))
+    where, count = f"{output.name}{index(first, own.shape)}", f"{wrong} of {own.numel()} values differ"
+    message = f"{where} is {got:.6g}; the reference says {want:.6g} ({count})"
+    return ValueFault(message, worst, own.dtype == torch.float32 and worst < 2e-2)
 
 
 def index(flat: int, shape: torch.Size) -> str:
@@ -399,17 +448,22 @@ def short(dtype: torch.dtype) -> str:
 
 
 def kernelbench_allclose(got, own) -> bool:
-    """What KernelBench's own check would say: torch.allclose with atol = rtol = 1e-4 (1e-2 for half types),
-    tensor by tensor."""
+    """What KernelBench's own check would say, tensor by tensor.
+
+    That is torch.allclose with atol = rtol = 1e-4 (1e-2 for half types).
+    """
     for (_, g), (_, o) in zip(leaves(got), leaves(own), strict=True):
-        if isinstance(o, torch.Tensor):
-            limit = KERNELBENCH.get(o.dtype, 1e-4)
-            if g.shape != o.shape:
+        if not isinstance(o, torch.Tensor):
+            continue
+        limit = KERNELBENCH.get(o.dtype, 1e-4)
+        if g.shape != o.shape:
+            return False
+        size = (
+            values.CHUNK if o.device.type == "cpu" else values.GPU_CHUNK
+        )  # allclose makes several temporaries
+        for a, b in zip(g.reshape(-1).split(size), o.reshape(-1).split(size)):
+            if b.is_floating_point() and b.itemsize == 1:  # torch has no arithmetic in float8
+                a, b = a.half(), b.half()
+            if not torch.allclose(a.to(b.dtype), b, atol=limit, rtol=limit):
                 return False
-            size = CHUNK if o.device.type == "cpu" else GPU_CHUNK  # allclose makes several temporaries
-            for a, b in zip(g.reshape(-1).split(size), o.reshape(-1).split(size)):
-                if b.is_floating_point() and b.itemsize == 1:  # torch has no arithmetic in float8
-                    a, b = a.half(), b.half()
-                if not torch.allclose(a.to(b.dtype), b, atol=limit, rtol=limit):
-                    return False
     return True

@@ -10,13 +10,17 @@ from nanotriton.executor.gpu.halves import half, may_meet
 from nanotriton.executor.judge.job import Job, Spawn, check_ended
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError
+from nanotriton.executor.replay.unread import Unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import PlanError
 from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
+from nanotriton.plan.trees import mapped
 from nanotriton.verdict import Fault, out_of_memory
 
+QUICK = 50_000_000  # elements that the evaluator may compute in a launch beside the GPU: 0.1 s
 # Launches of kernels whose programs may meet, in three runs: whole, then in halves, in either order
 ORDERS = (None, (1, 0), (0, 1))
 
@@ -40,6 +44,23 @@ class GpuRunner(Runner):
 
     def make_replay(self, plan: Plan) -> Replay:
         return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
+
+    def note_unread(self) -> None:
+        """A GPU does not say what it loads."""
+
+    def find_unread(self, inputs: list, seed: int, worth: bool) -> Unread | None:
+        """The evaluator says it, where that is quick."""
+        if not worth:
+            return None
+        backend = CpuBackend(notes=True, budget=QUICK)
+        replay = Replay(self.plan, backend=backend, known=self.reference.large_weights(self.recorded))
+        replay.chosen = self.replay.chosen
+        try:
+            replay.load(mapped(inputs, lambda t: t.cpu()), self.by_name(seed))
+            replay.execute()
+        except (ReplayError, ValueError, RuntimeError, MemoryError):
+            return None
+        return Unread(self.plan, replay.chosen, backend)
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,13 +24,15 @@ from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.compare import Answer, all_finite, repeats
+from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.executor.judge.settings import Settings, take_place
+from nanotriton.executor.judge.twin import Nudge, in_float64
 from nanotriton.plan import wire
-from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts
+from nanotriton.plan.aten import words
+from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts, overlaps_itself
 from nanotriton.plan.plan import digest
-from nanotriton.plan.trees import describe, identical, tensors, widen
+from nanotriton.plan.trees import describe, identical, tensors
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
@@ -44,6 +47,11 @@ TRIALS = (
 )
 # others let NaN through, or meet it as it comes
 NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}
+# operators that sum their first operand's elements, many for one value
+SUMS = words("""
+    binary_cross_entropy huber_loss l1_loss linalg_vector_norm mean mse_loss nansum smooth_l1_loss
+    std std_mean sum var var_mean
+""")
 # which of equal elements comes first is anyone's choice
 UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}
 RANDOM = "the reference is not deterministic: it draws random numbers in forward"
@@ -127,6 +135,8 @@ class Reference:
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
+        self.facts = Facts()
+        self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
         self.calibrate()
         self.examined = True
 
@@ -152,6 +162,12 @@ class Reference:
         finally:
             if self.device.type == "cuda" and driver.context_is_lost():
                 raise ContextLost(kind)
+
+    @contextlib.contextmanager
+    def running(self, kind: str) -> Iterator[None]:
+        """`own`, for calls of forward."""
+        with self.own(kind), torch.no_grad(), self.default_device():
+            yield
 
     @property
     def defaults(self) -> dict[str, str | bool]:
@@ -251,13 +267,34 @@ class Reference:
         return answer
 
     def exactly(
-        self, kind: str, seed: int, weights: int, noise: int | None = None
+        self,
+        kind: str,
+        seed: int,
+        weights: int,
+        noise: int | None = None,
+        nudge: Nudge | None = None,
+        change: Callable[[torch.nn.Module, list], None] | None = None,
     ) -> tuple[object, list | None]:
-        """(the answer to a draw in float64, the inputs afterwards); (None, None) where the task insists on
-        its dtype."""
-        inputs, model = self.inputs(kind, seed), self.build(weights)
-        with self.own(kind), torch.no_grad(), self.default_device():
-            return in_float64(model, inputs, weights if noise is None else noise)
+        """(the answer to a draw in float64, the inputs afterwards), or (None, None) where there is none.
+
+        nudge: of inputs, in float64. change: writes to the module and to its inputs first, in the task's
+        dtype.
+        """
+        made: dict = {}
+
+        def build() -> torch.nn.Module:
+            made["model"] = self.build(weights)
+            return made["model"]
+
+        def draw() -> list:
+            inputs = self.inputs(kind, seed)
+            if change is not None:
+                change(made["model"], inputs)
+            return inputs
+
+        running = partial(self.running, "nudged" if nudge or change else kind)
+        twin = in_float64(build, [draw], weights if noise is None else noise, running, nudge)
+        return (None, None) if twin is None else (twin.answer, twin.inputs)
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
@@ -271,7 +308,7 @@ class Reference:
         kept = inputs if keep_inputs else None
         del inputs
         exact, exact_inputs = self.exactly(kind, seed, weights)
-        return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
+        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.facts.length)
 
     # ---- what is found out once ----
 
@@ -338,6 +375,7 @@ class Reference:
             raise Fault("unsupported", RANDOM)
         self.facts = seen.facts
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
+        self.facts.fresh = [seen.fresh(t) for t in tensors(again)]
         exact, _ = self.exactly("plain", seed, seed, seed + 1)
         if not repeats(answer, again, exact):
             raise Fault(
@@ -366,7 +404,7 @@ class Reference:
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return False
-        if not all_finite(answer.own):
+        if not all_finite(answer.own) or breaks_down(answer):
             return False
         self.kinds |= {kind}
         fakes.look(kind, seed, answer, weights)
@@ -439,6 +477,7 @@ class Computing(TorchDispatchMode):
         super().__init__()
         self.facts = Facts()
         self.draws = False
+        self.made: set[int] = set()  # addresses of storages that operators made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -449,30 +488,33 @@ class Computing(TorchDispatchMode):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws |= not any(part in name for part in MAY_DRAW)
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and all(r.alias_info is None for r in func._schema.returns):
+                self.made.add(t.untyped_storage().data_ptr())
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if not view and name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
             reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
             writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-            if name in MATMULS:
-                self.facts.flops += 2.0 * writes[0].numel() * reads[MATMULS[name]].shape[-1]
-            elif name == "convolution":
-                self.facts.flops += 2.0 * writes[0].numel() * reads[1][0].numel()
-            else:
-                self.facts.flops += max((t.numel() for t in reads + writes), default=0)
+            self.count(name, reads, writes)
         return out
 
+    def fresh(self, output: torch.Tensor) -> bool:
+        """Whether it lies in memory that forward made, each element in a place of its own."""
+        made = output.untyped_storage().data_ptr() in self.made
+        return made and not overlaps_itself(tuple(output.shape), output.stride())
 
-def in_float64(model: torch.nn.Module, inputs: list, seed: int) -> tuple[object, list | None]:
-    """(answer, inputs afterwards) in float64, or (None, None) where the task insists on its dtype."""
-    default, inputs = torch.get_default_dtype(), widen(inputs)
-    torch.set_default_dtype(torch.float64)
-    try:
-        construct.seed_everything(seed)
-        return model.double()(*inputs), inputs
-    except (RuntimeError, TypeError, ValueError) as error:
-        if out_of_memory(error):
-            raise
-        return None, None
-    finally:
-        torch.set_default_dtype(default)
+    def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        """Add a computing call's FLOPs, and note how many numbers it sums for one value."""
+        length = 0
+        if name in MATMULS:
+            length = reads[MATMULS[name]].shape[-1]
+        elif name == "convolution":
+            length = reads[1][0].numel()
+        if length:
+            self.facts.flops += 2.0 * writes[0].numel() * length
+        else:
+            self.facts.flops += max((t.numel() for t in reads + writes), default=0)
+        if name in SUMS and writes[0].numel():
+            length = reads[0].numel() // writes[0].numel()
+        self.facts.length = max(self.facts.length, length)

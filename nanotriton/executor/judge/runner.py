@@ -7,7 +7,9 @@ import torch
 
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError
+from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import DTYPES, Choice, Plan, Weight
 from nanotriton.verdict import Fault, out_of_memory
@@ -24,10 +26,12 @@ class Runner:
         self.plan, self.second, self.recorded = plan, second, recorded
         self.launches = len(plan.launches())
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.unread: Unread | None = None  # what the first call on a CPU never looked at
         self.replay = self.make_replay(plan)
 
     def make_replay(self, plan: Plan) -> Replay:
-        return Replay(plan, "cpu", known=self.reference.large_weights(self.recorded))
+        backend = CpuBackend(notes=plan is self.plan)
+        return Replay(plan, backend=backend, known=self.reference.large_weights(self.recorded))
 
     def __call__(
         self, inputs: list, seed: int, skip: int | range | None = None
@@ -40,7 +44,19 @@ class Runner:
             outputs = self.replay.run(inputs, self.by_name(seed), skip_launch=skip)
             ids = tensor_ids(self.plan.inputs)
             changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
+            self.note_unread()
         return outputs, changed
+
+    def note_unread(self) -> None:
+        """After the first call: keep what it looked at, and stop noting."""
+        backend = self.replay.backend
+        if backend.notes:
+            self.unread = Unread(self.plan, self.replay.chosen, backend)
+            backend.notes = False
+
+    def find_unread(self, inputs: list, seed: int, worth: bool) -> Unread | None:
+        """What a call never looks at. None: that is not known. worth: it may cost another run."""
+        return self.unread
 
     def twice(
         self, inputs: list, more: list, seed: int

@@ -9,20 +9,22 @@ reference's
 that either of them may have written to, and every input that the reference writes to.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from nanotriton.executor.common.construct import named_state, seed_everything
-from nanotriton.executor.judge.compare import Answer, compare, passes
-from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
+from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, spread_of
+from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.twin import Nudge, State, Twin, in_float64, state_of
 from nanotriton.plan.trees import identical, tensors
 from nanotriton.verdict import Fault, ValueFault
 
 OTHER = 1  # added to the seed of a trial's inputs, for those of the second call
 COUNTER = "num_batches_tracked"  # of torch's batch norms
-
-State = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -54,8 +56,18 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
         else:
             want = call_twice(reference, trial, other)
             reference.keeps_nothing = not want.updated and not want.written
+
+    def sensitive(want: Answer) -> Sensitivity | None:
+        if not reference.stress:
+            return None
+        return spread_of(want, moved, reference.device, trial.inputs)
+
+    def moved(nudge: Nudge) -> object | None:
+        twin = twice_exactly(reference, trial, other, nudge)
+        return None if twin is None else twin.answer
+
     with excused("comparing answers"):
-        compare_again("in a second call of the same module", answer, want.answer)
+        compare_again("in a second call of the same module", answer, want.answer, sensitive)
         compare_state(state, want)
         compare_inputs(changed, want)
 
@@ -108,10 +120,12 @@ def compare_inputs(changed: dict[int, torch.Tensor], want: Twice) -> None:
         compare_again(f"after a second call, in input {number}", changed[number], twin)
 
 
-def compare_again(where: str, got: object, answer: Answer) -> None:
-    """`compare`, with a message that says where."""
+def compare_again(
+    where: str, got: object, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None = None
+) -> None:
+    """`compare_fairly`, with a message that says where."""
     try:
-        compare(got, answer)
+        compare_fairly(got, answer, sensitive)
     except ValueFault as fault:
         raise ValueFault(f"{where}: {fault.message}", fault.max_error, fault.reduced) from None
     except Fault as fault:
@@ -150,18 +164,22 @@ def call_twice(reference: Reference, first: Trial, second: Trial) -> Twice:
     pairs = enumerate(zip(tensors(inputs), drawn, strict=True))
     written = frozenset(i for i, (now, then) in pairs if not identical([now], [then]))
     del drawn
+    twin = twice_exactly(reference, first, second)
     inputs = inputs if written else None
-    wide = reference.build(first.weights)
-    exact = exact_inputs = None
-    with reference.own(first.kind), torch.no_grad(), reference.default_device():
-        start, _ = in_float64(wide, reference.inputs(first.kind, first.inputs), first.weights)
-        takes_float64 = start is not None
-        del start
-        if takes_float64:
-            drawn = reference.inputs(second.kind, second.inputs)
-            exact, exact_inputs = in_float64(wide, drawn, first.weights)
-    answer = Answer(own, exact, exact_inputs if written else None, inputs)
-    return Twice(answer, state, None if exact is None else state_of(wide), updated, written)
+    if twin is None:
+        return Twice(Answer(own, None, None, inputs), state, None, updated, written)
+    exact_inputs = twin.inputs if written else None
+    answer = Answer(own, twin.answer, exact_inputs, inputs, reference.facts.length)
+    return Twice(answer, state, twin.state, updated, written)
+
+
+def twice_exactly(
+    reference: Reference, first: Trial, second: Trial, nudge: Nudge | None = None
+) -> Twin | None:
+    """The reference in float64, called twice."""
+    draws = [partial(reference.inputs, trial.kind, trial.inputs) for trial in (first, second)]
+    running = partial(reference.running, first.kind if nudge is None else "nudged")
+    return in_float64(partial(reference.build, first.weights), draws, first.weights, running, nudge)
 
 
 def unread_counters(model: torch.nn.Module) -> frozenset[str]:
@@ -175,7 +193,3 @@ def unread_counters(model: torch.nn.Module) -> frozenset[str]:
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.momentum is not None
     )
     return frozenset(prefix + COUNTER for prefix in prefixes)
-
-
-def state_of(model: torch.nn.Module) -> State:
-    return {name: t.detach() for name, t in named_state(model).items()}

@@ -8,20 +8,20 @@ the others under stress (draws.py)
 and with other weights.
 """
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.compare import FLOOR, Answer, all_finite, compare, kernelbench_allclose, passes
-from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
-from nanotriton.plan.trees import mapped, tensors
-from nanotriton.verdict import Fault, ValueFault
+from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, kernelbench_allclose, passes
+from nanotriton.executor.judge.faint import check_faint
+from nanotriton.executor.judge.fairness import compare_fairly, sensitivity
+from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.plan.trees import tensors
+from nanotriton.verdict import Fault
 
-NUDGES = 3
 # seconds of a reference that may be computed so often again: if that took too long, who is wrong
 # would be excused
 QUICK = 5.0
@@ -39,7 +39,7 @@ def judge_trial(
     reference: Reference, trial: Trial, run: Callable[[list, int], tuple[object, dict[int, torch.Tensor]]]
 ) -> Judged | None:
     """Run the candidate, then the reference, and compare. Raises Fault; None: the reference isn't finite
-    here, so it doesn't count.
+    here, or breaks down, so it doesn't count.
 
     run: (inputs, weight seed) -> (outputs, {number of an input tensor that it changed: its new values}). The
     inputs are its own.
@@ -52,10 +52,13 @@ def judge_trial(
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights, keep_inputs=bool(after))
     quick = time.monotonic() - begun < QUICK
-    counts = lambda: trial.kind == "plain" or all_finite(answer.own)
+    counts = lambda: trial.kind == "plain" or (all_finite(answer.own) and not breaks_down(answer))
     try:
         with excused("comparing answers"):
-            error = compare_fairly(outputs, answer, reference, trial) if quick else compare(outputs, answer)
+            sensitive = partial(sensitivity, reference, trial) if quick else None
+            error = compare_fairly(outputs, answer, sensitive)
+            if quick and trial.kind == "plain" and answer.exact is not None:
+                check_faint(reference, trial, outputs, answer)
             allclose = kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None
     except Fault:
         if counts():
@@ -71,78 +74,3 @@ def judge_trial(
                 "input_modified", f"input {number} is not what it was: forward must not write to its inputs"
             )
     return Judged(error, allclose)
-
-
-# ---- where values are wrong ----
-
-
-def compare_fairly(got, answer: Answer, reference: Reference, trial: Trial) -> float:
-    """`compare`; and where values are wrong, once more but for what the task makes of errors that are allowed
-    anyway, before its last step.
-
-    The sine of a sum near 1e5 is anything in fp32, depending on the order of summation; what the reference's
-    own order earns there says little.
-    """
-    try:
-        return compare(got, answer)
-    except ValueFault as fault:
-        with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
-            if (
-                answer.exact is not None
-                and (moved := sensitivity(reference, trial, answer.exact)) is not None
-            ):
-                return compare(forgiven(got, answer, moved), answer)
-        raise fault from None
-
-
-def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch.Tensor] | None:
-    """How far each value of the float64 answer moves when each input moves by up to FLOOR of itself, all
-    alike or each its own way: the most.
-
-    In float64, output by output. None if it has no answer for such inputs, or must not be asked.
-    """
-    if not reference.stress:
-        return None
-    most = [torch.zeros_like(t, dtype=torch.float64) for t in tensors(exact)]
-    for i in range(NUDGES):
-        generator = (
-            torch.Generator(reference.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
-        )
-        inputs = mapped(reference.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
-        model = reference.build(trial.weights)
-        with reference.own("nudged"), torch.no_grad(), reference.default_device():
-            moved, _ = in_float64(model, inputs, trial.weights)
-        if moved is None:
-            return None
-        steps = (
-            (x.double() - y.double()).abs().nan_to_num(0.0, 0.0)
-            for x, y in zip(tensors(moved), tensors(exact), strict=True)
-        )
-        most = [torch.maximum(m, step) for m, step in zip(most, steps, strict=True)]
-    return most
-
-
-def nudged(t: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """A floating tensor in float64, each element moved by up to FLOOR of itself; without a generator, all by
-    that much."""
-    if not t.is_floating_point():
-        return t
-    share = torch.ones(t.shape, dtype=torch.float64, device=t.device)
-    if generator:
-        share.uniform_(-1, 1, generator=generator)
-    return share.mul_(FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
-
-
-def forgiven(got, answer: Answer, sensitivity: list[torch.Tensor]):
-    """The answer that was got, each value brought nearer to the float64 one by `sensitivity`."""
-    exact, left = tensors(answer.exact), iter(range(len(sensitivity)))
-
-    def nearer(g: torch.Tensor) -> torch.Tensor:
-        i = next(left)
-        if not g.is_floating_point() or not g.shape == exact[i].shape == sensitivity[i].shape:
-            return g
-        off = g.double() - exact[i]
-        rest = (off.abs() - sensitivity[i]).clamp_(min=0).mul_(off.sign())
-        return torch.where(off.isfinite(), exact[i] + rest, g).to(g.dtype)
-
-    return mapped(got, nearer)

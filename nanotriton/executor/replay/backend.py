@@ -85,15 +85,20 @@ def poison(data: torch.Tensor, dtype: str, other: bool = False) -> None:
 
 
 class CpuBackend:
-    """Buffers of exactly the right size at made-up addresses. Kernels run in the TTIR evaluator."""
+    """Buffers of exactly the right size at made-up addresses. Kernels run in the TTIR evaluator.
+
+    notes: it is noted which bytes kernels load. budget: elements that one launch may compute.
+    """
 
     device = torch.device("cpu")
 
-    def __init__(self):
+    def __init__(self, notes: bool = False, budget: int = ttir.BUDGET):
         self.runs = 0
+        self.notes = notes
+        self.budget = budget
 
     def reset(self, storages: list[Storage]) -> None:
-        self.memory = ttir.GlobalMemory()
+        self.memory = ttir.GlobalMemory(self.notes)
         self.runs += bool(storages)
         self.addresses: dict[int, int] = {}
 
@@ -106,6 +111,11 @@ class CpuBackend:
     def address(self, index: int) -> int:
         return self.addresses[index]
 
+    def loaded(self) -> dict[int, torch.Tensor]:
+        """By storage, for each of its bytes whether a kernel has loaded it (0 or 255)."""
+        found = {index: self.memory.find(address).loaded for index, address in self.addresses.items()}
+        return {index: torch.from_numpy(flags) for index, flags in found.items()}
+
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         flat: list = []
         for ty, value in args:
@@ -117,7 +127,7 @@ class CpuBackend:
             else:
                 flat.append(value)
         evaluator = _evaluator(kernel.ttir, kernel.name)
-        evaluator.run(call.grid, flat, self.memory, backwards=self._second())
+        evaluator.run(call.grid, flat, self.memory, self.budget, backwards=self._second())
 
     def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
         found, flags = read()

@@ -43,6 +43,7 @@ class Buffer:
     views: its bytes as words, by the size of a word. keep: an object that keeps the memory alive.
     writer, reader: the owner of each `unit` bytes of it in this launch, that stored or loaded them: program
     + 1, 0 for none, MANY for several. tracked: loads are noted, because stores may race with them.
+    loaded: for each byte, whether any launch has loaded it (0 or 255); None if that is not noted.
     """
 
     def __init__(self, base: int, data: np.ndarray, keep: object):
@@ -54,6 +55,7 @@ class Buffer:
         for size, raw in RAW.items():
             whole = data.size // size * size
             self.views[size] = data[:whole].view(raw)
+        self.loaded: np.ndarray | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -81,14 +83,28 @@ class Buffer:
             owner = np.repeat(owner, many)
         return index, owner
 
+    def note_loaded(self, index, mask, size: int) -> None:
+        """index, mask: of the elements that are loaded, as in GlobalMemory.load."""
+        if self.loaded is None:
+            return
+        if mask is not None:
+            index, mask = np.broadcast_arrays(index, mask)
+            index = index[mask]
+        words = self.loaded[: self.nbytes // size * size].view(RAW[size])
+        words[index] = np.iinfo(RAW[size]).max
+
     def no_owners(self) -> np.ndarray:
         return np.zeros(self.nbytes // self.unit + 1, np.int32)
 
 
 class GlobalMemory:
-    """The buffers that kernels can reach. races: whether the running launch is watched for races."""
+    """The buffers that kernels can reach. races: whether the running launch is watched for races.
 
-    def __init__(self) -> None:
+    notes: which bytes are loaded is noted (Buffer.loaded).
+    """
+
+    def __init__(self, notes: bool = False) -> None:
+        self.notes = notes
         self.buffers: list[Buffer] = []
         self.by_storage: dict[int, Buffer] = {}
         self.races = True
@@ -109,6 +125,8 @@ class GlobalMemory:
 
     def _buffer(self, data: np.ndarray, keep: object) -> Buffer:
         self.buffers.append(Buffer((len(self.buffers) + 1) << SHIFT, data, keep))
+        if self.notes:
+            self.buffers[-1].loaded = np.zeros(data.size, np.uint8)
         return self.buffers[-1]
 
     def find(self, address: int) -> Buffer | None:
@@ -158,6 +176,7 @@ class GlobalMemory:
         index = offset >> (size.bit_length() - 1)
         if buffer.tracked:
             self._note_load(frame, at, buffer, index, mask, size)
+        buffer.note_loaded(index, mask, size)
         return buffer.views[size].take(index), mask
 
     def store(self, frame, at, address, mask, raw, size: int) -> None:
@@ -273,6 +292,7 @@ class GlobalMemory:
         places = on.nonzero()[0]
         for buffer, index, part in self._split(frame, at, address, size, owner):
             view = buffer.views[size]
+            buffer.note_loaded(index, None, size)
             mine = [x[part] for x in values]
             if ufunc is not None:
                 function, dtype = ufunc
@@ -350,6 +370,7 @@ class GlobalMemory:
         values = np.zeros(flat.size, RAW[size])
         for buffer, index, part in self._split(frame, at, flat, size, owner):
             values[part] = buffer.views[size][index]
+            buffer.note_loaded(index, None, size)
             if buffer.tracked:
                 one = _Programs(frame, owner[part])
                 self._note_load(one, at, buffer, index, None, size)

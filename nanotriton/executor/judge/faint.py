@@ -1,0 +1,118 @@
+"""Is anything left out whose effect is too small for the tolerance?
+
+It may be a bias in bf16, or a branch beside a residual.
+
+One value tells nothing then: the effect is smaller than what rounding may do. Many values do, because
+rounding is independent of it. So each weight and each input whose effect is faint is halved, in the float64
+reference alone, and the candidate's errors are regressed on the change. An answer without the tensor's
+effect has a slope of -2 there, and an honest one has none.
+"""
+
+import math
+
+import torch
+
+from nanotriton.executor.judge.compare import Answer
+from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.twin import state_of
+from nanotriton.executor.judge.values import FLOOR, floor_of
+from nanotriton.plan.trees import leaves, tensors
+from nanotriton.verdict import ValueFault
+
+MOST = 24  # tensors of a task that are looked at
+HIDDEN = 4.0  # times FLOOR: a larger effect than that can't be left out unseen
+RESOLVED = 0.25  # of an effect: the reference's own rounding may be off by so much where it says something
+ENOUGH = 32  # elements at which it does
+SAMPLE = 1 << 18  # elements of an output that are looked at
+SLOPE, SIGMAS = 0.5, 6.0  # what is allowed: so much, and standard errors
+
+
+def check_faint(reference: Reference, trial: Trial, got: object, answer: Answer) -> None:
+    """Raise ValueFault if the effect of a faint tensor is missing. `got` has the structure of the answer."""
+    if reference.faint is None:
+        reference.faint = find_faint(reference)
+    for tensor in reference.faint:
+        halved = without_half(reference, trial.kind, trial.inputs, trial.weights, tensor)
+        twins = dict(leaves(halved)) if halved is not None else {}
+        exact = dict(leaves(answer.exact))
+        for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
+            if where in twins and compared(own) and twins[where].shape == own.shape == exact[where].shape:
+                slope, error = regress(g, own, exact[where], twins[where])
+                if abs(slope) > SLOPE + SIGMAS * error:
+                    raise ValueFault(
+                        f"output{where}: the effect of {named(tensor)} is missing or far off", math.inf
+                    )
+
+
+def find_faint(reference: Reference) -> list[str | int]:
+    """Names of weights and numbers of input tensors whose effect on the answer is small and not nothing."""
+    seed = reference.seed
+    answer = reference.answer("plain", seed, seed)
+    if answer.exact is None:
+        return []
+    names = [name for name, t in state_of(reference.build(seed)).items() if t.is_floating_point()]
+    inputs = [i for i, t in enumerate(tensors(reference.inputs("plain", seed))) if t.is_floating_point()]
+    found = []
+    for tensor in [*inputs, *names][:MOST]:
+        halved = without_half(reference, "plain", seed, seed, tensor)
+        if halved is not None and 0 < effect(answer, halved) < HIDDEN:
+            found.append(tensor)
+    return found
+
+
+def effect(answer: Answer, halved: object) -> float:
+    """The largest change of a value, in units of FLOOR. 0 for other shapes."""
+    most = 0.0
+    for own, w, h in zip(tensors(answer.own), tensors(answer.exact), tensors(halved), strict=True):
+        if compared(own) and own.shape == w.shape == h.shape:
+            rms = w.square().mean().sqrt()
+            change = ((w - h).abs() / (w.abs() + rms)).max() / floor_of(own.dtype, answer.length)
+            most = max(most, float(change.nan_to_num(0.0, math.inf)))
+    return most
+
+
+def compared(own) -> bool:
+    return isinstance(own, torch.Tensor) and own.dtype in FLOOR and own.itemsize > 1 and own.numel() > 0
+
+
+def without_half(
+    reference: Reference, kind: str, inputs: int, weights: int, tensor: str | int
+) -> object | None:
+    """The answer in float64 with one tensor halved, which is exact in every dtype. None: there is none."""
+
+    def halve(model: torch.nn.Module, given: list) -> None:
+        target = tensors(given)[tensor] if isinstance(tensor, int) else state_of(model)[tensor]
+        target.detach().copy_(target.detach() * 0.5)
+
+    try:
+        return reference.exactly(kind, inputs, weights, change=halve)[0]
+    except RuntimeError:  # it can't be written to, or the reference refuses it
+        return None
+
+
+def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.Tensor) -> tuple[float, float]:
+    """(slope of the error over the effect of half a tensor, its standard error).
+
+    Only where the reference's own answer resolves the effect: elsewhere its own rounding swallows it. A
+    common factor and a constant are taken out of both, because rounding a single number to the dtype makes
+    such errors. (0, 0) where too little is left.
+    """
+    step = max(1, own.numel() // SAMPLE)
+    g, o, w, h = (t.detach().reshape(-1)[::step].double() for t in (g, own, w, halved))
+    effect = w - h
+    kept = ((o - w).abs() <= RESOLVED * 2 * effect.abs()) & (effect != 0) & g.isfinite() & w.isfinite()
+    if int(kept.sum()) < ENOUGH:
+        return 0.0, 0.0
+    error, effect, w = (g - w)[kept], effect[kept], w[kept]
+    common = torch.linalg.qr(torch.stack([torch.ones_like(w), w], 1))[0]
+    error, left = (x - common @ (common.T @ x) for x in (error, effect))
+    power = float(left.square().sum())
+    if power < 1e-6 * float(effect.square().sum()):
+        return 0.0, 0.0
+    slope = float((error * left).sum()) / power
+    rest = error - slope * left
+    return slope, math.sqrt(float((rest * left).square().sum())) / power
+
+
+def named(tensor: str | int) -> str:
+    return f"input {tensor}" if isinstance(tensor, int) else f"the weight {tensor}"

@@ -1,0 +1,147 @@
+"""Where values are wrong: what does the task itself make of errors that are allowed?
+
+The sine of a sum near 1e5 is anything in fp32, depending on the order of summation. Whether a number that
+lies at a half is rounded up is anyone's guess, and so is which of two equal numbers is the largest. What
+the reference's own order happens to earn there says little. So before an answer is refused, the reference
+is asked how far its answer moves when its inputs move by what is allowed anyway, and which of its choices
+were between equals.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge.compare import BY_VALUE, STATISTICS, Answer, compare
+from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.ties import Choices, settled
+from nanotriton.executor.judge.twin import Nudge
+from nanotriton.executor.judge.values import FLOOR
+from nanotriton.plan.trees import mapped, tensors
+from nanotriton.verdict import Fault, ValueFault
+
+NUDGES = 2  # random ones, each in both directions
+
+
+@dataclass
+class Sensitivity:
+    """Of each output: the most that its float64 value moves, and the range of a value that is no float.
+
+    choices: where the reference's integers are places of the largest, the smallest or the middle ones.
+    """
+
+    most: list[torch.Tensor]
+    low: list[torch.Tensor]
+    high: list[torch.Tensor]
+    choices: Choices | None
+
+
+def compare_fairly(got, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None) -> float:
+    """`compare`; and where values are wrong, once more with what the task is sensitive to forgiven.
+
+    What many values say together is not forgiven: a mean has no half to lie at. sensitive: None if there is
+    no time to find out.
+    """
+    try:
+        return compare(got, answer)
+    except ValueFault as fault:
+        if sensitive is None:
+            raise
+        with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
+            compare(got, answer, checks=STATISTICS)
+            if (found := sensitive(answer)) is not None:
+                return compare(forgiven(got, answer, found), answer, checks=BY_VALUE)
+        raise fault from None
+
+
+def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivity | None:
+    """How far the answer moves when each input moves by up to FLOOR of itself, all alike or each its own way.
+
+    None if there is no answer in float64, or the task must not be asked.
+    """
+    if answer.exact is None or not reference.stress:
+        return None
+    choices = Choices()
+    own = reference.run(reference.inputs(trial.kind, trial.inputs), trial.weights, watched=choices)
+    choices.outputs = tensors(own)
+
+    def moved(nudge: Nudge) -> object | None:
+        return reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[0]
+
+    return spread_of(answer, moved, reference.device, trial.inputs, choices)
+
+
+def spread_of(
+    answer: Answer, moved: Callable[[Nudge], object | None], device, seed: int, choices: Choices | None = None
+) -> Sensitivity | None:
+    """moved: the answer in float64 to inputs that a function has nudged, or None."""
+    exact = tensors(answer.exact)
+    found = Sensitivity([torch.zeros_like(t, dtype=torch.float64) for t in exact], [], [], choices)
+    found.low = [
+        torch.minimum(numbers(o), numbers(x)) for o, x in zip(tensors(answer.own), exact, strict=True)
+    ]
+    found.high = [
+        torch.maximum(numbers(o), numbers(x)) for o, x in zip(tensors(answer.own), exact, strict=True)
+    ]
+    for nudge in nudges(device, seed):
+        if (tree := moved(nudge)) is None:
+            return None
+        for i, (x, t) in enumerate(zip(exact, tensors(tree), strict=True)):
+            step = (numbers(t) - numbers(x)).abs().nan_to_num(0.0, 0.0)
+            found.most[i] = torch.maximum(found.most[i], step)
+            found.low[i] = torch.minimum(found.low[i], numbers(t))
+            found.high[i] = torch.maximum(found.high[i], numbers(t))
+    return found
+
+
+def numbers(t: torch.Tensor) -> torch.Tensor:
+    return t.double() if not t.is_complex() else t.abs().double()
+
+
+def nudges(device, seed: int) -> list[Nudge]:
+    """Functions that move each element of a tensor by up to FLOOR of itself.
+
+    First all by that much, then each its own way, there and back: of two ways one crosses what lies near.
+    """
+    found: list[Nudge] = []
+    for sign in (1, -1):
+        found.append(lambda t, sign=sign: t.double() * (1 + sign * FLOOR.get(t.dtype, 0.3)))
+    for i in range(NUDGES):
+        for sign in (1, -1):
+            generator = torch.Generator(device).manual_seed(seed_from(seed, "nudge", i))
+            found.append(lambda t, sign=sign, generator=generator: nudged(t, sign, generator))
+    return found
+
+
+def nudged(t: torch.Tensor, sign: int, generator: torch.Generator) -> torch.Tensor:
+    share = torch.empty(t.shape, dtype=torch.float64, device=t.device).uniform_(-1, 1, generator=generator)
+    return share.mul_(sign * FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
+
+
+def forgiven(got, answer: Answer, found: Sensitivity):
+    """The answer that was got, each float brought nearer to the float64 one by as much as that moves.
+
+    Integers are the reference's where they lie within their range, or chose among equals.
+    """
+    exact, own, left = tensors(answer.exact), tensors(answer.own), iter(range(len(found.most)))
+
+    def nearer(g: torch.Tensor) -> torch.Tensor:
+        i = next(left)
+        if not g.shape == exact[i].shape == own[i].shape or g.is_complex() or g.dtype != own[i].dtype:
+            return g
+        if not g.is_floating_point():
+            return settle(g, i)
+        off = g.double() - exact[i]
+        rest = (off.abs() - found.most[i]).clamp_(min=0).mul_(off.sign())
+        return torch.where(off.isfinite(), exact[i] + rest, g).to(g.dtype)
+
+    def settle(g: torch.Tensor, i: int) -> torch.Tensor:
+        if found.choices is not None and (choice := found.choices.of(i)) is not None:
+            return settled(g, own[i], choice)
+        byte = g.view(torch.uint8) if g.dtype == torch.bool else g  # a truth value's byte may be anything
+        within = (byte.double() >= found.low[i]) & (byte.double() <= found.high[i])
+        return torch.where(within, own[i], g)
+
+    return mapped(got, nearer)

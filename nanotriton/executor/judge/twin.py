@@ -1,0 +1,158 @@
+"""The reference in float64: the twin that errors are measured against.
+
+Most modules can be widened, with `double()`. One that insists on a dtype (a cast in forward, a weight in
+bf16 beside a float32 input) can't. Such a module runs as it is, and beside each operator the same operator
+runs in float64.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from nanotriton.executor.common import construct
+from nanotriton.plan.trees import mapped, tensors, widen
+from nanotriton.verdict import out_of_memory
+
+# the last argument of these asks for a cast from half to float on the way, which float64 has no use for
+HALF_TO_FLOAT = {"_softmax", "_log_softmax"}
+
+Nudge = Callable[[torch.Tensor], torch.Tensor]
+Draw = Callable[[], list]
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What float64 gives: the last call's answer, its inputs as it left them, the state afterwards."""
+
+    answer: object
+    inputs: list
+    state: State
+
+
+def in_float64(
+    build: Callable[[], torch.nn.Module],
+    draws: list[Draw],
+    seed: int,
+    running: Callable[[], AbstractContextManager],
+    nudge: Nudge | None = None,
+) -> Twin | None:
+    """Call a module once for each draw, in float64. None where neither way works.
+
+    build, draws: give the module and its inputs anew whenever they are called. running: a context for the
+    task's own code. nudge: what becomes of a floating input, in float64.
+    """
+    for way in (widened, beside):
+        try:
+            return way(build(), draws, seed, running, nudge)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if out_of_memory(error):
+                raise
+    return None
+
+
+def widened(
+    model: torch.nn.Module, draws: list[Draw], seed: int, running: Callable, nudge: Nudge | None
+) -> Twin:
+    """Widen the module and its inputs. Raises where the task insists on its dtype."""
+    inputs = [widen(draw()) if nudge is None else nudged_inputs(draw(), nudge) for draw in draws]
+    with running():
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            construct.seed_everything(seed)
+            model = model.double()
+            answers = [model(*given) for given in inputs]
+        finally:
+            torch.set_default_dtype(default)
+    return Twin(answers[-1], inputs[-1], state_of(model))
+
+
+def beside(
+    model: torch.nn.Module, draws: list[Draw], seed: int, running: Callable, nudge: Nudge | None
+) -> Twin:
+    """Run the module as it is, and the float64 twin of each operator beside it."""
+    mode = Beside()
+    inputs = [draw() for draw in draws]
+    for t in tensors(inputs):
+        if nudge is not None and t.is_floating_point():
+            mode.twins[t] = nudge(t)
+    with running(), mode:
+        construct.seed_everything(seed)
+        answers = [model(*given) for given in inputs]
+    state = {name: mode.twin(t) for name, t in construct.named_state(model).items()}
+    return Twin(mapped(answers[-1], mode.twin), mapped(inputs[-1], mode.twin), state)
+
+
+def nudged_inputs(inputs: list, nudge: Nudge) -> list:
+    return mapped(inputs, lambda t: nudge(t) if t.is_floating_point() else t)
+
+
+def state_of(model: torch.nn.Module) -> State:
+    """Parameters and buffers by name, a tied one under each of its names."""
+    return {name: t.detach() for name, t in construct.named_state(model).items()}
+
+
+class Beside(TorchDispatchMode):
+    """Runs each operator as it is, and again with every floating tensor's float64 twin in its place.
+
+    A view of a tensor has a view of its twin, and what is written in place is written to both. Integers and
+    truth values have no twins: they are as the task's own dtype decided. So are random numbers, and
+    whatever has no operator in float64.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.twins = WeakIdKeyDictionary()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as reference.Computing
+
+    def twin(self, t):
+        if not isinstance(t, torch.Tensor) or not t.is_floating_point():
+            return t
+        if t not in self.twins:
+            self.twins[t] = t.detach().to(torch.float64, copy=True)
+        return self.twins[t]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        wide_args, wide_kwargs = tree_map(self._wide, (args, kwargs))
+        if func.overloadpacket.__name__ in HALF_TO_FLOAT:
+            wide_args = (*wide_args[:-1], False)
+        own = func(*args, **kwargs)
+        made = tree_leaves(own)
+        if not any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in made):
+            return own
+        twins = [None] * len(made)
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            try:
+                twins = tree_leaves(func(*wide_args, **wide_kwargs))
+            except (RuntimeError, TypeError, ValueError) as error:
+                if out_of_memory(error):
+                    raise
+        for t, twin in zip(made, twins, strict=True):
+            if isinstance(t, torch.Tensor) and t.is_floating_point():
+                self._remember(t, twin)
+        return own
+
+    def _wide(self, value):
+        if isinstance(value, torch.dtype) and value.is_floating_point:
+            return torch.float64
+        return self.twin(value)
+
+    def _remember(self, t: torch.Tensor, twin) -> None:
+        usable = isinstance(twin, torch.Tensor) and twin.dtype == torch.float64 and twin.shape == t.shape
+        known = self.twins.get(t)
+        if usable and twin is known:
+            return  # written in place
+        if known is not None:  # in place too, but the operator could not do it in float64
+            known.copy_(twin if usable else t)
+        else:
+            self.twins[t] = twin if usable else t.detach().to(torch.float64, copy=True)

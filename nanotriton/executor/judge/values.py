@@ -1,0 +1,234 @@
+"""Errors of one output, measured: what the checks of compare.py look at.
+
+Both answers are walked in float64 pieces, and all that is found comes to the host at once, so that a
+comparison waits for a GPU once. In this file `got`, `own` and `exact` are one output: the candidate's, the
+reference's in the task's dtype, and the reference's in float64 (None: there is none). w stands for the
+float64 value, g and o for the other two. An error is (g - w) / (|w| + rms), with rms the root mean square
+of the float64 output.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+FLOOR = {
+    torch.float64: 1e-10,
+    torch.float32: 2e-5,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+    torch.float8_e4m3fn: 0.13,
+    torch.float8_e5m2: 0.26,
+}
+# Others: 3, because their own rounding is all the error there should be.
+SLACK = {torch.float64: 10.0, torch.float32: 10.0}
+# The most that rounding to nearest moves a number by, as a share of it.
+UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
+UNIT32 = 2.0**-24
+CHUNK, GPU_CHUNK = 1 << 22, 1 << 23  # elements compared at a time, in a dozen float64 temporaries
+SMALL = 64  # values of an output that is compared value by value
+BREAKDOWN = 10  # times FLOOR: a reference with such errors of its own in many places says nothing
+TINY = 64.0  # times itself: the scale of a value that is far smaller than the others of a small output
+COARSE = 0.1  # of itself: more than that is no rounding
+
+
+def floor_of(dtype: torch.dtype, length: int) -> float:
+    """FLOOR, but for fp32 never below what one accumulator earns over a sum of `length` numbers.
+
+    Its error grows as a random walk, sqrt(length) roundings, and we allow twice that.
+    """
+    floor = FLOOR.get(dtype, 0.3)
+    return max(floor, 2 * UNIT32 * math.sqrt(length)) if dtype == torch.float32 else floor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the elements of an answer whose error e is within FLOOR, with q = w / (|w| + rms).
+
+    Larger errors are no rounding: a rounding that fell to the other side before a comparison, a step, a cast.
+    `too_common` counts them.
+    """
+
+    e: float
+    ee: float
+    eq: float
+    eeqq: float
+
+    @staticmethod
+    def of(error: torch.Tensor, q: torch.Tensor, floor: float) -> torch.Tensor:
+        """One piece's sums."""
+        e = torch.where(error.abs() <= floor, error, 0.0)
+        eq = e * q
+        return torch.stack([e.sum(), e.square().sum(), eq.sum(), eq.square().sum()])
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the errors of one output are measured by: known of the reference alone.
+
+    All but the last four are tensors of one number, so that nothing waits for a GPU.
+    """
+
+    rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
+    tolerance: torch.Tensor
+    nonzero: torch.Tensor  # how many values are not 0
+    clean: torch.Tensor  # whether all values are finite. If they are not, nothing above holds unless it is
+    broken: torch.Tensor  # how many of the reference's own errors are above BREAKDOWN * floor
+    # of Moments for the reference's own answer, then the sums of q^2 and q^4; zeros if not `coarse`
+    moments: torch.Tensor
+    masked: bool  # what is not finite is no number here: it is there, or it is not
+    floor: float
+    small: bool  # an output of so few values that they are compared one by one
+    coarse: (
+        bool  # a dtype whose rounding is large enough to hide a mistake in, and a float64 answer to see it by
+    )
+
+
+def scale_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool, length: int = 1) -> Scale:
+    floor = floor_of(own.dtype, length)
+    rms, clean = rms_of(own, exact, masked)
+    earned, nonzero, broken = (torch.zeros_like(rms) for _ in range(3))
+    coarse = exact is not None and own.dtype in UNIT
+    moments = torch.zeros(6, dtype=torch.float64, device=own.device)
+    if exact is not None:
+        for _, _, o, w, _ in chunks(None, own, exact, masked):
+            size = w.abs().add_(rms)
+            error = (o - w).div_(size)
+            earned = torch.maximum(earned, error.abs().max())
+            broken += (error.abs() > BREAKDOWN * floor).sum()
+            nonzero += w.count_nonzero()
+            if coarse:
+                q = w / size
+                squares = torch.stack([q.square().sum(), q.pow(4).sum()])
+                moments += torch.cat([Moments.of(error, q, floor), squares])
+        tolerance = earned.mul_(SLACK.get(own.dtype, 3.0)).clamp_(min=floor)
+    else:
+        tolerance = torch.full_like(rms, 4 * floor)
+    small = own.numel() <= SMALL
+    return Scale(rms, tolerance, nonzero, clean, broken, moments, masked, floor, small, coarse)
+
+
+def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the RMS of the float64 values, whether all values of both are finite)."""
+    norms, counts = [], []
+    for _, _, o, w, finite in chunks(None, own, exact, masked):
+        norms.append(torch.stack([torch.linalg.vector_norm(w), torch.linalg.vector_norm(o)]))
+        counts.append(finite.sum().double() if masked else len(w))
+    norm, overall = torch.stack(norms).square_().sum(0).sqrt_().unbind()
+    rms = norm / sum(counts) ** 0.5
+    return torch.where(rms > 0, rms.nan_to_num(1.0, 1.0), 1.0), torch.isfinite(norm + overall)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """A candidate's, and the reference's beside them: numbers on the host."""
+
+    count: int
+    clean: float
+    tolerance: float
+    nonzero: float
+    broken: float
+    worst: float  # over the RMS
+    # The worst error; NaN or infinite where a value is not finite and should be, or the other way round.
+    relative: float
+    coarse: float  # how many values are off by more than COARSE of themselves
+    # Of a small output: the worst error of a value, over what is allowed for that value. Else 0.
+    one_by_one: float
+    mine: Moments
+    own: Moments
+    qq: float
+    qqqq: float
+
+
+def measure(
+    got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool
+) -> Errors:
+    """hurry: stop at the first piece with an error beyond the tolerance."""
+    parts = []
+    for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
+        parts.append(measure_piece(g, o, w, own.dtype, exact is None, scale))
+        if hurry and len(w) < own.numel() and not bool(parts[-1][1] <= scale.tolerance):
+            break
+    found = torch.stack(parts)
+    worst, relative, one_by_one = found[:, :3].amax(0).unbind()
+    known = torch.stack([scale.clean.double(), scale.tolerance, scale.nonzero, scale.broken])
+    shown = torch.stack([worst / scale.rms, relative, found[:, 3].sum(), one_by_one])
+    # one wait for the GPU
+    numbers = torch.cat([known, shown, found[:, 4:].sum(0), scale.moments]).tolist()
+    mine, theirs = Moments(*numbers[8:12]), Moments(*numbers[12:16])
+    return Errors(own.numel(), *numbers[:8], mine, theirs, *numbers[16:])
+
+
+def measure_piece(g, o, w, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:
+    """[worst difference, worst error, worst of one_by_one, number of coarse values, *sums of Moments]."""
+    difference, size = g - w, w.abs()
+    apart = difference.abs()
+    coarse = (apart > COARSE * size).sum().double()
+    scaled = size + scale.rms
+    none = torch.zeros_like(coarse)
+    one_by_one = (apart / allowed(o, w, dtype, alone, scale)).max() if scale.small else none
+    if scale.coarse:
+        moments = Moments.of(difference / scaled, w / scaled, scale.floor)
+    else:
+        moments = torch.zeros(4, dtype=torch.float64, device=w.device)
+    first = torch.stack([apart.max(), (apart / scaled).max(), one_by_one, coarse])
+    return torch.cat([first, moments])
+
+
+def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:
+    """How far each value of a small output may be off: its scale is its own, not that of its neighbours.
+
+    A value that is far below the RMS may be one of another kind, or what is left of numbers that cancel. So
+    it gets up to TINY times itself (but never COARSE of itself, nor less than the rounding of its
+    neighbours), and what the reference's own dtype earns right there. More is a matter of the reference's
+    sensitivity (trial.py).
+    """
+    size = w.abs()
+    own_scale = torch.minimum(size * min(TINY, COARSE / scale.floor), scale.rms)
+    own_scale = own_scale.clamp_(min=scale.rms * UNIT.get(dtype, UNIT32))
+    slack = 4.0 if alone else 1.0
+    return torch.maximum((size + own_scale) * (slack * scale.floor), (o - w).abs() * SLACK.get(dtype, 3.0))
+
+
+def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
+    """An error that too many elements have, or None.
+
+    Too many are more than 16, and eight times those where the reference's own dtype earns it.
+
+    Where a reference rounds, masks or compares, its own dtype decides a few elements otherwise than
+    float64, and one is enough for a tolerance of a whole step. It is meant for such elements, not for a
+    candidate that leaves the step out everywhere. Of a small output no value is excused so.
+    """
+    levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
+    counts = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device)
+    slack, excused = SLACK.get(own.dtype, 3.0), 0 if scale.small else 16
+    for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
+        size = w.abs().add_(scale.rms)
+        for row, error in enumerate(((g - w).abs_().div_(size), (o - w).abs_().div_(size).mul_(slack))):
+            counts[row] += torch.stack([(error > level).sum() for level in levels])
+    for level, theirs, reference in zip(levels, *counts.tolist(), strict=True):
+        if theirs > excused + 8 * reference:
+            return level
+    return None
+
+
+def chunks(got, own, exact, masked: bool = False) -> Iterator[tuple]:
+    """(start, got, own, float64 answer, None) in flat pieces: a large answer costs little memory.
+
+    masked: where the own answer is not finite all three are 0, but `got` is infinite there unless it is the
+    same; where only the float64 answer is not finite, it is the own one. In place of None: where the own
+    answer is finite.
+    """
+    flat = [None if t is None else t.detach().reshape(-1) for t in (got, own, exact)]
+    size = CHUNK if own.device.type == "cpu" else GPU_CHUNK
+    for start in range(0, own.numel(), size):
+        g, o, w = (None if t is None else t[start : start + size].double() for t in flat)
+        w, finite = o if w is None else w, None
+        if masked:
+            finite = torch.isfinite(o)
+            w = torch.where(finite, torch.where(torch.isfinite(w), w, o), 0.0)
+            if g is not None:
+                g = torch.where(finite, g, torch.where((g == o) | (g.isnan() & o.isnan()), 0.0, math.inf))
+            o = torch.where(finite, o, 0.0)
+        yield start, g, o, w, finite
