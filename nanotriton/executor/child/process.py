@@ -31,7 +31,8 @@ NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a c
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Process mode: run the candidate for real. args: init (description), device, trials (inputs and state described, seed).
+    """Process mode: run the candidate for real. args: device, trials (arguments of forward and
+    of the constructor, and state, described; seed).
 
     fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, and their bytes.
     """
@@ -59,7 +60,7 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             report.stage("build")
             model = build(
                 module.ModelNew,
-                wire.stand_ins(args["init"]),
+                wire.stand_ins(trial["init"]),
                 trial["seed"],
                 state,
                 device,

@@ -13,13 +13,24 @@ from nanotriton.plan import wire
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
-    need not be sent), configs (of an autotuner, at most). The answer's payload is the plan of a first call, whose length
-    the header says, and the plan of a second."""
+    need not be sent), configs (of an autotuner, at most), trained (whether to train the module, if its parameters are
+    those of the reference: parameters). The answer's payload is the plan of a first call, whose length the header says,
+    and the plan of a second. The header says also whether the module was trained."""
     from nanotriton.executor.child import recorder
 
     report.stage("record")
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
+    trained = False
+
+    def finish(model):
+        nonlocal trained
+        model = settled(model)
+        trained = args["trained"] and construct.parameters_of(model) == args["parameters"]
+        if trained:
+            construct.train_(model, args["seed"])
+        return model
+
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
@@ -31,10 +42,10 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 folder=folder,
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
-                finish=settled,
+                finish=finish,
             )
         data = first.to_bytes()
-        report.finish({"first": len(data)}, data + second.to_bytes())
+        report.finish({"first": len(data), "trained": trained}, data + second.to_bytes())
     except recorder.RecordError as error:
         report.finish(
             {

@@ -9,9 +9,11 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 
+from nanotriton.executor.common import construct
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.kinds import Trial, has_other_numbers
+from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
@@ -44,10 +46,14 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
+        inputs, init = reference.described(seed)
+        parameters = construct.parameters_of(reference.on_host(seed))
     args = {
-        "inputs": reference.described_inputs,
-        "init": reference.described_init,
-        "seed": seed,
+        "inputs": inputs,
+        "init": init,
+        "seed": abs(seed),
+        "trained": seed < 0,
+        "parameters": parameters,
         "known": known,
         "buffers": sorted(reference.moved_buffers),
     }
@@ -57,6 +63,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         ended = yield Spawn("record", args, limits)
     worker.add_child("record", ended)
     check_ended(ended, limits)
+    if ended.header.get("trained") is not True:
+        seed = abs(seed)  # a module with other parameters than the reference's cannot be trained alike
     with worker.stage("validate", job.timeout):
         plan, second = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
         job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
@@ -113,6 +121,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference = worker.reference(job.task)
+    job.facts["unvaried"] = reference.unvaried
     trials = reference.trials(worker.secret, job.source)
     try:
         first = yield from record(job, worker, reference, trials[0].weights)
@@ -156,11 +165,13 @@ def judge_trials(
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
     runners = {first.recorded: first}
     for number, trial in enumerate(trials):
-        failed, runner = None, runners.get(trial.weights, first if first.by_name(trial.weights) else None)
+        failed, runner = None, runners.get(trial.weights)
+        if runner is None and not has_other_numbers(trial.weights) and first.by_name(trial.weights):
+            runner = first
         while True:
             if runner is None:
-                trial = replace(trial, weights=abs(trial.weights))  # a constructor knows of no training
                 runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
+                trial = replace(trial, weights=runner.recorded)
                 if failed and alike(runner.plan, first.plan):
                     raise hinted(failed, first.plan)
             try:

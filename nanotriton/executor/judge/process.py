@@ -14,7 +14,8 @@ import torch
 from nanotriton.executor.child.process import NO_ROOM
 from nanotriton.executor.judge.candidate import SLACK, check_rules
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
@@ -71,12 +72,12 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
             view = memoryview(wire.raw([t]))
             while view:
                 view = view[os.write(fd, view) :]
-        described.append({"inputs": inputs, "state": state, "seed": trial.weights})
+        _, init = reference.described(trial.weights)
+        described.append({"inputs": inputs, "init": init, "state": state, "seed": trial.weights})
     device = reference.device.type
     moved = sorted(reference.moved_buffers)
     return {
         "trials": described,
-        "init": reference.described_init,
         "device": device,
         "bytes": os.fstat(fd).st_size,
         "buffers": moved,

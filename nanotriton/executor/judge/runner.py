@@ -87,11 +87,19 @@ class Runner:
         """
         if seed not in self.weights:
             state = self.reference.weights(seed) if self.plan.weights else {}
-            twins = all(self.has_twin(weight, state) for weight in self.plan.weights)
-            self.weights[seed] = state if twins else {}
+            twins = [self.twin(weight, state) for weight in self.plan.weights]
+            self.weights[seed] = state if None not in twins and not pulled_apart(twins) else {}
         return self.weights[seed]
 
-    def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
+    def twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:
         twin = next((state[name] for name in weight.names if name in state), None)
         own = self.plan.tensors[weight.tensor]
-        return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+        alike = twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+        return twin if alike else None
+
+
+def pulled_apart(twins: list[torch.Tensor]) -> bool:
+    """Whether two weights have the same tensor as their twin: the reference ties them, and they are two, which
+    training would pull apart."""
+    whole = {(t.data_ptr(), t.shape, t.stride()) for t in twins if t.numel()}
+    return len(whole) < sum(t.numel() > 0 for t in twins)

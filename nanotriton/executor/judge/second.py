@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 
 from nanotriton.executor.common.construct import seed_everything
-from nanotriton.executor.judge.compare import Answer, compare
-from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
+from nanotriton.executor.judge.compare import Answer, all_finite, compare
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference, excused, in_float64
 from nanotriton.plan.trees import identical
 from nanotriton.verdict import Fault, ValueFault
 
@@ -27,7 +28,7 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
 
     runner: has `twice(inputs, more, weight seed)`, which gives the second answer and the state afterwards.
     """
-    other = replace(trial, inputs=trial.inputs + OTHER)
+    other = replace(trial, kind=reference.second_kind, inputs=trial.inputs + OTHER)
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)
         more = reference.inputs(other.kind, other.inputs)
@@ -35,6 +36,8 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
     del inputs, more
     with excused("on its own inputs, called twice"):
         want, own, exact, changed = twice(reference, trial, other)
+    if other.kind != "plain" and not all_finite(want.own):
+        return  # as in judge_trial
     with excused("comparing answers"):
         compare_again("in a second call of the same module", answer, want)
         if missing := sorted(changed - state.keys()):

@@ -14,7 +14,8 @@ import torch
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.compare import FLOOR, Answer, all_finite, compare, kernelbench_allclose, passes
-from nanotriton.executor.judge.reference import Reference, Trial, excused, in_float64
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference, excused, in_float64
 from nanotriton.plan.trees import mapped, tensors
 from nanotriton.verdict import Fault, ValueFault
 
