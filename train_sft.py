@@ -147,6 +147,7 @@ def main(cfg: Config, world: World) -> str:
                     max_tokens=cfg.max_tokens,
                     seed=cfg.seed,
                 )
+            sampler.free()  # train_grpo.py, which may have called this, makes a sampler of its own
         run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")

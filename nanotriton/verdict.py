@@ -9,8 +9,8 @@ _STATUSES = """
     not_finite input_modified nondeterministic too_fast weak_task unsupported infra_error
 """
 STATUSES = frozenset(_STATUSES.split())
-# Neither right nor wrong. The sample leaves the batch and is never scored 0, because our failure or the task's
-# is not the model's.
+# Neither right nor wrong. The sample leaves the batch and is never scored 0, because our failure or the
+# task's is not the model's.
 UNSCORED = frozenset({"infra_error", "unsupported", "weak_task"})
 
 

@@ -1,5 +1,7 @@
 """Packed attention against a softmax written out, for every mix of lengths, and the choice of backend."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -107,6 +109,26 @@ def test_preference_and_its_one_line(monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="flash2 does not import: flash2: No module"):
         attention.select("cuda", torch.bfloat16, "flash2")
     assert attention.select("cuda", torch.float32) is None  # flash kernels have no fp32
+    attention.select.cache_clear()
+
+
+def test_a_backend_is_chosen_that_takes_the_head_size(monkeypatch, capsys):
+    loaders = {name: lambda name=name: name for name in attention.BACKENDS[:-1]}
+    monkeypatch.setattr(
+        attention, "LOADERS", loaders | {"flash2": lambda: importlib.import_module("not_installed")}
+    )
+    attention.select.cache_clear()
+    sizes = (16, 32, 64, 80, 96, 128, 160, 192, 256, 100)
+    chosen = {dim: attention.select("cuda", torch.bfloat16, head_dim=dim) for dim in sizes}
+    assert [dim for dim, name in chosen.items() if name == "flash4"] == [16, 32, 64, 80, 96, 128]
+    assert [dim for dim, name in chosen.items() if name == "varlen"] == [160, 192, 256] and chosen[
+        100
+    ] is None
+    assert "attention: sdpa (flash2: not for heads of 100; flash4: not" in capsys.readouterr().err
+    with pytest.raises(
+        RuntimeError, match="flash4 takes head sizes that are multiples of 8 up to 128, not 192"
+    ):
+        attention.select("cuda", torch.bfloat16, "flash4", 192)
     attention.select.cache_clear()
 
 

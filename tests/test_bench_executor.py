@@ -1,4 +1,4 @@
-"""bench.executor_throughput: what it asks for is what it says, and its figures fit together; bench.recordability: every file has its fate."""
+"""The executor's benchmarks: throughput asks for what it says, recordability tells every file's fate, the rules are timed."""
 
 import json
 import subprocess
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.executor_throughput import LEVELS, Config, candidates, main, measure, started, tasks_of
+from bench.executor import rules
+from bench.executor.throughput import LEVELS, Config, candidates, main, measure, started, tasks_of
+from tests.candidates import read
 
 
 def test_sets_of_tasks():
@@ -51,7 +53,7 @@ def test_recordability_says_of_each_file_what_became_of_it(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "bench.recordability",
+        "bench.executor.recordability",
         "--data",
         tmp_path / "data",
         "--replay",
@@ -68,3 +70,14 @@ def test_recordability_says_of_each_file_what_became_of_it(tmp_path):
     assert found["exceptions"]["asks"]["line"] == 3 and found["exceptions"]["latin"]["message"].startswith(
         "UnicodeDecodeError"
     )
+
+
+def test_the_rules_are_timed_on_every_candidate(tmp_path, monkeypatch, capsys):
+    cases = read("honest")[:3]
+    monkeypatch.setattr(rules, "read", lambda suite: cases if suite == "honest" else [])
+    out = tmp_path / "rules.json"
+    code = rules.main(["--repeats", "1", "--out", str(out)])
+    checks = json.loads(out.read_text())["checks"]
+    assert checks["rules of policy strict"]["candidates"] == checks["extraction"]["candidates"] == 3
+    assert all(found["median_ms"] > 0 for found in checks.values()) and code in (0, 1)
+    assert "extraction, long: " in capsys.readouterr().out

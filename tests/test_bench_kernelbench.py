@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import kernelbench as bench
-from bench import report
-from bench.journal import Journal
+from bench.channels import kernelbench as bench
+from bench.channels import report
+from bench.channels.journal import Journal
 from nanotriton import config
 from nanotriton.config import ConfigError
 from nanotriton.executor import Verdict
@@ -319,7 +319,7 @@ def test_two_ranks_share_the_problems(tmp_path, data, model):
         "2",
         "-m",
         "--",
-        "bench.kernelbench",
+        "bench.channels.kernelbench",
         *words.split(),
     ]
     done = subprocess.run(
@@ -399,7 +399,7 @@ def test_an_evaluation_killed_and_restarted_ends_with_the_same_table(tmp_path, d
     command = [
         sys.executable,
         "-m",
-        "bench.kernelbench",
+        "bench.channels.kernelbench",
         *(w for k, v in flags.items() for w in (f"--{k.replace('_', '-')}", str(v))),
     ]
     process = subprocess.Popen(

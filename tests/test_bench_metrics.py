@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from bench.compare import compare
-from bench.contamination import Golds, tokens
-from bench.metrics import bootstrap, fast_p, geometric_mean, pass_at_k, sign_test
-from bench.scores import Outcome, kind_of, score, tables, taxonomy
+from bench.channels.compare import compare
+from bench.channels.contamination import Golds, tokens
+from bench.channels.metrics import bootstrap, fast_p, geometric_mean, pass_at_k, sign_test
+from bench.channels.scores import Outcome, kind_of, score, tables, taxonomy
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 1), (5, 2, 3), (6, 1, 2), (4, 0, 2), (4, 4, 1), (5, 3, 3)])
@@ -108,9 +108,9 @@ def test_scores_without_a_clock_claim_no_speed():
 
 
 def test_tables_leave_weak_problems_out_and_say_why_others_failed():
-    found = tables(
-        lambda policy: outcomes(), ["strict"], lambda name: f"level {name[0]}", {"1/2": "zeros pass"}, [1]
-    )["strict"]
+    found = tables({"strict": outcomes()}, lambda name: f"level {name[0]}", {"1/2": "zeros pass"}, [1])[
+        "strict"
+    ]
     assert list(found) == ["level 1", "level 2", "all"]
     assert found["level 1"]["all"]["problems"] == 2 and found["level 1"]["fair"]["problems"] == 1
     failures = taxonomy(outcomes())

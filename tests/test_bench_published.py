@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench import published
+from bench.channels import published
 
 
 def results(tmp_path, name: str, *samples: dict) -> str:

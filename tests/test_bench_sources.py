@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bench.journal import Journal, path_of
-from bench.sources import Ask, Endpoint, Later, Sampling, read_jsonl, retry_after
+from bench.channels.journal import Journal, path_of
+from bench.channels.sources import Ask, Endpoint, Later, Sampling, read_jsonl, retry_after
 from nanotriton.config import ConfigError
 
 ASKS = [

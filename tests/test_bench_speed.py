@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import agreement, compiled, eval_throughput, kernelbench, perf, tritonbench
-from bench.helper import Helper
-from bench.journal import Journal
+from bench.channels import agreement, compiled, eval_throughput, kernelbench, perf, tritonbench
+from bench.channels.helper import Helper
+from bench.channels.journal import Journal
 from nanotriton.config import ConfigError
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.common import probe
@@ -146,7 +146,7 @@ def test_speed_against_torch_compile_is_in_the_results_and_the_table(tmp_path, m
 
 HELPER = """
 import os, time
-from bench.helper import serve
+from bench.channels.helper import serve
 
 def answer(request):
     print("noise")
@@ -384,7 +384,7 @@ def test_agreement_compares_what_is_correct_and_timed(tmp_path, monkeypatch, cap
 
     class Plain(Canned):
         def __init__(self, *arguments):
-            assert arguments[0] == "bench.agreement" and arguments[2] == "serve"
+            assert arguments[0] == "bench.channels.agreement" and arguments[2] == "serve"
 
         def ask(self, request):
             asked.append(request["candidate"])

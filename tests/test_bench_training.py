@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import training
+from bench.speed import training
 from nanotriton import config
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
@@ -107,7 +107,7 @@ def test_a_step_of_one_rank_is_that_of_two(tmp_path):
         "2",
         "-m",
         "--",
-        "bench.training",
+        "bench.speed.training",
         *TINY,
         *argv,
     ]

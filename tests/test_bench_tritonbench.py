@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import answers
-from bench import tritonbench as bench
+from bench.channels import answers
+from bench.channels import tritonbench as bench
 from nanotriton.config import ConfigError
 from nanotriton.executor.child.script import run_file
 from nanotriton.executor.script import ScriptExecutor
@@ -272,7 +272,7 @@ def test_an_executor_of_scripts_says_what_fails(executors):
 
 def verdict(got, want) -> str:
     try:
-        answers.compare(got, want)
+        answers.check_answer(got, want)
     except Fault as fault:
         return fault.status
     return "correct"

@@ -1,12 +1,12 @@
-"""bench.weak_tasks: weak tasks are found by what passes, a shortcut on half of the input too, and what doesn't fit is left out."""
+"""bench.executor.weak_tasks: weak tasks are found by what passes, a shortcut on half of the input too, and what doesn't fit is left out."""
 
 import json
 
 import pytest
 import torch
 
-from bench import weak_tasks
-from bench.weak_tasks import HALF, Config, examine, examine_apart, halved, largest, shrunk
+from bench.executor import weak_tasks
+from bench.executor.weak_tasks import HALF, Config, examine, examine_apart, halved, largest, shrunk
 from nanotriton.tasks.task import Task
 
 TEXT = """

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from nanotriton.kernels import decode, sample
 from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch, write_kv
@@ -175,6 +178,71 @@ def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
     ]
     out = decode._decode_cuda(*guarded, made[3])
     assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+
+
+class Launched:
+    """A kernel that keeps what it is launched with."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *args, **options):
+        self.args, self.options = args, options
+
+    def compile(self, card: int):
+        """For a card of this compute capability, with what a launch would find out about the arguments: which are
+        multiples of 16."""
+        kinds = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
+        names = self.kernel.arg_names
+        constants = {(names.index(n),): v for n, v in self.options.items() if n in names}
+        types = [
+            kinds[a.dtype] if isinstance(a, torch.Tensor) else "fp32" if isinstance(a, float) else "i32"
+            for a in self.args
+        ]
+        aligned = [
+            i
+            for i, a in enumerate(self.args)
+            if isinstance(a, torch.Tensor) or (isinstance(a, int) and a % 16 == 0)
+        ]
+        signature = dict(zip(names, types + ["constexpr"] * len(constants), strict=True))
+        source = ASTSource(
+            self.kernel,
+            signature,
+            constexprs=constants,
+            attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        )
+        options = {n: v for n, v in self.options.items() if n not in names}
+        return triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "dim, card, shared",
+    [
+        (32, 90, 227),
+        (256, 86, 99),
+        pytest.param(80, 90, 227, marks=SLOW),
+        pytest.param(256, 90, 227, marks=SLOW),
+    ],
+)
+def test_the_kernels_compile_and_fit_in_a_cards_shared_memory(dim, card, shared, monkeypatch):
+    """shared: the KiB that a program may have on a card of that compute capability."""
+    kernels = [
+        Launched(getattr(decode, name)) for name in ("_prefix_kernel", "_tail_kernel", "_merge_kernel")
+    ]
+    for kernel in kernels:
+        monkeypatch.setattr(decode, kernel.kernel.fn.__name__, kernel)
+    monkeypatch.setattr(decode, "device_limits", lambda x: (132, shared * 1024))
+    shape = dict(heads=4, kv_heads=4, dim=dim, page=64, per_tile=64, dtype=torch.bfloat16)
+    decode._decode_cuda(*make_case([2], [5], [4, 18], **shape))
+    for kernel in kernels:
+        compiled = kernel.compile(card)
+        assert compiled.metadata.shared <= shared * 1024 and compiled.asm["cubin"]
 
 
 @pytest.mark.interpreted

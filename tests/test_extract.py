@@ -1,7 +1,5 @@
 """The one rule of nanotriton/rules/extract.py on completions as models (and cheats) write them."""
 
-import time
-
 import pytest
 
 from nanotriton.rules.extract import extract_candidate, parse, python_blocks
@@ -102,8 +100,9 @@ def test_what_breaks_the_parser_is_a_syntax_error(source):
         parse(source)
 
 
-def test_long_completions_take_linear_time():
-    text = "```python\nclass ModelNew: pass\n" * 20_000 + "`" * 100_000 + "</think>"
-    start = time.perf_counter()
-    extract_candidate(text)
-    assert time.perf_counter() - start < 5
+def test_a_long_completion_is_read_to_its_end():
+    """bench.executor.rules has the time that this takes."""
+    block = "```python\nclass ModelNew: pass\n"
+    text = block * 20_000 + "`" * 100_000
+    assert extract_candidate(text + "</think>") is None
+    assert extract_candidate(text + "</think>\n" + block) == "class ModelNew: pass\n"

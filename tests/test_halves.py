@@ -57,7 +57,7 @@ def test_two_halves_make_a_launch():
     ticket = "tl.store(y + p * 3 + tl.program_id(1), tl.atomic_add(x, 1.0))"  # y: who came when
     plan = plan_of(ticket, grid="(4, 3)")
     memory, y, parts = (
-        ttir.Memory(),
+        ttir.GlobalMemory(),
         torch.full([12], -1.0),
         [half(plan.kernels[0], which) for which in (1, 0)],
     )
@@ -65,7 +65,7 @@ def test_two_halves_make_a_launch():
     for part, came in zip(parts, (6, 12)):
         assert part.key != plan.kernels[0].key and part.signature == plan.kernels[0].signature
         assert compile_kernel(part, DEFAULT).cubin[:4] == b"\x7fELF"
-        ttir.Kernel(part.ttir, part.name).run((4, 3, 1), addresses, memory)
+        ttir.Evaluator(part.ttir, part.name).run((4, 3, 1), addresses, memory)
         assert sorted(y.tolist())[12 - came :] == list(range(came))
     assert y.reshape(4, 3)[0, 0] >= 6  # program 0 is in the half that came last
 

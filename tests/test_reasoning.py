@@ -9,8 +9,8 @@ import pytest
 
 import train_sft
 from bench import sources
-from bench.kernelbench import Config as KernelBenchConfig
-from bench.kernelbench import KernelBench
+from bench.channels.kernelbench import Config as KernelBenchConfig
+from bench.channels.kernelbench import KernelBench
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rollout import rollout
 from nanotriton.rules.extract import extract_candidate, opened_reasoning

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
+from nanotriton.executor.replay.backend import poison
 from nanotriton.executor.replay.operators import writes_into
-from nanotriton.executor.replay.replayer import Replay, ReplayError, poison
+from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.plan.aten import PlanError
 from nanotriton.plan.plan import DTYPES, OPTIONS, Kernel
 from tests.recording import record

@@ -13,6 +13,7 @@ from nanotriton import graphs
 from nanotriton.attention import packed
 from nanotriton.graphs import Graphs
 from nanotriton.kernels.logprob import token_logprobs
+from nanotriton.kv_cache import PagePool
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.sampler import Request, Sampler, main
 from nanotriton.weights import save_model
@@ -288,6 +289,18 @@ def test_seeds_decide_however_requests_are_batched_or_spread():
     # a sample of a group, drawn alone
     one = Request(ids[1], n=1, max_tokens=20, temperature=0.9, seeds=[seeds[1][2]])
     assert small.generate([one])[0][0].ids == together[1][2]
+
+
+def test_pages_come_from_the_ends_of_a_pool_of_any_size():
+    pool = PagePool(200_000)
+    assert pool.take(3).tolist() == [0, 1, 2] and pool.take(2, top=True).tolist() == [199_999, 199_998]
+    assert len(pool.take(0)) == 0
+    low, high = pool.take(150_000), pool.take(40_000, top=True)
+    assert (low[0], low[-1], high[0], high[-1]) == (3, 150_002, 199_997, 159_998)
+    pool.give(low[70_000:70_002])
+    assert pool.take(3).tolist() == [70_003, 70_004, 150_003]
+    assert pool.take(pool.available, top=True).tolist() == list(range(159_997, 150_003, -1))
+    assert not pool.free.any()
 
 
 def test_without_seeds_every_call_draws_anew():

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import Kernel, Memory
+from nanotriton.executor.ttir import Evaluator, GlobalMemory
 
 
 @triton.jit
@@ -225,8 +225,8 @@ def test_calls_of_functions_that_are_not_inlined():
 
 
 def test_small_kernels_take_microseconds():
-    x, y, memory = data(4, 64), torch.empty(4, 64), Memory()
-    kernel, args = Kernel(lower(softmax, [x, y, 64], BLOCK=64)), [memory.add(x), memory.add(y), 64]
+    x, y, memory = data(4, 64), torch.empty(4, 64), GlobalMemory()
+    kernel, args = Evaluator(lower(softmax, [x, y, 64], BLOCK=64)), [memory.add(x), memory.add(y), 64]
     kernel.run((4,), args, memory)
     best = min(timed(lambda: kernel.run((4,), args, memory)) for _ in range(20))
     assert best < 1e-3, f"{best * 1e6:.0f} us"

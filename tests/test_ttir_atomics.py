@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import Budget, Kernel, Memory, OutOfBounds
+from nanotriton.executor.ttir import Budget, Evaluator, GlobalMemory, OutOfBounds
 
 # --- atomics
 
@@ -184,8 +184,8 @@ def host_descriptor(X, Y, N: tl.constexpr):
 
 
 def test_descriptors_from_the_host():
-    x, y, memory = data(24, 16), torch.empty(24, 16), Memory()
-    kernel = Kernel(lower(host_descriptor, ["tensordesc<fp32[8, 16]>", y], N=16))
+    x, y, memory = data(24, 16), torch.empty(24, 16), GlobalMemory()
+    kernel = Evaluator(lower(host_descriptor, ["tensordesc<fp32[8, 16]>", y], N=16))
     address = memory.add(x)
     kernel.run(
         (3,),

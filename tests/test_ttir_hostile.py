@@ -18,8 +18,8 @@ from ttir_lowering import data, evaluate, lower
 from nanotriton.executor.ttir import (
     AssertionFailed,
     Budget,
-    Kernel,
-    Memory,
+    Evaluator,
+    GlobalMemory,
     ParseError,
     TooLarge,
     TTIRError,
@@ -63,7 +63,7 @@ def test_a_loop_whose_step_is_zero():
     scf.for %i = %c to %d step %c  : i32 {
     }"""
     with pytest.raises(Budget, match="never ends"):
-        Kernel(module(body)).run((1,), [0], Memory())
+        Evaluator(module(body)).run((1,), [0], GlobalMemory())
 
 
 # --- hostile text
@@ -107,7 +107,7 @@ def module(body: str, arguments: str = "%p: !tt.ptr<f32>") -> str:
 )
 def test_malformed_text(code):
     with pytest.raises(TTIRError) as error:
-        Kernel(code).run((1,), [0], Memory())
+        Evaluator(code).run((1,), [0], GlobalMemory())
     assert len(str(error.value)) < 500 and "\n" not in str(error.value)
 
 
@@ -148,9 +148,9 @@ def test_mutations_raise_nothing_but_our_errors():
                     ),
                 )
                 lines[i] = lines[i][: spot.start()] + other + lines[i][spot.end() :]
-        memory = Memory()
+        memory = GlobalMemory()
         try:
-            kernel = Kernel("\n".join(lines))
+            kernel = Evaluator("\n".join(lines))
             pointers = iter([memory.add(t) for t in tensors] * 9)
             kernel.run(
                 (3,),
@@ -166,18 +166,18 @@ def test_mutations_raise_nothing_but_our_errors():
 
 
 def test_wrong_arguments():
-    kernel = Kernel(module(""))
+    kernel = Evaluator(module(""))
     with pytest.raises(ParseError, match="takes 1 argument"):
-        kernel.run((1,), [], Memory())
+        kernel.run((1,), [], GlobalMemory())
     with pytest.raises(ParseError, match="no kernel"):
-        Kernel(module(""), "other")
+        Evaluator(module(""), "other")
     assert [str(t.elem) for t in kernel.signature] == ["ptr"]
 
 
 def test_work_of_one_program_is_bounded_in_memory():
     body = "".join(f"\n    %x{i} = arith.constant dense<{i}.0> : tensor<1048576xf32>" for i in range(200))
     with pytest.raises(TooLarge, match="elements a program"):
-        Kernel(module(body))
+        Evaluator(module(body))
 
 
 # --- assertions, prints, unknown things
@@ -203,7 +203,7 @@ def test_a_failed_assertion():
         "%n: i32",
     )
     with pytest.raises(AssertionFailed, match="n differs"):
-        Kernel(code).run((1,), [3], Memory())
+        Evaluator(code).run((1,), [3], GlobalMemory())
 
 
 @triton.jit
@@ -217,8 +217,8 @@ def inline_asm(X, N: tl.constexpr):
 
 def test_what_is_not_there_is_unsupported():
     with pytest.raises(Unsupported, match="elementwise_inline_asm"):
-        Kernel(lower(inline_asm, [data(64)], N=64))
+        Evaluator(lower(inline_asm, [data(64)], N=64))
     with pytest.raises(Unsupported, match="__nv_fadd_rd"):
         evaluate(binary, (1,), data(64), data(64), data(64), F=libdevice.add_rd, N=64)
     with pytest.raises(Unsupported, match="i128"):
-        Kernel(module("\n    %x = arith.constant 1 : i128"))
+        Evaluator(module("\n    %x = arith.constant 1 : i128"))

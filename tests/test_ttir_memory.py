@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import Kernel, Memory, OutOfBounds, Race
+from nanotriton.executor.ttir import Evaluator, GlobalMemory, OutOfBounds, Race
 
 
 def test_views_share_their_storage():
     x = data(4, 10)
     y = x[:, 5:]
-    memory = Memory()
+    memory = GlobalMemory()
     assert memory.add(y) == memory.add(x) + 20 and len(memory.buffers) == 1
     z = torch.empty(4)
     assert memory.add(z) % 16 == 0 and memory.add(z) != memory.add(x)
@@ -40,9 +40,9 @@ def pointer_table(P, Y, N: tl.constexpr):
 
 
 def test_a_table_of_pointers():
-    memory, xs, y = Memory(), [data(16, seed=s) for s in range(3)], torch.empty(3, 16)
+    memory, xs, y = GlobalMemory(), [data(16, seed=s) for s in range(3)], torch.empty(3, 16)
     table = torch.tensor([memory.add(x) for x in xs])
-    Kernel(lower(pointer_table, [table, y], N=16)).run((3,), [memory.add(table), memory.add(y)], memory)
+    Evaluator(lower(pointer_table, [table, y], N=16)).run((3,), [memory.add(table), memory.add(y)], memory)
     assert torch.equal(y, torch.stack(xs))
 
 
@@ -53,9 +53,9 @@ def pointers_to_pointers(P, Y, N: tl.constexpr):
 
 
 def test_pointers_to_pointers():
-    memory, xs, y = Memory(), [data(16, seed=s) for s in range(3)], torch.empty(3, 16)
+    memory, xs, y = GlobalMemory(), [data(16, seed=s) for s in range(3)], torch.empty(3, 16)
     table = torch.tensor([memory.add(x) for x in xs])
-    Kernel(lower(pointers_to_pointers, ["**fp32", y], N=16)).run(
+    Evaluator(lower(pointers_to_pointers, ["**fp32", y], N=16)).run(
         (3,), [memory.add(table), memory.add(y)], memory
     )
     assert torch.equal(y, torch.stack(xs))
@@ -115,14 +115,14 @@ def wild(P, Y):
 def test_made_up_pointers(address):
     y = torch.empty(4)
     with pytest.raises(OutOfBounds, match=r"belongs to no tensor|of Y"):
-        memory = Memory()
-        Kernel(lower(wild, ["i64", y])).run((1,), [address, memory.add(y)], memory)
+        memory = GlobalMemory()
+        Evaluator(lower(wild, ["i64", y])).run((1,), [address, memory.add(y)], memory)
 
 
 def test_misaligned():
-    memory, y = Memory(), torch.empty(4)
+    memory, y = GlobalMemory(), torch.empty(4)
     with pytest.raises(OutOfBounds, match="byte 2 of Y, misaligned for 4-byte elements"):
-        Kernel(lower(wild, ["i64", y])).run((1,), [memory.add(y) + 2, memory.add(y)], memory)
+        Evaluator(lower(wild, ["i64", y])).run((1,), [memory.add(y) + 2, memory.add(y)], memory)
 
 
 # --- races
@@ -143,7 +143,7 @@ def test_programs_that_store_different_values_race():
 
 
 def test_races_are_seen_across_chunks(monkeypatch):
-    monkeypatch.setattr("nanotriton.executor.ttir.kernel.CHUNK", 16)
+    monkeypatch.setattr("nanotriton.executor.ttir.evaluator.CHUNK", 16)
     x, y = data(64), torch.empty(64)
     evaluate(overlapping, (4,), x, y, 16, N=16)
     with pytest.raises(

@@ -7,7 +7,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import Language
 
-from nanotriton.executor.ttir import Kernel, Memory
+from nanotriton.executor.ttir import Evaluator, GlobalMemory
 
 POINTER = {
     torch.float32: "*fp32",
@@ -54,9 +54,9 @@ def lower(fn, args, capability=90, locations=True, **constexprs) -> str:
 
 def evaluate(fn, grid, *args, budget=None, backwards=False, **constexprs):
     """Runs `fn` on CPU tensors through TTIR. Views of one storage share a buffer."""
-    memory = Memory()
+    memory = GlobalMemory()
     values = [memory.add(x) if isinstance(x, torch.Tensor) else x for x in args]
-    kernel = Kernel(lower(fn, args, **constexprs))
+    kernel = Evaluator(lower(fn, args, **constexprs))
     kernel.run(grid, values, memory, **({} if budget is None else {"budget": budget}), backwards=backwards)
     return kernel
 

@@ -71,6 +71,7 @@ class Entry:
     facts: dict = field(default_factory=dict)
     cost: dict = field(default_factory=dict)
     deaths: int = 0  # workers that died while they were computing it
+    died_in: str = ""  # the stage that the last of them was in
     restarts: int = 0  # times it was in flight when a worker died of something else, having finished nothing
     given: float = 0.0  # when a worker got it (monotonic clock)
     is_probe: bool = False
@@ -363,14 +364,14 @@ class Executor:
             return
         self._processes.remove(process)
         process.sock.close()
-        job, due, _ = process.computing()
+        job, due, stage = process.computing()
         process.beacon.close()
         shutil.rmtree(process.folder, ignore_errors=True)
         for number, entry in process.entries.items():
             # where something was finished, running the rest again comes to an end
             entry.restarts += not process.finished
             if number == job and due:
-                entry.deaths += 1
+                entry.deaths, entry.died_in = entry.deaths + 1, stage
             if entry.is_probe and entry.deaths:
                 self._probed(entry, healthy=False)
             elif entry.restarts > RESTARTS:
@@ -387,11 +388,20 @@ class Executor:
     def _probe(self, suspect: Entry) -> None:
         """Two workers died of this candidate, or so it seems: judge one that is known to be right, and say who is to blame."""
         job = suspect.job | {"task": probe.TASK, "source": probe.CANDIDATE, "policy": "none"}
-        entry = Entry(suspect.key, job, suspect.future, suspect.facts, suspect.cost, is_probe=True)
+        entry = dataclasses.replace(
+            suspect, job=job, deaths=0, restarts=0, given=0.0, is_probe=True, passed=0
+        )
         self._queue(entry).appendleft(entry)
 
     def _probed(self, entry: Entry, healthy: bool) -> None:
-        if healthy:
+        if healthy and entry.died_in == "task":  # where no candidate runs
+            self._finish(
+                dataclasses.replace(entry, is_probe=False),
+                status="unsupported",
+                message="the reference itself crashes the process that runs it",
+                stage="task",
+            )
+        elif healthy:
             self._finish(
                 dataclasses.replace(entry, is_probe=False),
                 status="crashed",

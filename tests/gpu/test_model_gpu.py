@@ -142,6 +142,20 @@ def test_attention_backends(backend, lengths, heads):
         assert relative(mine.double(), true) < 1e-2
 
 
+@pytest.mark.parametrize("dim", [16, 32, 80, 96, 100, 128, 160, 192, 256])
+def test_attention_takes_any_head_size(dim):
+    lengths = [130, 5, 77, 1]
+    inputs = [randn(sum(lengths), h, dim, dtype=torch.bfloat16).requires_grad_() for h in (4, 2, 2)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    want = plain(*(x.cpu() for x in exact), lengths).cuda()
+    out = attention.packed(cumulative(lengths).cuda(), max(lengths))(0, *inputs)
+    assert relative(out.double(), want) < 5e-3
+    weight = torch.randn_like(want)
+    got = torch.autograd.grad((out * weight).sum(), inputs)
+    for mine, true in zip(got, torch.autograd.grad((want * weight).sum(), exact), strict=True):
+        assert relative(mine.double(), true) < 1e-2
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_fp32_is_the_cpus(name):
     hf = make_hf(name)

@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from bench.training import randomize
+from bench.speed.training import randomize
 from nanotriton import distributed
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig

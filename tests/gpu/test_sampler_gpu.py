@@ -15,7 +15,7 @@ from nanotriton.kernels import decode, sample
 from nanotriton.kernels.decode import decode_attention, write_kv
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.sampler import Request, Sampler
-from tests.test_decode import CASES, groups_of, make_case, reference, relative_error
+from tests.test_decode import CASES, HEAD_SIZES, groups_of, make_case, reference, relative_error
 from tests.test_sampler import chi_square_z, make_model, prompts
 
 LONG = {"long": ([16, 3], [700, 1200], [1 + 37 * i for i in range(19)]), "one long": ([1], [4000], [2000])}
@@ -46,9 +46,30 @@ def test_decode_attention(heads, kv_heads, dim, dtype, limit, splits, monkeypatc
         assert not out[torch.tensor(tails, device="cuda") == 0].any()
 
 
-def test_write_kv():
-    k_cache, v_cache = torch.zeros(2, 5, 3, 64, 64, device="cuda")
-    k, v = torch.randn(2, 3, 3, 64, device="cuda")
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (14, 2)])
+@pytest.mark.parametrize("dim", [*HEAD_SIZES, 100])
+def test_decode_attention_takes_any_head_size(dim, heads, kv_heads, monkeypatch):
+    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim, page=64, per_tile=max(64 * kv_heads // heads, 1))
+    shape |= dict(dtype=torch.bfloat16, device="cuda", spread=True)
+    for sizes, lengths, tails in (CASES["padding"], LONG["long"]):
+        for splits in (1, 4):
+            monkeypatch.setattr(decode, "_splits", lambda units, kv_heads, splits=splits: splits)
+            made = make_case(sizes, lengths, tails, **shape)
+            out = decode_attention(*made)
+            assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 3e-3
+            assert not out[torch.tensor(tails, device="cuda") == 0].any()
+
+
+def test_decode_attention_takes_the_scratch_models_heads_in_fp32():
+    sizes, lengths, tails = CASES["ragged groups"]
+    made = make_case(sizes, lengths, tails, heads=4, kv_heads=4, dim=32, page=64, per_tile=64, device="cuda")
+    assert relative_error(decode_attention(*made), reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+
+
+@pytest.mark.parametrize("dim", [64, 80, 256])
+def test_write_kv(dim):
+    k_cache, v_cache = torch.zeros(2, 5, 3, 64, dim, device="cuda")
+    k, v = torch.randn(2, 3, 3, dim, device="cuda")
     fused = torch.cat([k, v], 1)  # heads that are not next to each other's rows
     page, offset = torch.tensor([4, 0, 4], device="cuda"), torch.tensor([0, 63, 3], device="cuda")
     write_kv(k_cache, v_cache, fused[:, :3], fused[:, 3:], page, offset)
@@ -97,9 +118,8 @@ def test_the_sampling_kernels_follow_the_distribution():
 
 
 def gpu_model(family: str, **changes) -> torch.nn.Module:
-    return make_model(
-        family, hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=1024, **changes
-    )
+    shape = dict(hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=1024)
+    return make_model(family, **shape | changes)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -144,8 +164,9 @@ def test_top_p_has_a_graph_of_its_own():
     assert all(abs(x) < 1e-6 for s in out[0] for x in s.logprobs)
 
 
-def test_bf16_logprobs_are_near_the_trainers():
-    model = gpu_model("qwen3").cuda().bfloat16()
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 192, 256])
+def test_bf16_logprobs_are_near_the_trainers(head_dim):
+    model = gpu_model("qwen3", head_dim=head_dim).cuda().bfloat16()
     model.compute_dtype = torch.bfloat16
     requests = [Request(p, n=8, max_tokens=100) for p in prompts([100, 200, 300])]
     gaps = []

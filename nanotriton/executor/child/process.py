@@ -31,10 +31,11 @@ NO_ROOM = "no_room"  # what a child says that finds no memory on the GPU for a c
 
 
 def process_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Process mode: run the candidate for real. args: device, trials (arguments of forward and
-    of the constructor, and state, described; seed).
+    """Process mode: run the candidate for real. args: device, defaults (Reference.defaults),
+    trials (arguments of forward and of the constructor, and state, described; seed; the first also has the inputs of a second call, `more`).
 
-    fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, and their bytes.
+    fds[0] holds the bytes of all trials. The answer: per trial the outputs and the inputs afterwards, described, then
+    those of the second call with the module's state, and the bytes of all of them.
     """
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
     data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
@@ -46,6 +47,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
         return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
     # scratch memory for kernels that make descriptors, as a replay gives it
     triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
+    torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
+    torch.set_default_device(device if args["defaults"]["cuda"] else None)
     report.begin()
     try:
         report.stage("import")
@@ -57,6 +60,10 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             inputs, used = wire.rebuild(trial["inputs"], data)
             state, more = wire.rebuild(trial["state"], data[used:])
             data = data[used + more :]
+            again = None
+            if "more" in trial:
+                again, used = wire.rebuild(trial["more"], data)
+                data = data[used:]
             report.stage("build")
             model = build(
                 module.ModelNew,
@@ -70,12 +77,30 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
             report.stage("run")
             with torch.no_grad():
                 outputs = model(*inputs)
-            description, found = wire.describe([outputs, inputs])
-            described.append(description)
-            tensors += [t.cpu() for t in found]
-        report.finish({"trials": described}, wire.raw(tensors))
+            described.append(keep([outputs, inputs], tensors))
+            if again is not None:
+                again = mapped(again, lambda t: t.to(device))
+                with torch.no_grad():
+                    outputs = model(*again)
+                described.append(keep([outputs, again, state_of(model)], tensors))
+        report.finish({"calls": described}, wire.raw(tensors))
     except (Exception, SystemExit) as error:
         report.finish(explain(error, stage, path))
+
+
+def keep(tree: list, tensors: list[torch.Tensor]) -> list:
+    """Add a tree's tensors to `tensors`, on the host -> its description."""
+    description, found = wire.describe(tree)
+    tensors += [t.cpu() for t in found]
+    return description
+
+
+def state_of(model) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name."""
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: t.detach() for name, t in named}
 
 
 def load(path: str):

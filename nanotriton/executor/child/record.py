@@ -6,6 +6,8 @@ candidate's file, `args` came from the worker. It may raise anything: a child wi
 
 from pathlib import Path
 
+import torch
+
 from nanotriton.executor.common import construct
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
@@ -13,14 +15,15 @@ from nanotriton.plan import wire
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Replay mode: record the candidate. args: inputs and init (descriptions), seed, known (hashes of weights that
-    need not be sent), configs (of an autotuner, at most), trained (whether to train the module, if its parameters are
-    those of the reference: parameters). The answer's payload is the plan of a first call, whose length the header says,
-    and the plan of a second. The header says also whether the module was trained."""
+    need not be sent), configs (of an autotuner, at most), defaults (Reference.defaults), trained (whether to
+    train the module, if its parameters are those of the reference: parameters). The answer's payload is the plan of a
+    first call, whose length the header says, and the plan of a second. The header also says whether it was trained."""
     from nanotriton.executor.child import recorder
 
     report.stage("record")
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
+    torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
     trained = False
 
     def finish(model):
@@ -42,6 +45,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 folder=folder,
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
+                default_cuda=args["defaults"]["cuda"],
                 finish=finish,
             )
         data = first.to_bytes()

@@ -83,6 +83,7 @@ def record(
     entry: str = "ModelNew",
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
+    default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[Plan, Plan]:
     """The plans of two calls of one module: `model = entry(*init_args)`, then `model(*inputs)` twice.
@@ -93,13 +94,15 @@ def record(
     inputs: of tensors only shape, stride and dtype are used (meta tensors will do); other values are passed as they are.
     seed: of torch, numpy and random before the constructor runs, as the reference's was.
     folder: a private folder; the source is written there, because Triton reads it back.
-    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner. finish: what is done to the module once it is built.
+    known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    default_cuda: torch's default device is CUDA. finish: what is done to the module once it is built.
     Raises RecordError with a Verdict status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
         Path(path).write_text(source, encoding="utf-8")
     tape = Tape.active = Tape(path, known, max_configs)
+    tape.default_cuda = default_cuda
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
         with torch.no_grad(), functions, calls:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._device import _device_constructors
 
 # Fresh memory of as many bytes is not looked at before it is filled: it takes seconds for gigabytes.
 BLANK = 1 << 20
 INITIALISERS = ("zeros_", "ones_", "constant_", "eye_", "dirac_")  # of nn.init
 NOISE = 0.25
+# torch keeps the first answer, of which functions take a default device: it must not come while they are patched.
+_device_constructors()
 
 
 def seed_from(*parts: bytes | str | int) -> int:
@@ -45,6 +48,19 @@ def seed_everything(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def generator_states() -> list:
+    """The states of all generators that seed_everything seeds, to compare."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    _, numbers, *rest = np.random.get_state()
+    return [g.get_state().numpy().tobytes() for g in generators] + [
+        numbers.tobytes(),
+        rest,
+        random.getstate(),
+    ]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import torch
 
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import Binary
-from nanotriton.executor.replay.replayer import ReplayError, poison
+from nanotriton.executor.replay.backend import ReplayError, poison
 from nanotriton.plan.plan import DTYPES, Kernel, Launch, Storage
 from nanotriton.verdict import out_of_memory
 

@@ -63,6 +63,11 @@ def call(name: str, *args) -> None:
         raise DriverError(code, name)
 
 
+def context_is_lost() -> bool:
+    """Wait for all that was launched: whether something has ended this process's context."""
+    return library().cuCtxSynchronize() in FATAL
+
+
 def sleep_while_waiting() -> None:
     """Let this process sleep when it waits for the GPU, instead of spinning. Before the context is made."""
     call("cuInit", 0)

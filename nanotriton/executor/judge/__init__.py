@@ -17,6 +17,9 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     job.py          a candidate on its way, the child that it waits for, and what a child's end means
     candidate.py    the spine: rules, recording, trials, timing, ablation
     reference.py    the task: loaded, examined, drawn for, run in its own dtype and in float64
+    settings.py     what a task sets for the whole process: active for its own code, undone for all other
+    patches.py      the same for functions and modules that it replaces
+    asserts.py      what CUDA would assert inside a kernel, as an exception
     draws.py        draws of inputs and weights that a candidate cannot foresee
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared

@@ -56,6 +56,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         "parameters": parameters,
         "known": known,
         "buffers": sorted(reference.moved_buffers),
+        "defaults": reference.defaults,
     }
     args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
     ended = yield Spawn("record", args, limits)
@@ -73,9 +74,10 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
         if reference.facts.flops:
             job.facts["torch_share"] = facts.flops / reference.facts.flops
-        for call in (plan, second):
-            if violation := rules.check_plan(call, job.policy, reference.facts):
-                raise Fault(violation.status, str(violation))
+        if violation := rules.check_plan(plan, job.policy, reference.facts):
+            raise Fault(violation.status, str(violation))
+        if violation := rules.check_plan(second, job.policy, reference.facts):
+            raise Fault(violation.status, f"in a second call of the same module: {violation}")
         size = sum(
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
             for t in (plan.tensors[i] for i in plan.output_tensors())
@@ -139,7 +141,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
-    work = partial(judge_second, reference, trials[0], first)
+    before = replace(trials[0], kind=reference.before)
+    work = partial(judge_second, reference, before, first)
     in_room(worker, reference, "judge", worker.patience, work)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
@@ -171,7 +174,8 @@ def judge_trials(
         while True:
             if runner is None:
                 runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
-                trial = replace(trial, weights=runner.recorded)
+                if failed or not runner.by_name(trial.weights):
+                    trial = replace(trial, weights=runner.recorded)
                 if failed and alike(runner.plan, first.plan):
                     raise hinted(failed, first.plan)
             try:

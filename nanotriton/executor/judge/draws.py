@@ -207,7 +207,18 @@ CONSTANTS_TOO = frozenset(["uneven", "padded", "uneven positive", "padded positi
 
 # ATen operators that draw floats but only 0, 1 or counts. All others that the schema calls random are distorted.
 COUNTS = frozenset(
-    ["bernoulli", "bernoulli_", "binomial", "geometric", "geometric_", "multinomial", "native_dropout", "poisson", "random", "random_"]
+    [
+        "bernoulli",
+        "bernoulli_",
+        "binomial",
+        "geometric",
+        "geometric_",
+        "multinomial",
+        "native_dropout",
+        "poisson",
+        "random",
+        "random_",
+    ]
 )
 ZEROS_AND_ONES = frozenset(["zeros", "ones", "zeros_like", "ones_like", "new_zeros", "new_ones"])
 # lift_fresh: torch.tensor, torch.as_tensor and torch.from_numpy

@@ -13,8 +13,8 @@ OTHERS = "the answer to other inputs"
 class Fakes:
     """Answers that compute nothing. `passing`: those, by name, that have passed on every draw so far."""
 
-    def __init__(self, inputs: Callable[[str, int], list], run: Callable[[list, int], object]):
-        self.inputs, self.run = inputs, run  # the reference's
+    def __init__(self, inputs: Callable[[str, int], list], run: Callable[[list, int], object] | None):
+        self.inputs, self.run = inputs, run  # the reference's; no `run`: it is asked nothing but draws
         # functions of (self, inputs, the right answer, seed of the weights): closures would be a
         # cycle,
         self.passing: dict[str, Callable] = {}
@@ -52,7 +52,7 @@ class Fakes:
             self.passing[f"input {i} returned as it is"] = lambda self, inputs, own, weights, i=i: (
                 inputs[i] if isinstance(own, torch.Tensor) else (inputs[i],)
             )
-        if any(t.is_floating_point() for t in tensors(inputs)):
+        if self.run and any(t.is_floating_point() for t in tensors(inputs)):
             self.passing["the answer to zeros"] = lambda self, inputs, own, weights: self.run(
                 mapped(inputs, zero), weights
             )

@@ -20,23 +20,87 @@ TRIALS = (
     ),
     ("wild", "holes", "infinite"),
 )
-SECOND = ("sunk", "plain")  # the same for the inputs of a second call
+BEFORE = ("sunk", "plain")  # the same for the first of two calls (second.py)
 MOVED = "moved "  # begins the kind of a draw whose constant arguments are moved too (moves.py)
 
 # Others let NaN through, or meet it as it comes.
 NAN_AWARE = frozenset(
-    ["nan_to_num", "nan_to_num_", "isnan", "isinf", "isposinf", "isneginf", "isfinite", "isreal", "compares_with_itself", "fmin", "fmax", "nansum", "nanmean", "nanmedian", "nanquantile"]
+    [
+        "nan_to_num",
+        "nan_to_num_",
+        "isnan",
+        "isinf",
+        "isposinf",
+        "isneginf",
+        "isfinite",
+        "isreal",
+        "compares_with_itself",
+        "fmin",
+        "fmax",
+        "nansum",
+        "nanmean",
+        "nanmedian",
+        "nanquantile",
+    ]
 )
 # What decides at an edge: between two roundings, or between yes and no.
 ROUNDING = frozenset(
-    ["round", "floor", "ceil", "trunc", "frac", "floor_divide", "remainder", "fmod", "rounding_mode", "truncating_cast", "bucketize", "searchsorted", "gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "threshold", "hardshrink", "fake_quantize_per_tensor_affine_cachemask", "quantize_per_tensor"]
+    [
+        "round",
+        "floor",
+        "ceil",
+        "trunc",
+        "frac",
+        "floor_divide",
+        "remainder",
+        "fmod",
+        "rounding_mode",
+        "truncating_cast",
+        "bucketize",
+        "searchsorted",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "sign",
+        "sgn",
+        "heaviside",
+        "threshold",
+        "hardshrink",
+        "fake_quantize_per_tensor_affine_cachemask",
+        "quantize_per_tensor",
+    ]
 )
 # Which of equal elements comes first is anyone's choice.
 UNSTABLE = frozenset(["sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"])
 # Operators that read integers as places. A negative one is none.
 INDEXING = frozenset(
-    ["index", "index_put", "index_put_", "index_select", "index_add", "index_copy", "index_fill", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "take", "embedding", "one_hot", "nll_loss_forward", "nll_loss2d_forward", "bincount"]
+    [
+        "index",
+        "index_put",
+        "index_put_",
+        "index_select",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "gather",
+        "scatter",
+        "scatter_",
+        "scatter_add",
+        "scatter_add_",
+        "scatter_reduce",
+        "take",
+        "embedding",
+        "one_hot",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "bincount",
+    ]
 )
+# Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows it.
+MAY_DRAW = ("attention", "rnn", "rrelu")
 # kind: operators of which the task must call one
 ONLY = {
     "tied": ROUNDING,
@@ -105,11 +169,13 @@ class Called(TorchFunctionMode):
 
 class Computing(TorchDispatchMode):
     """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs, counted as
-    on plans. called: the names of all calls, and of what only their arguments tell."""
+    on plans. called: the names of all calls, and of what only their arguments tell. draws: whether one of them takes
+    random numbers."""
 
     def __init__(self):
         super().__init__()
         self.facts = Facts()
+        self.draws = False
         self.called: set[str] = set()
 
     @classmethod
@@ -119,6 +185,8 @@ class Computing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws |= not any(part in name for part in MAY_DRAW)
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         if view:
             return out

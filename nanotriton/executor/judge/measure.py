@@ -14,7 +14,7 @@ from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.replayer import ReplayError
 from nanotriton.plan.plan import Aten, Plan
 from nanotriton.plan.trees import leaves, tensors
-from nanotriton.verdict import Fault
+from nanotriton.verdict import Fault, out_of_memory
 
 PROBES = 32  # elements of an input that are tried: does the answer need them?
 ROTATION = 3  # draws of inputs that timed runs take in turns
@@ -99,7 +99,7 @@ def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
     model, place = reference.build(seed), reference.inputs("plain", 0)
 
     def run() -> None:
-        with torchs_precision(), torch.no_grad():
+        with torchs_precision(), torch.no_grad(), reference.settings.active():
             model(*place)
 
     def before(i: int) -> None:
@@ -118,6 +118,16 @@ def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
     total, generator = 0.0, torch.Generator().manual_seed(0)
     model = reference.build(seed)
     floats = lambda tree: [t for t in tensors(tree) if t.is_floating_point()]
+
+    def meets_it() -> bool:
+        try:
+            with reference.own("NaN"):
+                return any(bool(out.isnan().any()) for out in floats(model(*inputs)))
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            return True  # it refuses what it has read
+
     with torch.no_grad():
         for t in floats(inputs):
             if t.nbytes < 1 << 20 or not t.is_contiguous():
@@ -126,7 +136,7 @@ def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
             for at in torch.randint(t.numel(), (PROBES,), generator=generator).tolist():
                 old = flat[at].clone()
                 flat[at] = float("nan")
-                hits += any(bool(out.isnan().any()) for out in floats(model(*inputs)))
+                hits += meets_it()
                 flat[at] = old
             total += t.nbytes * max(0.0, hits / PROBES - 0.1)
     return int(total)

@@ -4,11 +4,14 @@ A candidate that ignores such an argument, and builds the mask that it knows, is
 they are moved, in ways that keep what a kernel may rely on: distinct indices stay distinct, offsets stay in order,
 lengths do not grow. Which way a reference survives is found out by trying (reference.py).
 
-A way is a row of WAYS: a function that changes a tensor in place. `ways` says which of them fit, the best first.
+A way is a row of WAYS: a function that changes a tensor in place. `ways` says which of them fit, the best first. `Moves`
+are those of one task, and constants.py finds them.
 """
 
+import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -84,6 +87,41 @@ def ways(t: Tensor) -> tuple[str, ...]:
         return "shuffle_rows", "shuffle", "lower"
     # positions may come in any order, offsets may not
     return ("shuffle",) if bool((gaps == 1).all()) else ("shuffle_gaps",)
+
+
+NUMBER = "number"  # the way of a number of Python's: `moved_number`
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The arguments of a task that are moved."""
+
+    ways: dict[int, str] = field(default_factory=dict)  # number among the leaves of get_inputs() -> its way
+    init: frozenset[int] = frozenset()  # numbers of leaves of get_init_inputs()
+
+    def __bool__(self) -> bool:
+        return bool(self.ways or self.init)
+
+    @property
+    def numbers(self) -> bool:
+        """Whether numbers are moved, so that a candidate has to be recorded with them."""
+        return bool(self.init) or NUMBER in self.ways.values()
+
+    def of_inputs(self, given: list, seed: int) -> list:
+        """The arguments of forward, moved; `given` stays as it is, because a task may keep what it returned."""
+        given = copy.deepcopy(given)
+        values, numbers = [leaf for _, leaf in leaves(given)], {}
+        for i, way in self.ways.items():
+            if way == NUMBER:
+                numbers[i] = moved_number(values[i])
+            else:
+                move(values[i], way, seed_from(seed, i))
+        return with_leaves(given, numbers)
+
+    def of_init(self, given: list) -> list:
+        """The arguments of the constructor, moved."""
+        values = [leaf for _, leaf in leaves(given)]
+        return with_leaves(given, {i: moved_number(values[i]) for i in self.init})
 
 
 def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:

@@ -7,7 +7,8 @@ capped by the reference's own. There is no trusted clock here: `speedup` stays N
 import glob
 import os
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from nanotriton.executor.judge.candidate import SLACK, check_rules
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.second import OTHER, judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
@@ -39,7 +41,8 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     try:
         with worker.stage("task", worker.patience):
             args = write_trials(fd, reference, trials)
-        limits, options = confinement(job, len(trials) * (4 * reference.bytes + SLACK))
+        state = sum(t.nbytes for t in reference.weights(trials[0].weights).values())
+        limits, options = confinement(job, 2 * state + (len(trials) + 1) * (4 * reference.bytes + SLACK))
         for wait in WAITS:
             ended = yield Spawn("process", args | {"wait": wait}, limits, (fd,), options)
             crowded = ended.header is not None and ended.header.get("status") == NO_ROOM
@@ -53,27 +56,43 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         raise kind("memory_limit", "no memory left on the GPU for a process of its own")
     header = check_ended(ended, limits, frozenset(["illegal_memory"]))
     with worker.stage("validate", job.timeout):
-        answers = read_answers(header, ended.payload, len(trials))
-    for number, (trial, (outputs, after)) in enumerate(zip(trials, answers, strict=True)):
+        (outputs, after), second, *others = read_calls(header, ended.payload, len(trials))
+    for number, (trial, call) in enumerate(zip(trials, [(outputs, after), *others], strict=True)):
         with worker.stage("judge", worker.patience):
-            judged = judge_trial(
-                reference, trial, lambda inputs, seed, o=outputs, a=after: on_device(reference, inputs, o, a)
-            )
+            judged = judge_trial(reference, trial, partial(as_judged, reference, call))
         job.note(number, judged)
+    with worker.stage("judge", worker.patience):
+        judge_second(reference, trials[0], Called(reference, *second))
+
+
+@dataclass
+class Called:
+    """What the child said of a second call, in the form in which `judge_second` asks for it."""
+
+    reference: Reference
+    outputs: object
+    after: list
+    state: dict[str, torch.Tensor]
+
+    def twice(self, inputs: list, more: list, seed: int) -> tuple[None, object, dict, dict]:
+        outputs, changed = as_judged(self.reference, (self.outputs, self.after), more, seed)
+        state = mapped(self.state, lambda t: t.to(self.reference.device))
+        return None, outputs, state, changed
 
 
 def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     """Write the trials' inputs and weights to the memory file; return the child's arguments."""
     described = []
-    for trial in trials:
+    for number, trial in enumerate(trials):
         inputs, drawn = wire.describe(reference.inputs(trial.kind, trial.inputs))
         state, weights = wire.describe(reference.weights(trial.weights))
-        for t in (*drawn, *weights):
-            view = memoryview(wire.raw([t]))
-            while view:
-                view = view[os.write(fd, view) :]
         _, init = reference.described(trial.weights)
-        described.append({"inputs": inputs, "init": init, "state": state, "seed": trial.weights})
+        written = {"inputs": inputs, "init": init, "state": state, "seed": trial.weights}
+        write_all(fd, [*drawn, *weights])
+        if number == 0:
+            written["more"], drawn = wire.describe(reference.inputs(trial.kind, trial.inputs + OTHER))
+            write_all(fd, drawn)
+        described.append(written)
     device = reference.device.type
     moved = sorted(reference.moved_buffers)
     return {
@@ -81,7 +100,16 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
         "device": device,
         "bytes": os.fstat(fd).st_size,
         "buffers": moved,
+        "defaults": reference.defaults,
     }
+
+
+def write_all(fd: int, given: list[torch.Tensor]) -> None:
+    """Write the tensors' bytes to a file, one tensor after another."""
+    for t in given:
+        view = memoryview(wire.raw([t]))
+        while view:
+            view = view[os.write(fd, view) :]
 
 
 def confinement(job: Job, output: int) -> tuple[Limits, dict]:
@@ -100,25 +128,37 @@ def confinement(job: Job, output: int) -> tuple[Limits, dict]:
     }
 
 
-def read_answers(header: dict, payload: bytes, count: int) -> list[tuple[object, list]]:
-    """[(outputs, inputs afterwards)] of the trials. Raises Fault for anything that is not that."""
-    data, answers = memoryview(payload), []
+def read_calls(header: dict, payload: bytes, trials: int) -> list[list]:
+    """What the child says of its calls: the first trial's, that trial's second, then one for each other trial.
+
+    Each is [outputs, inputs afterwards]; the second call's also has the state. Raises Fault for anything else.
+    """
+    data, calls = memoryview(payload), []
     try:
-        for description in header["trials"]:
-            (outputs, after), used = wire.rebuild(description, data)
+        for description in header["calls"]:
+            call, used = wire.rebuild(description, data)
             data = data[used:]
-            answers.append((outputs, after))
+            calls.append(list(call))
     except (wire.WireError, TypeError, ValueError, KeyError) as error:
         raise Fault("crashed", f"the process left an answer that can't be read: {error}") from None
-    if len(answers) != count:
-        raise Fault("crashed", f"the process answered {len(answers)} of {count} trials")
-    return answers
+    wanted = [2, 3] + [2] * (trials - 1)
+    if [len(call) for call in calls] != wanted or not is_state(calls[1][2]):
+        raise Fault("crashed", f"the process answered {len(calls)} of {len(wanted)} calls")
+    return calls
 
 
-def on_device(
-    reference: Reference, inputs: list, outputs, after: list
+def is_state(given: object) -> bool:
+    return isinstance(given, dict) and all(isinstance(t, torch.Tensor) for t in given.values())
+
+
+def as_judged(
+    reference: Reference, call: tuple, inputs: list, seed: int
 ) -> tuple[object, dict[int, torch.Tensor]]:
-    """What `judge_trial` wants of a run: the outputs, and the inputs that changed, by number."""
+    """A call in the form in which `judge_trial` asks for it: the outputs, and the inputs that changed, by number.
+
+    call: (outputs, inputs afterwards), on the host. inputs: as they were before.
+    """
+    outputs, after = call
     before = tensors(inputs)
     now = [t.to(reference.device) for t in tensors(after)]
     if len(before) != len(now) or any(

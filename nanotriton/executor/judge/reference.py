@@ -8,28 +8,32 @@ import contextlib
 import copy
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge import draws, moves
-from nanotriton.executor.judge.compare import Answer, all_finite, passes
+from nanotriton.executor.gpu import driver
+from nanotriton.executor.judge import draws
+from nanotriton.executor.judge.asserts import Asserts
+from nanotriton.executor.judge.compare import Answer, all_finite, repeats
+from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.executor.judge.kinds import (
+    BEFORE,
     MOVED,
     OTHER_NUMBERS,
-    SECOND,
     TRIALS,
     Called,
     Computing,
     Trial,
-    divides_integers,
     fits,
     has_other_numbers,
     late_leaves,
 )
+from nanotriton.executor.judge.moves import Moves
+from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.plan import wire
 from nanotriton.plan.plan import digest
 from nanotriton.plan.trees import describe, identical, leaves, tensors, widen
@@ -38,7 +42,20 @@ from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
+RANDOM = "the reference is not deterministic: it draws random numbers in forward"
+
 log = logging.getLogger(__name__)
+
+
+class ContextLost(BaseException):
+    """The task's own code has ended this process's CUDA context. No Exception: nothing here can go on.
+
+    kind: of the inputs that it ran on.
+    """
+
+    def __init__(self, kind: str):
+        super().__init__(f"the reference has ended the GPU's context, on {kind} inputs")
+        self.kind = kind
 
 
 @contextlib.contextmanager
@@ -48,7 +65,7 @@ def excused(doing: str):
         yield
     except Fault:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if out_of_memory(error):
             raise TaskFault(
                 "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
@@ -65,29 +82,67 @@ class Reference:
     """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no fair question.
 
     pause: called between two computations of the reference.
+    stress: whether it is also asked what the task does not draw itself.
     """
 
-    def __init__(self, task: Task, device: str = "cpu", pause: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        task: Task,
+        device: str = "cpu",
+        pause: Callable[[], None] = lambda: None,
+        stress: bool = True,
+    ):
         self.pause = pause
+        self.stress = stress
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
+        self.settings = Settings()
+        self.asserts: Asserts | None = None
+        if self.device.type == "cuda":
+            torch.cuda.init()  # or torch would seem to be changed by the task
+            self.asserts = Asserts()
+        self.examined = False
         self.names: dict = {"__name__": "task"}
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
-        # of the arguments, counted as leaves of what get_inputs returns:
-        self.drawn: list[int] = []  # floats that differ between two draws
+        self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
-        self.moves: dict[int, str] = {}  # the way (moves.WAYS) in which one that never differs is moved
-        self.moved_init: frozenset[int] = frozenset()  # numbers that the constructor gets, moved
+        self.moves = Moves()  # what never differs, moved
         self.unvaried: list[str] = []  # what no trial varies
-        self.second_kind = "plain"  # of the inputs of a second call
-        with excused("loading it"):
-            exec(compile(task.source, f"<task {task.name}>", "exec"), self.names)
-            self.has_weights = bool(self.weights(self.seed))
-            self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
+        self.before = "plain"  # the kind of the first of two calls
+        self.trains = False
         self.calibrate()
+        self.examined = True
+
+    def load(self) -> None:
+        exec(compile(self.task.source, f"<task {self.task.name}>", "exec"), self.names)
+        self.default_cuda = take_place()
+        self.has_weights = bool(self.weights(self.seed))
+        # what a recording needs to know
+        self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
+
+    # ---- how the task's own code is run ----
+
+    @contextlib.contextmanager
+    def own(self, kind: str) -> Iterator[None]:
+        """Run the task's own code on inputs of this kind, with its own settings, until the GPU is done too.
+
+        Raises ContextLost.
+        """
+        try:
+            with self.settings.active(), self.asserts or contextlib.nullcontext():
+                yield
+        finally:
+            if self.device.type == "cuda" and driver.context_is_lost():
+                raise ContextLost(kind)
+
+    @property
+    def defaults(self) -> dict[str, str | bool]:
+        """torch's defaults that the task has set. In KernelBench a candidate is imported after the task, and finds them."""
+        dtype = self.settings.own.get("default dtype", torch.float32)
+        return {"dtype": str(dtype).removeprefix("torch."), "cuda": self.default_cuda}
 
     # ---- what a trial is made of ----
 
@@ -117,8 +172,9 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
+            moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
             # no graph: it can't be copied
-            with torch.no_grad(), construct.moved_constants(abs(seed), found=self.moved_buffers) as settled:
+            with self.settings.active(), torch.no_grad(), moved as settled:
                 arguments = self.init_arguments(seed)
                 construct.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
@@ -133,33 +189,25 @@ class Reference:
         self.digests.clear()
 
     def init_arguments(self, weights: int) -> list:
-        construct.seed_everything(abs(weights))
-        given = self.arguments("get_init_inputs")
-        if not has_other_numbers(weights):
-            return given
-        values = dict(enumerate(leaf for _, leaf in leaves(given)))
-        return moves.with_leaves(given, {i: moves.moved_number(values[i]) for i in self.moved_init})
+        with self.settings.active():
+            construct.seed_everything(abs(weights))
+            given = self.arguments("get_init_inputs")
+        return self.moves.of_init(given) if has_other_numbers(weights) else given
 
     def inputs(self, kind: str, seed: int) -> list:
+        """A draw of one of draws.KINDS; if MOVED comes before it, with what never differs moved."""
         base = kind.removeprefix(MOVED)
         given = self.draw(base, seed)
-        late, moved = self.late.get(base, ()), self.moves if kind.startswith(MOVED) else {}
-        if not late and not moved:
-            return given
-        given = copy.deepcopy(given)  # the task may keep what it returned
-        values, numbers = [leaf for _, leaf in leaves(given)], {}
-        generator = torch.Generator().manual_seed(seed_from("late", seed))
-        for i in late:
-            draws.distort_late(values[i], base, generator)
-        for i, way in moved.items():
-            if isinstance(values[i], torch.Tensor):
-                moves.move(values[i], way, seed_from(seed, i))
-            else:
-                numbers[i] = moves.moved_number(values[i])
-        return moves.with_leaves(given, numbers) if numbers else given
+        if late := self.late.get(base):
+            given = copy.deepcopy(given)  # the task may keep what it returned
+            values = [leaf for _, leaf in leaves(given)]
+            generator = torch.Generator().manual_seed(seed_from("late", seed))
+            for i in late:
+                draws.distort_late(values[i], base, generator)
+        return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
-        with self.default_device(), draws.stressed(kind, seed):
+        with self.own(kind), self.default_device(), draws.stressed(kind, seed):
             construct.seed_everything(seed)
             return self.arguments("get_inputs")
 
@@ -180,13 +228,34 @@ class Reference:
         return list(given)
 
     def run(
-        self, inputs: list, weights: int, noise: int | None = None, watched=contextlib.nullcontext()
+        self,
+        inputs: list,
+        weights: int,
+        noise: int | None = None,
+        kind: str = "other",
+        watched=contextlib.nullcontext(),
     ) -> object:
-        """The reference's answer in its own dtype. It may write to the inputs. noise: the seed if forward draws, instead of that of the weights."""
+        """The reference's answer in its own dtype. It may write to the inputs, which are of this kind.
+
+        noise: the seed if forward draws, instead of that of the weights. While the task is examined, a draw
+        is a Fault.
+        """
         model = self.build(weights)
-        with torch.no_grad(), self.default_device(), watched:
+        with self.own(kind), torch.no_grad(), self.default_device(), watched:
             construct.seed_everything(weights if noise is None else noise)
-            return model(*inputs)
+            before = None if self.examined else construct.generator_states()
+            answer = model(*inputs)
+            if before is not None and construct.generator_states() != before:
+                raise Fault("unsupported", RANDOM)
+            return answer
+
+    def exactly(
+        self, kind: str, seed: int, weights: int, noise: int | None = None
+    ) -> tuple[object, list | None]:
+        """(the answer to a draw in float64, the inputs afterwards); (None, None) where the task insists on its dtype."""
+        inputs, model = self.inputs(kind, seed), self.build(weights)
+        with self.own(kind), torch.no_grad(), self.default_device():
+            return in_float64(model, inputs, weights if noise is None else noise)
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
@@ -195,109 +264,132 @@ class Reference:
         """
         self.pause()
         inputs = self.inputs(kind, seed)
-        own = self.run(inputs, weights)
+        own = self.run(inputs, weights, kind=kind)
         kept = inputs if keep_inputs else None
         del inputs
-        with torch.no_grad(), self.default_device():
-            exact, exact_inputs = in_float64(self.build(weights), self.inputs(kind, seed), weights)
+        exact, exact_inputs = self.exactly(kind, seed, weights)
         return Answer(own, exact, exact_inputs if keep_inputs else None, kept)
 
     # ---- what is found out once ----
 
     def calibrate(self) -> None:
-        """Which stresses does the reference survive? Is it deterministic? Would an answer that computes nothing pass?
+        """Load the task. Is it deterministic? Which stresses does it survive? Would an answer that computes nothing pass?
 
         One draw after another, so that a task of many gigabytes never has two of them in memory.
         """
-        seed, fakes = self.seed, Fakes(self.inputs, self.run)
+        seed, fakes = self.seed, Fakes(self.inputs, self.run if self.stress else None)
+        with self.settings.learned():
+            with excused("loading it"):
+                self.load()
+            with excused("on its own inputs"):
+                answer = self.plain_answer(seed)
         with excused("on its own inputs"):
-            for s in (seed, seed + 1):
-                inputs = self.inputs("plain", s)
-                if wire.describe(inputs)[0] != self.described_inputs:
-                    raise Fault(
-                        "unsupported",
-                        "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
-                    )
-                if not identical(self.inputs("plain", s), inputs):
-                    raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-                self.bytes = sum(t.nbytes for t in tensors(inputs))
-                self.tensors = len(tensors(inputs))
-                del inputs
-                answer = self.answer("plain", s, s)
-                if not tensors(answer.own):
-                    raise Fault(
-                        "unsupported",
-                        f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
-                    )
-                if s == seed + 1:
-                    seen = Computing()
-                    with Called(seen.called):
-                        again = self.run(self.inputs("plain", s), s, s + 1, seen)
-                    self.facts, self.called = seen.facts, seen.called
-                    self.bytes += sum(t.nbytes for t in tensors(again))
-                    self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
-                    if not passes(again, answer):
-                        raise Fault(
-                            "unsupported",
-                            "the reference is not deterministic: it draws random numbers in forward",
-                        )
-                    del again
-                fakes.look("plain", s, answer, s)
-                del answer
-        same = self.constants([])
-        self.drawn = [
-            i
-            for i, (_, t) in enumerate(leaves(self.draw("plain", seed)))
-            if isinstance(t, torch.Tensor) and t.is_floating_point() and i not in same
-        ]
-        for kinds in TRIALS[1:]:
-            self.choose(kinds, seed, fakes)
-        kind = self.chosen(TRIALS[1])
-        self.trains = trainable(self.on_host(seed)) and self.survives(kind, seed, fakes, -seed)
-        self.find_moves(seed)
-        self.second_kind = self.choose(SECOND, seed, fakes)
+            self.repeat(seed, answer)
+            fakes.look("plain", seed, answer, seed)
+            del answer
+            fakes.look("plain", seed + 1, self.plain_answer(seed + 1), seed + 1)
+        if self.asserts is not None and not self.asserts.met:
+            self.asserts = None
+        if self.stress:
+            self.find_stress(fakes)
         if fakes.passing:
             raise Fault(
                 "weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass"
             )
 
-    def choose(self, kinds: tuple[str, ...], seed: int, fakes: Fakes) -> str | None:
-        """The first of these kinds that the task survives."""
+    def plain_answer(self, seed: int) -> Answer:
+        """The answer to a draw of the task's own. The draw must come out the same when it is drawn again."""
+        inputs = self.inputs("plain", seed)
+        if wire.describe(inputs)[0] != self.described_inputs:
+            raise Fault(
+                "unsupported",
+                "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
+            )
+        if not identical(self.inputs("plain", seed), inputs):
+            raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
+        self.bytes = sum(t.nbytes for t in tensors(inputs))
+        del inputs
+        answer = self.answer("plain", seed, seed)
+        if not tensors(answer.own):
+            raise Fault(
+                "unsupported",
+                f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
+            )
+        self.bytes += sum(t.nbytes for t in tensors(answer.own))
+        return answer
+
+    def repeat(self, seed: int, answer: Answer) -> None:
+        """Run the reference again, built anew and with other seeds. Raises Fault if it gives another answer.
+
+        This comes before any tolerance, which would be as wide as what the reference draws.
+        """
+        seen = Computing()
+        self.forget_weights()
+        with Called(seen.called):
+            again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
+        if seen.draws:  # from a generator of its own: in float64 that gives other numbers
+            raise Fault("unsupported", RANDOM)
+        self.facts, self.called = seen.facts, seen.called
+        self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
+        exact, _ = self.exactly("plain", seed, seed, seed + 1)
+        if not repeats(answer, again, exact):
+            raise Fault(
+                "unsupported",
+                "the reference is not deterministic: run twice on the same inputs, it gives two answers",
+            )
+
+    def find_stress(self, fakes: Fakes) -> None:
+        """Find which kinds of inputs, which weights, and which other arguments the reference survives."""
+        one, other = self.draw("plain", self.seed), self.draw("plain", self.seed + 1)
+        same = same_tensors(one, other)
+        for i, (_, t) in enumerate(leaves(one)):
+            if isinstance(t, torch.Tensor) and t.is_floating_point() and i not in same:
+                self.drawn.append(i)
+        del one, other
+        for kinds in TRIALS[1:]:
+            self.choose(kinds, fakes)
+        scaled = self.chosen(TRIALS[1])
+        self.trains = trainable(self.on_host(self.seed)) and self.stands(scaled, fakes, -self.seed)
+        search = Search(self)
+        self.moves, self.unvaried = search.found, search.unvaried
+        self.before = self.choose(BEFORE, fakes)
+
+    def choose(self, kinds: tuple[str, ...], fakes: Fakes) -> str | None:
+        """The first of these kinds that the reference survives."""
         for kind in kinds:
-            if fits(kind, self.called) and (kind in self.kinds or self.survives(kind, seed, fakes)):
+            if fits(kind, self.called) and (kind in self.kinds or self.survives(kind, fakes)):
                 return kind
         return None
 
     def chosen(self, kinds: tuple[str, ...]) -> str | None:
         return next((kind for kind in kinds if kind in self.kinds), None)
 
-    def survives(self, kind: str, seed: int, fakes: Fakes, weights: int | None = None) -> bool:
-        """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the fakes see this draw too.
+    def survives(self, kind: str, fakes: Fakes) -> bool:
+        """Whether a kind neither breaks the reference nor changes nothing.
 
-        What the kind misses is distorted late, unless it is that which breaks the reference.
+        What it misses is distorted late, unless that breaks the reference.
         """
-        if weights is not None:
-            return self.stands(kind, seed, fakes, weights)
         try:
-            untouched = self.same(self.draw(kind, seed), self.draw("plain", seed))
+            plain = self.draw("plain", self.seed)
+            untouched = same_tensors(self.draw(kind, self.seed), plain)
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return False
-        nothing = len(untouched) == self.tensors
+        nothing = len(untouched) == len(tensors(plain))
         if late := late_leaves(kind, self.drawn, untouched, nothing):
             self.late[kind] = late
-            if self.stands(kind, seed, fakes, seed):
+            if self.stands(kind, fakes, self.seed):
                 return True
             del self.late[kind]
-        return not nothing and self.stands(kind, seed, fakes, seed)
+        return not nothing and self.stands(kind, fakes, self.seed)
 
-    def stands(self, kind: str, seed: int, fakes: Fakes, weights: int) -> bool:
-        """Whether the reference answers this draw, and all is finite."""
-        answer = self.finite_answer(kind, seed, weights)
+    def stands(self, kind: str, fakes: Fakes, weights: int) -> bool:
+        """Whether the reference answers a draw of this kind with finite numbers. If so, the fakes see the draw too."""
+        answer = self.finite_answer(kind, self.seed, weights)
         if answer is None:
             return False
         self.kinds |= {kind}
-        fakes.look(kind, seed, answer, weights)
+        fakes.look(kind, self.seed, answer, weights)
         return True
 
     def finite_answer(self, kind: str, seed: int, weights: int) -> Answer | None:
@@ -308,107 +400,11 @@ class Reference:
             return None
         return answer if all_finite(answer.own) else None
 
-    def same(self, one: list, other: list) -> list[int]:
-        """The numbers of the leaves that are tensors and the same in both."""
-        pairs = zip(leaves(one), leaves(other), strict=True)
-        return [
-            i
-            for i, ((_, x), (_, y)) in enumerate(pairs)
-            if isinstance(x, torch.Tensor) and identical([x], [y])
-        ]
-
-    # ---- what no draw varies ----
-
-    def find_moves(self, seed: int) -> None:
-        """Find a way to move each argument that is the same in all draws, and the numbers that the constructor gets.
-
-        First all at once, each in the way that fits best; if the reference does not survive that, one after another.
-        What is left is named in `unvaried`.
-        """
-        given = leaves(self.draw("plain", seed))
-        values = [leaf for _, leaf in given]
-        constants = self.constants(values)
-        options = {i: self.ways(values[i], i in constants) for i in range(len(values))}
-        options = {i: found for i, found in options.items() if found}
-        init = [leaf for _, leaf in leaves(self.init_arguments(seed))]
-        floats = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
-        if not options and not floats:
-            self.unvaried = self.left(given, constants, seed)
-            return
-        wanted = self.tensor_layout(self.answer("plain", seed, seed))
-        if not self.try_moves({i: found[0] for i, found in options.items()}, floats, seed, wanted):
-            for i, found in options.items():
-                any(self.try_moves(self.moves | {i: way}, self.moved_init, seed, wanted) for way in found)
-            for i in floats:
-                self.try_moves(self.moves, self.moved_init | {i}, seed, wanted)
-        self.unvaried = self.left(given, constants, seed)
-        self.unvaried += [f"init[{i}]" for i in sorted(floats - self.moved_init)]
-
-    def constants(self, values: list) -> set[int]:
-        """Numbers of the arguments that are the same in all draws; those that are no tensors always are."""
-        other = self.draw("plain", self.seed + 1)
-        same = set(self.same(other, self.draw("plain", self.seed)))
-        return same | {i for i, leaf in enumerate(values) if not isinstance(leaf, torch.Tensor)}
-
-    def ways(self, leaf: object, constant: bool) -> tuple[str, ...]:
-        if not isinstance(leaf, torch.Tensor):
-            return ("number",) if type(leaf) in (int, float) else ()
-        if constant:
-            return moves.ways(leaf)
-        whole = not leaf.is_floating_point() and leaf.dtype not in (torch.bool, torch.uint8)
-        return ("negate",) if whole and divides_integers(self.called) else ()
-
-    def try_moves(self, ways: dict[int, str], init: frozenset[int], seed: int, wanted: list) -> bool:
-        """Whether the reference survives these moves, with answers of the same shapes. If so, they are kept."""
-        before = self.moves, self.moved_init
-        self.moves, self.moved_init = ways, init
-        self.built.pop(seed | OTHER_NUMBERS, None)
-        answer = None
-        with contextlib.suppress(Exception):
-            if self.all_moved(ways, seed):
-                kind, weights = MOVED + self.chosen(TRIALS[1]), self.moved_weights(seed)
-                answer = self.finite_answer(kind, seed, weights)
-        if answer is not None and self.tensor_layout(answer) == wanted:
-            return True
-        self.moves, self.moved_init = before
-        self.built.pop(seed | OTHER_NUMBERS, None)
-        return False
-
-    def all_moved(self, ways: dict[int, str], seed: int) -> bool:
-        """Whether each way changes its argument, in this draw."""
-        moved, plain = leaves(self.inputs(MOVED + "plain", seed)), leaves(self.draw("plain", seed))
-        return all(
-            not identical([moved[i][1]], [plain[i][1]])
-            if isinstance(plain[i][1], torch.Tensor)
-            else moved[i][1] != plain[i][1]
-            for i in ways
-        )
-
-    @property
-    def moves_numbers(self) -> bool:
-        return bool(self.moved_init) or "number" in self.moves.values()
-
     def moved_weights(self, seed: int) -> int:
-        """The seed of weights of a trial whose arguments are moved."""
-        if not self.moves_numbers:
+        """The seed of the weights of a trial whose arguments are moved."""
+        if not self.moves.numbers:
             return seed
         return seed | OTHER_NUMBERS if seed > 0 else -(-seed | OTHER_NUMBERS)
-
-    def left(self, given: list[tuple[str, object]], constants: set[int], seed: int) -> list[str]:
-        """The arguments that are neither drawn nor moved, as one would write them."""
-        rest = sorted(constants - self.moves.keys())
-        kind = self.chosen(TRIALS[2])
-        if rest and kind:
-            rest = [i for i in rest if i in self.same(self.inputs(kind, seed), self.draw("plain", seed))] + [
-                i for i in rest if not isinstance(given[i][1], torch.Tensor) and given[i][1] is not None
-            ]
-        return [f"input{given[i][0]}" for i in sorted(set(rest))]
-
-    @staticmethod
-    def tensor_layout(answer: Answer) -> list:
-        return [(t.shape, t.dtype) for t in tensors(answer.own)]
-
-    # ---- trials ----
 
     def trials(self, secret: bytes, source: str) -> list[Trial]:
         """The trials of one candidate: the same for the same secret, task and source."""
@@ -422,7 +418,7 @@ class Reference:
                 number = len(found)
                 inputs = seed_from(secret, self.task.key, source, "inputs", number)
                 found.append(Trial(kind, inputs, weights[number % 2 if self.has_weights else 0]))
-        if self.moves or self.moved_init:
+        if self.moves:
             scaled = found[1]
             found[1] = Trial(MOVED + scaled.kind, scaled.inputs, self.moved_weights(scaled.weights))
         return found

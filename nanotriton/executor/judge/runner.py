@@ -42,24 +42,29 @@ class Runner:
             changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
         return outputs, changed
 
-    def twice(self, inputs: list, more: list, seed: int) -> tuple[object, dict[str, torch.Tensor]]:
-        """Two calls, the second on what the first left: (answer of the second, {name: state afterwards}).
+    def twice(
+        self, inputs: list, more: list, seed: int
+    ) -> tuple[object, object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
+        """Two calls, the second on what the first left.
 
-        more: the inputs of the second call. The state is that of parameters and buffers which the candidate may
-        have written to. Raises Fault.
+        Returns (answer of the first, answer of the second, {name: parameter or buffer afterwards} of those that the candidate may have
+        written to, {input tensor's number: what the second call changed it to}). more: the inputs of the second
+        call. Raises Fault.
         """
         weights = self.by_name(seed)
         with self.running():
-            self.replay.run(inputs, weights)
+            before = self.replay.run(inputs, weights)
             left = self.replay.left(self.second)
         replay = self.make_replay(self.second)
         replay.chosen = self.replay.chosen
         with self.running():
             try:
                 found = replay.run(more, weights, carried=left)
+                ids = tensor_ids(self.second.inputs)
+                changed = {i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs}
             finally:
                 replay.forget()
-        return found["answer"], found["state"]
+        return before, found["answer"], found["state"], changed
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -99,9 +99,10 @@ def sensitivity(reference: Reference, trial: Trial, exact: object) -> list[torch
         generator = (
             torch.Generator(reference.device).manual_seed(seed_from(trial.inputs, "nudge", i)) if i else None
         )
-        with torch.no_grad(), reference.default_device():
-            inputs = mapped(reference.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
-            moved, _ = in_float64(reference.build(trial.weights), inputs, trial.weights)
+        inputs = mapped(reference.inputs(trial.kind, trial.inputs), lambda t, g=generator: nudged(t, g))
+        model = reference.build(trial.weights)
+        with reference.own("nudged"), torch.no_grad(), reference.default_device():
+            moved, _ = in_float64(model, inputs, trial.weights)
         if moved is None:
             return None
         steps = (

@@ -27,11 +27,11 @@ from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
 from nanotriton.executor.gpu.compile_server import compile_server
-from nanotriton.executor.judge import script
+from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.process import process_mode
-from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.reference import ContextLost, Reference
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
 from nanotriton.executor.sandbox.servers import CompileServers
@@ -44,6 +44,10 @@ from nanotriton.verdict import Fault, TaskFault, Unrecordable
 PATIENCE = 60.0
 DAY = 86400.0  # seconds
 M_MMAP_THRESHOLD = -3  # malloc.h
+ENDS_CONTEXT = (
+    "the reference itself ends the GPU's context, on its own inputs"
+    " (an assertion on the device, or an access out of bounds)"
+)
 # characters of a verdict's message: a longer one would not fit into what a socket carries at once
 MESSAGE = 2000
 # or a task of gigabytes finds no room between parts of old blocks
@@ -104,7 +108,10 @@ class Worker:
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
         self.patience = PATIENCE
-        self.references: OrderedDict[str, Reference | Fault] = OrderedDict()
+        self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
+        # which tasks have ended a context, for all workers of this executor
+        self.losses = os.path.join(os.path.dirname(self.folder), "losses")
+        self.lost = False  # whether one has ended this worker's
         self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
         self.job: Job | None = None  # the one that is computing
         self.costs: dict[int, dict[str, float]] = {}
@@ -161,16 +168,18 @@ class Worker:
 
     def reference(self, task: Task) -> Reference:
         """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair question."""
-        found = self.references.get(task.key)
+        lost = self.lost_on(task)
+        key = task.key, lost
+        found = self.references.get(key)
         if found is None:
-            found = self.load(task)
+            found = self.load(task, lost)
             if isinstance(found, Fault) and found.status == "memory_limit" and self.gpu is not None:
                 with self.gpu.alone():
-                    found = self.load(task)
-            self.references[task.key] = found
+                    found = self.load(task, lost)
+            self.references[key] = found
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)
-        self.references.move_to_end(task.key)
+        self.references.move_to_end(key)
         for known in list(self.references.values())[:-KEPT]:
             if isinstance(known, Reference):
                 known.forget_weights()
@@ -181,13 +190,40 @@ class Worker:
             raise Fault(found.status, found.message)
         return found
 
-    def load(self, task: Task) -> Reference | Fault:
+    def load(self, task: Task, lost: str | None) -> Reference | Fault:
+        """lost: see `lost_on`."""
+        if lost == "plain":
+            return Fault("unsupported", ENDS_CONTEXT)
         try:
             with self.stage("task", self.patience):
-                return Reference(task, self.device, self.pause)
+                return Reference(task, self.device, self.pause, stress=lost is None)
         except Fault as fault:
             # not the one with the traceback, which holds the task's tensors
             return Fault(fault.status, fault.message)
+
+    def lost_on(self, task: Task) -> str | None:
+        """On which inputs a task has ended a worker's context: "plain", "other", or None if it has not.
+
+        On other inputs than its own it is not asked again.
+        """
+        for kind in ("plain", "other"):
+            if os.path.exists(os.path.join(self.losses, f"{task.key}.{kind}")):
+                return kind
+        return None
+
+    def note_loss(self, task: Task, kind: str) -> None:
+        """The task's own code has ended the context. Others will read this when they run again what was in flight."""
+        os.makedirs(self.losses, exist_ok=True)
+        note = f"{task.key}.{'plain' if kind == 'plain' else 'other'}"
+        with open(os.path.join(self.losses, note), "w"):
+            pass
+        if self.gpu is not None:
+            self.gpu.lost = True  # it has no memory to look after
+
+    @property
+    def context_is_lost(self) -> bool:
+        """Whether a task or a candidate has ended the context. Then this process must end too."""
+        return self.lost or (self.gpu is not None and self.gpu.lost)
 
     def room(self, reference: Reference):
         """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
@@ -208,6 +244,8 @@ class Worker:
     def serve(self) -> None:
         """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts another)."""
         signal.signal(signal.SIGALRM, self._alarm)
+        self.neutral = settings.snapshot()
+        settings.reset(self.neutral)
         while True:
             compilers = self.compilers.sockets()
             waits = poll()
@@ -229,7 +267,7 @@ class Worker:
                         self.child_ended(ended)
                 elif answer := self.compilers.answered(compilers[fd]):
                     self.advance(*answer[0], answer[1])
-                if self.gpu is not None and self.gpu.lost:
+                if self.context_is_lost:
                     # the context is gone; the executor starts another worker, and what was in
                     # flight again
                     return
@@ -257,7 +295,9 @@ class Worker:
     def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
         self.job, self.stages, self.since = job, [], time.monotonic()
         try:
-            spawn: Spawn = generator.send(ended)
+            spawn: Spawn = self.resume(generator, ended)
+        except ContextLost as lost:
+            self.note_loss(job.task, lost.kind)
         except StopIteration:
             self.finish(job, folder, {"status": "correct"})
         except Unrecordable as fault:
@@ -289,6 +329,17 @@ class Worker:
             )
             self.waiting[child] = (job, generator, folder)
 
+    def resume(self, generator, ended: Ended | None) -> Spawn:
+        """Compute, and undo what the task's code has set meanwhile."""
+        try:
+            return generator.send(ended)
+        except ContextLost:
+            self.lost = True
+            raise
+        finally:
+            if not self.context_is_lost:  # with which there is nothing left to set
+                settings.reset(self.neutral)
+
     def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""
         if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
@@ -315,11 +366,12 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
         # blocks is lost to the limit.
         sandbox.libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
         sandbox.limit_memory(options["memory"])
-    # the zygote records; this process stops pretending and takes the real GPU
-    if options["flavour"] == "gpu":
+    # the zygote records; this process stops pretending that there is a GPU
+    if options["flavour"] in ("record", "gpu"):
         from nanotriton.executor.child import recorder
 
         recorder.uninstall()
+    if options["flavour"] == "gpu":  # and takes the real one
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ |= ALLOCATOR
         if options["visible"] is not None:

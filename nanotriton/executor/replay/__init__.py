@@ -10,6 +10,7 @@ then do is caught by memory that can be checked: exact bounds on the CPU, guard 
 Who may import it. `judge` may, to run plans, and `gpu`, whose backend the replayer drives. It imports
 `plan`, `verdict`, `executor.common` and `executor.ttir`. It knows no reference and no tolerance.
 
-    replayer.py    Replay: load, execute, outputs; and the backend for the CPU
+    replayer.py    Replay: load, execute, outputs
+    backend.py     memory and kernels of a device; the CPU's
     operators.py   how an ATen operator is run: into which memory, with which of torch's kernels
 """

@@ -1,18 +1,22 @@
-"""TTIR's operations on memory: pointers, loads, stores, atomics, tensor descriptors. See ops.py for what a value is."""
+"""TTIR's operations on memory: pointers, loads, stores, atomics, descriptors. See ops.py for values."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from .memory import SIZES
 from .numbers import DTYPE, FLOATS, decoder, encoder, rounder
-from .ops import Descriptor, check, full, need
-from .types import Op, Unsupported
+from .ops import Descriptor, Step, check, full, need
+from .types import Op, Type, Unsupported
+
+SIZE_TYPES = (Type("i32"), Type("i64"))  # of a descriptor's shape and strides
 
 
-def addptr(op: Op):
+def addptr(op: Op) -> Step:
     need(op, 2, 1)
-    (p, i), (out,), (pointer, offset) = op.operands, op.results, op.otypes
+    (p, i), (out,) = op.operands, op.results
+    pointer, offset = op.otypes
     check(pointer.elem == "ptr" and pointer == op.rtypes[0] and offset.shape == pointer.shape, op)
     check(offset.elem in ("i8", "i16", "i32", "i64"), op)
     size = np.int64(SIZES[pointer.target().elem])
@@ -23,50 +27,60 @@ def addptr(op: Op):
     return step
 
 
-def _mask_shape(op: Op, i: int) -> None:
-    check(op.otypes[i] == ("i1", op.otypes[0].shape, ""), op)
+def _mask(op: Op, number: int) -> int | None:
+    """The slot of the mask, if operand `number` is there."""
+    if len(op.operands) <= number:
+        return None
+    check(op.otypes[number] == ("i1", op.otypes[0].shape, ""), op)
+    return op.operands[number]
 
 
-def load(op: Op):
-    """Where the mask is off: `other`, or 0, which is what Triton's code for NVIDIA GPUs puts into the register first."""
+def load(op: Op) -> Step:
+    """Where the mask is off the result is `other`, or else 0, as in Triton's code for NVIDIA GPUs."""
     need(op, len(op.operands), 1)
-    pointer, kind, p = op.otypes[0], op.rtypes[0], op.operands[0]
-    check(pointer.elem == "ptr" and kind == pointer.target() and len(op.operands) <= 3, op)
-    if len(op.operands) > 1:
-        _mask_shape(op, 1)
+    check(len(op.operands) <= 3, op)
+    pointer, kind = op.otypes[0], op.rtypes[0]
+    check(pointer.elem == "ptr" and kind == pointer.target(), op)
+    p, (out,) = op.operands[0], op.results
+    mask = _mask(op, 1)
+    other = None
     if len(op.operands) > 2:
         check(op.otypes[2] == kind, op)
-    (out,), decode, size, zero = op.results, decoder(kind.elem), SIZES[kind.elem], DTYPE[kind.elem].type(0)
-    mask, other = (op.operands[1:] + [None, None])[:2]
+        other = op.operands[2]
+    decode, size = decoder(kind.elem), SIZES[kind.elem]
+    zero = DTYPE[kind.elem].type(0)
 
     def step(v, frame):
-        raw, on = frame.launch.memory.load(frame, op, v[p], None if mask is None else v[mask], size)
+        wanted = None if mask is None else v[mask]
+        raw, on = frame.evaluation.memory.load(frame, op, v[p], wanted, size)
         x = decode(raw)
-        v[out] = x if on is None else np.where(on, x, zero if other is None else v[other])
+        if on is not None:
+            x = np.where(on, x, zero if other is None else v[other])
+        v[out] = x
 
     return step
 
 
-def store(op: Op):
+def store(op: Op) -> Step:
     need(op, len(op.operands), 0)
     check(2 <= len(op.operands) <= 3, op)
-    pointer, kind, (p, x) = op.otypes[0], op.otypes[1], op.operands[:2]
+    pointer, kind = op.otypes[0], op.otypes[1]
     check(pointer.elem == "ptr" and kind == pointer.target(), op)
-    if len(op.operands) > 2:
-        _mask_shape(op, 2)
-    encode, size, mask = (
-        encoder(kind.elem),
-        SIZES[kind.elem],
-        op.operands[2] if len(op.operands) > 2 else None,
-    )
+    p, x = op.operands[:2]
+    mask = _mask(op, 2)
+    encode, size = encoder(kind.elem), SIZES[kind.elem]
 
     def step(v, frame):
-        frame.launch.memory.store(frame, op, v[p], None if mask is None else v[mask], encode(v[x]), size)
+        on = None if mask is None else v[mask]
+        frame.evaluation.memory.store(frame, op, v[p], on, encode(v[x]), size)
 
     return step
 
 
-RMW = {  # name: (function of registers, unsigned)
+# --- atomics
+
+ATOMIC = frozenset(("i16", "i32", "i64", "f16", "bf16", "f32", "f64"))
+RMW = {  # name: the new value of a register, from the old one and the operand
     "fadd": np.add,
     "add": np.add,
     "and": np.bitwise_and,
@@ -78,60 +92,70 @@ RMW = {  # name: (function of registers, unsigned)
     "umin": np.minimum,
     "exch": lambda old, x: x,
 }
+ON_RAW_WORDS = ("umax", "umin", "and", "or", "xor")
 
 
-def _update(name: str, elem: str):
-    """Raw words old, x -> raw words new; and the ufunc that does it in place, or None."""
-    f, encode, decode = RMW[name], encoder(elem), decoder(elem)
-    if name in ("exch", "umax", "umin", "and", "or", "xor"):
-        ufunc = None if name == "exch" else (f, np.dtype(f"u{SIZES[elem]}"))
-        return f, ufunc
-    near = rounder(elem) or (lambda x: x)
-    native = np.dtype(np.float16) if elem == "f16" else None if elem == "bf16" else DTYPE[elem]
-    return lambda old, x: encode(near(f(decode(old), decode(x)))), native and (f, native)
+def _update(name: str, elem: str) -> tuple[Callable, tuple[np.ufunc, np.dtype] | None]:
+    """(function of raw words old and x -> new, the ufunc and its dtype that do it in place, or None)."""
+    f = RMW[name]
+    if name == "exch":
+        return f, None
+    if name in ON_RAW_WORDS:
+        return f, (f, np.dtype(f"u{SIZES[elem]}"))
+    encode, decode = encoder(elem), decoder(elem)
+    near = rounder(elem)
+
+    def update(old, x):
+        new = f(decode(old), decode(x))
+        return encode(new if near is None else near(new))
+
+    if elem == "bf16":  # NumPy has none
+        return update, None
+    return update, (f, np.dtype(np.float16) if elem == "f16" else DTYPE[elem])
 
 
-def atomic_rmw(op: Op, used: bool):
+def atomic_rmw(op: Op, used: bool) -> Step:
+    """used: whether some operation reads the old values."""
     need(op, len(op.operands), 1)
     name = op.words[0] if op.words else ""
     check(name in RMW and 2 <= len(op.operands) <= 3, op)
-    pointer, kind, (p, x), (out,) = op.otypes[0], op.otypes[1], op.operands[:2], op.results
+    pointer, kind = op.otypes[0], op.otypes[1]
     check(pointer.elem == "ptr" and kind == pointer.target() == op.rtypes[0], op)
-    check(
-        kind.elem in ("i16", "i32", "i64", "f16", "bf16", "f32", "f64")
-        and (name == "fadd") <= (kind.elem in FLOATS),
-        op,
-    )
-    if len(op.operands) > 2:
-        _mask_shape(op, 2)
-    encode, decode, size, mask = (
-        encoder(kind.elem),
-        decoder(kind.elem),
-        SIZES[kind.elem],
-        (op.operands[2:] + [None])[0],
-    )
+    check(kind.elem in ATOMIC, op)
+    check(name != "fadd" or kind.elem in FLOATS, op)
+    (p, x), (out,) = op.operands[:2], op.results
+    mask = _mask(op, 2)
+    encode, decode = encoder(kind.elem), decoder(kind.elem)
+    size = SIZES[kind.elem]
     update, ufunc = _update(name, kind.elem)
+    if used:
+        ufunc = None
 
     def step(v, frame):
-        memory, on = frame.launch.memory, None if mask is None else v[mask]
-        old = memory.atomic(
-            frame, op, v[p], on, size, update, (full(encode(v[x]), kind.shape),), None if used else ufunc
-        )
+        on = None if mask is None else v[mask]
+        words = (full(encode(v[x]), kind.shape),)
+        old = frame.evaluation.memory.atomic(frame, op, v[p], on, size, update, words, ufunc)
         v[out] = None if old is None else decode(old)
 
     return step
 
 
-def atomic_cas(op: Op):
+def _swap(old, expected, new):
+    return np.where(old == expected, new, old)
+
+
+def atomic_cas(op: Op) -> Step:
     need(op, 3, 1)
-    pointer, kind, (p, expected, x), (out,) = op.otypes[0], op.rtypes[0], op.operands, op.results
+    pointer, kind = op.otypes[0], op.rtypes[0]
     check(pointer.elem == "ptr" and op.otypes[1:] == [kind, kind] and kind == pointer.target(), op)
-    encode, decode, size = encoder(kind.elem), decoder(kind.elem), SIZES[kind.elem]
-    update = lambda old, wanted, new: np.where(old == wanted, new, old)
+    (p, expected, new), (out,) = op.operands, op.results
+    encode, decode = encoder(kind.elem), decoder(kind.elem)
+    size = SIZES[kind.elem]
 
     def step(v, frame):
-        words = (full(encode(v[expected]), kind.shape), full(encode(v[x]), kind.shape))
-        v[out] = decode(frame.launch.memory.atomic(frame, op, v[p], None, size, update, words))
+        words = (full(encode(v[expected]), kind.shape), full(encode(v[new]), kind.shape))
+        old = frame.evaluation.memory.atomic(frame, op, v[p], None, size, _swap, words)
+        v[out] = decode(old)
 
     return step
 
@@ -139,83 +163,114 @@ def atomic_cas(op: Op):
 # --- descriptors
 
 
-def make_descriptor(op: Op):
+def make_descriptor(op: Op) -> Step:
+    """Operands: base, then the shape, then the strides."""
     rank = (len(op.operands) - 1) // 2
     need(op, 1 + 2 * rank, 1)
-    kind, (out,), args = op.rtypes[0], op.results, op.operands
+    kind, (out,) = op.rtypes[0], op.results
+    base, *sizes = op.operands
     padding = {"1": "zero", "2": "nan"}[op.attrs.get("padding", "1")]
     check(op.otypes[0] == ("ptr", (), kind.pointee) and kind.elem == "desc" and len(kind.shape) == rank, op)
-    check(all(t in (("i32", (), ""), ("i64", (), "")) for t in op.otypes[1:]), op)
+    check(all(t in SIZE_TYPES for t in op.otypes[1:]), op)
 
     def step(v, frame):
-        sizes = tuple(v[i].astype(np.int64) for i in args[1:])
-        v[out] = Descriptor(v[args[0]], sizes[:rank], sizes[rank:], padding)
+        numbers = tuple(v[i].astype(np.int64) for i in sizes)
+        v[out] = Descriptor(v[base], numbers[:rank], numbers[rank:], padding)
 
     return step
 
 
-def descriptor_access(op: Op):
-    """Outside the tensor loads are 0 (or NaN, as the descriptor says) and stores do nothing; reductions are atomic.
+class _Window:
+    """The elements of a tensor that one access through a descriptor reaches.
 
-    What the descriptor lets through is checked against memory, as for pointers.
+    Operands of the operation: the descriptor, then the first index of each dimension.
     """
-    kind, name = op.otypes[0], op.name
-    rank = len(kind.shape)
-    loads = name == "tt.descriptor_load"
-    need(op, 1 + rank + (not loads), int(loads))
-    d, starts = op.operands[0], op.operands[1 : 1 + rank]
-    check(
-        kind.elem == "desc"
-        and all(op.otypes[1 + i].elem == "i32" and not op.otypes[1 + i].shape for i in range(rank)),
-        op,
-    )
-    if not loads:
-        check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
-    elem, size = kind.pointee, SIZES[kind.pointee]
-    encode, decode, number = encoder(elem), decoder(elem), DTYPE[elem].type
-    target = op.rtypes[0] if loads else None
-    if loads:  # leading dimensions of 1 may be dropped
-        check(target.elem == elem and math.prod(target.shape) == math.prod(kind.shape), op)
-    ranges = [
-        np.arange(n).reshape([1] + [n if i == j else 1 for j in range(rank)])
-        for i, n in enumerate(kind.shape)
-    ]
-    spread = (-1,) + (1,) * rank
-    reduction = None
-    if name == "tt.descriptor_reduce":
-        rule = op.words[0] if op.words else ""
-        rule = {"add": "fadd", "inc": "", "dec": ""}.get(rule, rule) if elem in FLOATS else rule
-        if rule not in RMW:
-            raise Unsupported(f"{name} {rule[:20]} of {elem}")
-        reduction = _update(rule, elem)
+
+    def __init__(self, op: Op):
+        kind = op.otypes[0]
+        check(kind.elem == "desc", op)
+        rank = len(kind.shape)
+        self.descriptor, *starts = op.operands[: 1 + rank]
+        check(all(t == ("i32", (), "") for t in op.otypes[1 : 1 + rank]), op)
+        self.size = SIZES[kind.pointee]
+        self.spread = (-1,) + (1,) * rank
+        self.ranges = []  # (slot of the first index, offsets from it along the dimension)
+        for i, n in enumerate(kind.shape):
+            shape = [1] * (1 + rank)
+            shape[1 + i] = n
+            self.ranges.append((starts[i], np.arange(n).reshape(shape)))
+
+    def places(self, v) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses, mask of those inside of the tensor)."""
+        descriptor = v[self.descriptor]
+        address, on = descriptor.base.reshape(self.spread), True
+        for (start, along), length, stride in zip(self.ranges, descriptor.shape, descriptor.strides):
+            index = v[start].reshape(self.spread).astype(np.int64) + along
+            on = on & (index >= 0) & (index < length.reshape(self.spread))
+            address = address + index * stride.reshape(self.spread) * self.size
+        return address, on
+
+
+# Outside the tensor a load through a descriptor gives 0 (or NaN, as the descriptor says) and a store does
+# nothing. Reductions are atomic. An access that the descriptor lets through is checked as one by pointers.
+
+
+def descriptor_load(op: Op) -> Step:
+    kind, target = op.otypes[0], op.rtypes[0]
+    need(op, 1 + len(kind.shape), 1)
+    window = _Window(op)
+    elem = kind.pointee
+    # leading dimensions of 1 may be dropped
+    check(target.elem == elem and math.prod(target.shape) == math.prod(kind.shape), op)
+    decode, number = decoder(elem), DTYPE[elem].type
+    out = op.results[0]
 
     def step(v, frame):
-        desc, memory = v[d], frame.launch.memory
-        address, on = desc.base.reshape(spread), True
-        for start, along, length, stride in zip(starts, ranges, desc.shape, desc.strides):
-            index = v[start].reshape(spread).astype(np.int64) + along
-            on = on & (index >= 0) & (index < length.reshape(spread))
-            address = address + index * stride.reshape(spread) * size
-        if loads:
-            raw, mask = memory.load(frame, op, address, on, size)
-            outside = np.nan if desc.padding == "nan" and elem in FLOATS else 0
-            x = decode(raw) if mask is None else np.where(mask, decode(raw), number(outside))
-            v[op.results[0]] = (
-                x if target.shape == kind.shape else full(x, kind.shape).reshape((-1,) + target.shape)
-            )
-        elif reduction is None:
-            memory.store(frame, op, address, on, encode(v[op.operands[-1]]), size)
-        else:
-            memory.atomic(
-                frame,
-                op,
-                address,
-                on,
-                size,
-                reduction[0],
-                (full(encode(v[op.operands[-1]]), kind.shape),),
-                reduction[1],
-            )
+        address, on = window.places(v)
+        raw, mask = frame.evaluation.memory.load(frame, op, address, on, window.size)
+        x = decode(raw)
+        if mask is not None:
+            nan = v[window.descriptor].padding == "nan" and elem in FLOATS
+            x = np.where(mask, x, number(np.nan if nan else 0))
+        if target.shape != kind.shape:
+            x = full(x, kind.shape).reshape((-1, *target.shape))
+        v[out] = x
+
+    return step
+
+
+def descriptor_store(op: Op) -> Step:
+    kind = op.otypes[0]
+    need(op, 2 + len(kind.shape), 0)
+    window = _Window(op)
+    check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
+    encode, x = encoder(kind.pointee), op.operands[-1]
+
+    def step(v, frame):
+        address, on = window.places(v)
+        frame.evaluation.memory.store(frame, op, address, on, encode(v[x]), window.size)
+
+    return step
+
+
+def descriptor_reduce(op: Op) -> Step:
+    kind = op.otypes[0]
+    need(op, 2 + len(kind.shape), 0)
+    window = _Window(op)
+    check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
+    elem, x = kind.pointee, op.operands[-1]
+    rule = op.words[0] if op.words else ""
+    if elem in FLOATS:
+        rule = {"add": "fadd", "inc": "", "dec": ""}.get(rule, rule)
+    if rule not in RMW:
+        raise Unsupported(f"{op.name} {rule[:20]} of {elem}")
+    encode = encoder(elem)
+    update, ufunc = _update(rule, elem)
+
+    def step(v, frame):
+        address, on = window.places(v)
+        words = (full(encode(v[x]), kind.shape),)
+        frame.evaluation.memory.atomic(frame, op, address, on, window.size, update, words, ufunc)
 
     return step
 
@@ -226,7 +281,7 @@ BUILD = {
     "tt.store": store,
     "tt.atomic_cas": atomic_cas,
     "tt.make_tensor_descriptor": make_descriptor,
-    "tt.descriptor_load": descriptor_access,
-    "tt.descriptor_store": descriptor_access,
-    "tt.descriptor_reduce": descriptor_access,
+    "tt.descriptor_load": descriptor_load,
+    "tt.descriptor_store": descriptor_store,
+    "tt.descriptor_reduce": descriptor_reduce,
 }

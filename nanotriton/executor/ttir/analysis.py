@@ -1,12 +1,18 @@
-"""What can be known of a kernel before it runs."""
+"""Facts of a kernel that are known before it runs."""
 
 import math
+from collections.abc import Iterator
 from itertools import chain
 
 from .types import Function, Op, Region
 
+ANY = -1  # the bits of all arguments
+ROUNDS = 16  # of `provenance`, before it gives up
+EXPENSIVE = ("tt.load", "tt.store", "tt.atomic", "math.", "tt.extern")  # four times the work of an element
 
-def walk(region: Region):
+
+def walk(region: Region) -> Iterator[Op]:
+    """Every operation of a region and of the regions in it."""
     for block in region:
         for op in block.ops:
             yield op
@@ -15,13 +21,15 @@ def walk(region: Region):
 
 
 def waits(op: Op) -> bool:
-    """A loop that may wait for another program: its condition reads memory, or it has an atomic."""
-    names = [[o.name for o in walk(r)] for r in op.regions]
-    return "tt.load" in names[0] or any(n.startswith("tt.atomic") for n in chain(*names))
+    """Whether a loop may wait for another program: its condition reads memory, or it has an atomic."""
+    if any(inner.name == "tt.load" for inner in walk(op.regions[0])):
+        return True
+    inside = chain.from_iterable(walk(region) for region in op.regions)
+    return any(inner.name.startswith("tt.atomic") for inner in inside)
 
 
 def captured(region: Region) -> list[int]:
-    """Slots that a region uses and does not define, what it yields included."""
+    """The slots that a region uses and does not define, those that it yields included."""
     uses, defines = set(), set()
     for block in region:
         defines.update(block.args)
@@ -34,57 +42,88 @@ def captured(region: Region) -> list[int]:
 
 
 def provenance(functions: dict[str, Function], entry: Function) -> tuple[int, int]:
-    """Which arguments' buffers the kernel may store to, and load from: bit i for argument i, -1 for any.
+    """The arguments whose buffers the kernel may store to, and load from: bit i for argument i, -1 for any.
 
-    Flow-insensitive: a result may come from every operand of its operation. Only these buffers are watched for races.
+    Flow-insensitive: a result may come from every operand of its operation. Only these buffers are watched
+    for races.
     """
-    ops = list(walk(entry.body))
-    inside = [op for f in functions.values() if f is not entry for op in walk(f.body)]
-    calls_store, calls_load = (any(op.name.startswith(n) for op in inside) for n in ("tt.store", "tt.load"))
-    if any(op.name == "tt.int_to_ptr" for op in inside):
-        return -1, -1
-    labels = {b.label: b for b in entry.body}
-    from_arg = [0] * len(entry.types)
-    for i, slot in enumerate(entry.args):
-        if entry.types[slot].elem in ("ptr", "desc"):
-            from_arg[slot] = 1 << i
-    stored = loaded = 0
-    for _ in range(16):
-        before = list(from_arg)
-        for op in ops:
-            bits = 0
-            for slot in op.operands:
-                bits |= from_arg[slot]
-            if op.name in ("tt.store", "tt.descriptor_store") or (op.name == "tt.call" and calls_store):
-                stored |= from_arg[op.operands[0]] if op.name != "tt.call" else bits
-            if op.name in ("tt.load", "tt.descriptor_load") or (op.name == "tt.call" and calls_load):
-                loaded |= bits
-                bits = bits if op.name == "tt.call" else -1 if op.rtypes[0].elem == "ptr" else 0
-            if op.name == "tt.int_to_ptr":
-                bits = -1
-            for block in chain(*op.regions):
-                for slot in chain(block.args, *(o.operands for o in block.ops[-1:])):
-                    bits |= from_arg[slot]
-                for slot in block.args:
-                    from_arg[slot] |= bits
-            for label, args in op.targets:
-                for slot, arg in zip(labels[label].args, args):
-                    from_arg[slot] |= from_arg[arg]
-            for slot in op.results:
-                from_arg[slot] |= bits
-        if from_arg == before:
-            return stored, loaded
-    return -1, -1
+    called: list[Op] = []
+    for function in functions.values():
+        if function is not entry:
+            called += walk(function.body)
+    if any(op.name == "tt.int_to_ptr" for op in called):
+        return ANY, ANY
+    return _Provenance(entry, called).find()
+
+
+class _Provenance:
+    """For each slot of the entry function the arguments that its value may come from, as bits."""
+
+    def __init__(self, entry: Function, called: list[Op]):
+        self.ops = list(walk(entry.body))
+        self.labels = {block.label: block for block in entry.body}
+        self.calls_store = any(op.name.startswith("tt.store") for op in called)
+        self.calls_load = any(op.name.startswith("tt.load") for op in called)
+        self.stored = 0
+        self.loaded = 0
+        self.bits = [0] * len(entry.types)
+        for i, slot in enumerate(entry.args):
+            if entry.types[slot].elem in ("ptr", "desc"):
+                self.bits[slot] = 1 << i
+
+    def find(self) -> tuple[int, int]:
+        for _ in range(ROUNDS):
+            before = list(self.bits)
+            for op in self.ops:
+                self.visit(op)
+            if self.bits == before:
+                return self.stored, self.loaded
+        return ANY, ANY
+
+    def visit(self, op: Op) -> None:
+        bits = self.union(op.operands)
+        call = op.name == "tt.call"
+        if op.name in ("tt.store", "tt.descriptor_store"):
+            self.stored |= self.bits[op.operands[0]]
+        elif call and self.calls_store:
+            self.stored |= bits
+        if op.name in ("tt.load", "tt.descriptor_load"):
+            self.loaded |= bits
+            bits = ANY if op.rtypes[0].elem == "ptr" else 0
+        elif call and self.calls_load:
+            self.loaded |= bits
+        elif op.name == "tt.int_to_ptr":
+            bits = ANY
+        bits = self.visit_regions(op, bits)
+        for label, args in op.targets:
+            for slot, arg in zip(self.labels[label].args, args):
+                self.bits[slot] |= self.bits[arg]
+        for slot in op.results:
+            self.bits[slot] |= bits
+
+    def visit_regions(self, op: Op, bits: int) -> int:
+        """Block arguments come from the operands, from each other, and from yielded values. So do results."""
+        for block in chain(*op.regions):
+            yielded = block.ops[-1].operands if block.ops else []
+            bits |= self.union(chain(block.args, yielded))
+            for slot in block.args:
+                self.bits[slot] |= bits
+        return bits
+
+    def union(self, slots) -> int:
+        bits = 0
+        for slot in slots:
+            bits |= self.bits[slot]
+        return bits
 
 
 def cost(op: Op) -> int:
-    """Elements that an operation computes for one program."""
+    """The elements that an operation computes for one program."""
     sizes = [math.prod(t.shape) for t in chain(op.otypes, op.rtypes)]
     largest = max(sizes, default=1)
     if op.name == "tt.dot":
-        return largest + math.prod(op.rtypes[0].shape) * op.otypes[0].shape[-1] // 16
+        summed = op.otypes[0].shape[-1]
+        return largest + math.prod(op.rtypes[0].shape) * summed // 16
     if op.name in ("tt.reduce", "tt.scan"):
-        return largest * 2 * sum(len(b.ops) for b in op.regions[0])
-    return largest * (
-        4 if op.name.startswith(("tt.load", "tt.store", "tt.atomic", "math.", "tt.extern")) else 1
-    )
+        return largest * 2 * sum(len(block.ops) for block in op.regions[0])
+    return largest * (4 if op.name.startswith(EXPENSIVE) else 1)

@@ -1,11 +1,11 @@
 """Control flow of TTIR: functions, blocks, loops and branches as steps over a frame of programs.
 
-Where programs part ways (an `if`, a loop's bounds) each side runs in a frame of its own programs, and what it yields is put
-together again.
+Where programs part ways (an `if`, a loop's bounds) each side runs in a frame of its own programs, and the
+values that it yields are put together again.
 """
 
 import math
-from itertools import chain
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -13,10 +13,16 @@ from .analysis import captured, cost, walk
 from .numbers import DTYPE
 from .ops import Descriptor, check, constant
 from .tensor import build
-from .types import TERMINATORS, Block, Function, Op, ParseError, Region, TTIRError, Unsupported
+from .types import TERMINATORS, Block, Function, Op, ParseError, Region, TTIRError, Type, Unsupported
 
-STEP = 1000  # what one operation costs before its first element, in elements
+STEP = 1000  # cost of one operation before its first element, in elements
 MAX_LIVE = 1 << 27  # elements of all values of one program together (1 GiB)
+BOOL = Type("i1")
+COUNTERS = (Type("i32"), Type("i64"), Type("index"))  # types of a loop's induction variable
+
+# run(v, frame): computes values of the list v from others, for the programs of a frame
+Step = Callable[[list, "Frame"], None]
+Values = list[np.ndarray]
 
 
 class Budget(TTIRError):
@@ -28,36 +34,44 @@ class TooLarge(TTIRError):
 
 
 class Frame:
-    """The programs that are evaluated together: values by slot, how many, program + 1 of each, and their ids in x, y and z."""
+    """The programs that are evaluated together.
 
-    __slots__ = ("ids", "launch", "n", "owner", "v")
+    v: values by slot. n: how many programs. owner: program + 1 of each. ids: their ids in x, y and z.
+    """
 
-    def __init__(self, v: list, n: int, owner: np.ndarray, ids: tuple, launch):
-        self.v, self.n, self.owner, self.ids, self.launch = v, n, owner, ids, launch
+    __slots__ = ("evaluation", "ids", "n", "owner", "v")
+
+    def __init__(self, v: list, n: int, owner: np.ndarray, ids: tuple, evaluation):
+        self.v = v
+        self.n = n
+        self.owner = owner
+        self.ids = ids
+        self.evaluation = evaluation
 
     def part(self, index: np.ndarray, captures) -> "Frame":
-        """The programs of `index` alone; of the values only the slots in `captures` are theirs."""
+        """The programs of `index` alone. Of the values only those in the slots `captures` are theirs."""
         v = self.v.copy()
         for slot in captures:
             v[slot] = take(v[slot], index)
-        return Frame(v, len(index), self.owner[index], tuple(take(x, index) for x in self.ids), self.launch)
+        ids = tuple(take(x, index) for x in self.ids)
+        return Frame(v, len(index), self.owner[index], ids, self.evaluation)
 
 
 def take(x, index: np.ndarray):
     """The programs `index` of a value."""
     if isinstance(x, Descriptor):
-        return Descriptor(
-            take(x.base, index), *(tuple(take(y, index) for y in z) for z in (x.shape, x.strides)), x.padding
-        )
+        shape = tuple(take(n, index) for n in x.shape)
+        strides = tuple(take(n, index) for n in x.strides)
+        return Descriptor(take(x.base, index), shape, strides, x.padding)
     return x if x is None or x.shape[0] == 1 else x[index]
 
 
-def merge(parts: list[tuple[np.ndarray, list]], n: int) -> list:
-    """Values of programs by parts -> values of all n."""
+def merge(parts: list[tuple[np.ndarray, Values]], n: int) -> Values:
+    """The values of all n programs, from those of parts of the programs: (which programs, their values)."""
     if len(parts) == 1:
         return parts[0][1]
     results = []
-    for values in zip(*(p[1] for p in parts)):
+    for values in zip(*(part_values for _, part_values in parts)):
         if isinstance(values[0], Descriptor):
             raise Unsupported("tensor descriptors that differ between programs")
         tail = np.broadcast_shapes(*(x.shape[1:] for x in values))
@@ -68,22 +82,38 @@ def merge(parts: list[tuple[np.ndarray, list]], n: int) -> list:
     return results
 
 
-class Body:
-    """A function's blocks as steps. Called with a frame and arguments it returns the values of tt.return."""
+def put(v: list, slots: list[int], values) -> None:
+    for slot, x in zip(slots, values):
+        v[slot] = x
 
-    def __init__(self, kernel, function: Function, callers: tuple[str, ...]):
-        self.kernel, self.f, self.callers = kernel, function, callers
-        used = set(
-            chain.from_iterable(chain(op.operands, *(a for _, a in op.targets)) for op in walk(function.body))
-        )
-        self.used, self.uses = used, {id(op) for op in walk(function.body) if used.intersection(op.results)}
+
+class Body:
+    """A function's blocks as steps. Called with a frame and arguments it returns the values of tt.return.
+
+    used: the slots that some operation reads. uses: ids of the operations whose results are read.
+    largest, live: elements of a program's largest value, and of all its values. template: the constants by
+    slot.
+    """
+
+    def __init__(self, evaluator, function: Function, callers: tuple[str, ...]):
+        self.evaluator = evaluator
+        self.f = function
+        self.callers = callers
+        self.used: set[int] = set()
+        for op in walk(function.body):
+            self.used.update(op.operands)
+            for _, args in op.targets:
+                self.used.update(args)
+        self.uses = {id(op) for op in walk(function.body) if self.used.intersection(op.results)}
         sizes = [math.prod(t.shape) for t in function.types]
-        self.largest, self.live, self.callee_live = max(sizes, default=1), 1 + sum(sizes), 0
+        self.largest = max(sizes, default=1)
+        self.live = 1 + sum(sizes)
+        self.callee_live = 0
         self.template: list = [None] * len(sizes)
         if not function.body:
             raise Unsupported(f"function {function.name[:40]} without a body")
         self.limit()
-        self.blocks = {b.label: (b, *self.block(b)) for b in function.body}
+        self.blocks = {block.label: (block, *self.block(block)) for block in function.body}
         self.live += self.callee_live
         self.limit()
 
@@ -91,117 +121,111 @@ class Body:
         if self.live > MAX_LIVE:
             raise TooLarge(f"{self.f.name[:40]} holds {self.live} elements a program, more than {MAX_LIVE}")
 
-    def __call__(self, frame: Frame, args: list) -> list:
+    def __call__(self, frame: Frame, args: Values) -> Values:
         frame.v = self.template.copy()
-        for slot, x in zip(self.f.args, args):
-            frame.v[slot] = x
-        parts, todo = [], [(self.f.body[0].label, frame, np.arange(frame.n))]
+        put(frame.v, self.f.args, args)
+        parts = []
+        todo = [
+            (self.f.body[0].label, frame, np.arange(frame.n))
+        ]  # (block, programs, their numbers in `frame`)
         while todo:
             label, part, index = todo.pop()
             _, run, end = self.blocks[label]
-            v = part.v
-            run(v, part)
+            run(part.v, part)
             if end.name == "tt.return":
-                parts.append((index, [v[i] for i in end.operands]))
+                parts.append((index, [part.v[i] for i in end.operands]))
                 continue
-            sides = [(part, index, end.targets[0])]
-            if end.name == "cf.cond_br":
-                yes = v[end.operands[0]]
-                if yes.all() or not yes.any():
-                    sides = [(part, index, end.targets[0 if yes.all() else 1])]
-                else:
-                    halves = [np.flatnonzero(yes), np.flatnonzero(~yes)]
-                    sides = [(part.part(h, range(len(v))), index[h], t) for h, t in zip(halves, end.targets)]
-            for side, where, (target, operands) in sides:
-                for slot, x in zip(self.blocks[target][0].args, [side.v[i] for i in operands]):
-                    side.v[slot] = x
+            for side, where, (target, operands) in _sides(part, index, end):
+                put(side.v, self.blocks[target][0].args, [side.v[i] for i in operands])
                 todo.append((target, side, where))
         return merge(parts, frame.n)
 
-    def block(self, block: Block):
-        """(run, terminator): `run(v, frame)` does all steps of a block but the terminator, and pays for them."""
-        if (
-            not block.ops
-            or block.ops[-1].name not in TERMINATORS
-            or any(o.name in TERMINATORS for o in block.ops[:-1])
-        ):
+    def block(self, block: Block) -> tuple[Step, Op]:
+        """(run, terminator). `run` does all steps of a block but the terminator, and pays for them."""
+        last = block.ops[-1].name if block.ops else ""
+        if last not in TERMINATORS or any(op.name in TERMINATORS for op in block.ops[:-1]):
             raise ParseError(f"a block of {self.f.name[:40]} without a terminator at its end")
-        steps, end = [], block.ops[-1]
-        if (end.name.startswith("cf.") or end.name == "tt.return") != any(block is b for b in self.f.body):
+        end = block.ops[-1]
+        ends_function_block = end.name.startswith("cf.") or end.name == "tt.return"
+        if ends_function_block != any(block is b for b in self.f.body):
             raise ParseError(f"TTIR line {end.line}: {end.name} in the wrong place")
         if end.name.startswith("cf."):
             self.branch(end)
+        steps = []
         for op in block.ops[:-1]:
             value = constant(op)
             if value is not None:
                 self.template[op.results[0]] = value
             elif (step := self.step(op)) is not None:
                 steps.append(step)
-        fixed, each = STEP * (1 + len(steps)), 1 + sum(map(cost, block.ops[:-1]))
+        fixed = STEP * (1 + len(steps))
+        each = 1 + sum(map(cost, block.ops[:-1]))
 
         def run(v, frame):
-            frame.launch.spend(fixed + each * frame.n)
+            frame.evaluation.spend(fixed + each * frame.n)
             for step in steps:
                 step(v, frame)
 
         return run, end
 
-    def region(self, region: Region):
+    def region(self, region: Region) -> tuple[Step, list[int]]:
         """(run, slots that it yields) of a region of one block."""
         if len(region) != 1:
             raise ParseError("a region of several blocks")
         run, end = self.block(region[0])
         return run, end.operands
 
+    def kinds(self, slots: list[int]) -> list[Type]:
+        return [self.f.types[i] for i in slots]
+
     def agree(self, op: Op, *lists: list[int]) -> None:
         """Values that are handed on keep their types: a step relies on the types it was built for."""
-        kinds = [[self.f.types[i] for i in slots] for slots in lists]
-        check(all(k == kinds[0] for k in kinds), op)
+        first = self.kinds(lists[0])
+        check(all(self.kinds(slots) == first for slots in lists), op)
 
     def branch(self, end: Op) -> None:
+        """Check a terminator's successors."""
         check(len(end.targets) == (2 if end.name == "cf.cond_br" else 1), end)
-        check(all(t == ("i1", (), "") for t in end.otypes), end)
-        labels = {b.label: b for b in self.f.body}
+        check(all(t == BOOL for t in end.otypes), end)
+        labels = {block.label: block for block in self.f.body}
         for label, args in end.targets:
             check(label in labels, end)
             self.agree(end, args, labels[label].args)
 
-    def step(self, op: Op):
-        if op.name == "scf.if":
-            return self.scf_if(op)
-        if op.name == "scf.for":
-            return self.scf_for(op)
-        if op.name == "scf.while":
-            return self.scf_while(op)
-        if op.name == "tt.call":
-            return self.call(op)
+    def step(self, op: Op) -> Step | None:
+        special = {
+            "tt.call": self.call,
+            "scf.if": self.scf_if,
+            "scf.for": self.scf_for,
+            "scf.while": self.scf_while,
+        }
+        if op.name in special:
+            return special[op.name](op)
         if op.name in ("tt.reduce", "tt.scan"):
             block = op.regions[0][0] if op.regions else Block("")
             kinds = [t._replace(shape=()) for t in op.otypes]
-            check([self.f.types[i] for i in block.args] == kinds * 2 and block.ops[-1].otypes == kinds, op)
+            check(self.kinds(block.args) == kinds * 2 and block.ops[-1].otypes == kinds, op)
         return build(op, self.region, bool(self.used.intersection(op.results)))
 
-    def call(self, op: Op):
-        callee = self.kernel.function(op.words[0][1:].strip('"') if op.words else "", self.callers)
-        self.largest, self.callee_live = max(self.largest, callee.largest), max(self.callee_live, callee.live)
-        kinds = [callee.f.types[i] for i in callee.f.args]
-        returned = [
-            [callee.f.types[i] for i in end.operands]
-            for *_, end in callee.blocks.values()
-            if end.name == "tt.return"
-        ]
-        check(kinds == op.otypes and all(r == op.rtypes for r in returned), op)
+    def call(self, op: Op) -> Step:
+        name = op.words[0][1:].strip('"') if op.words else ""
+        callee = self.evaluator.function(name, self.callers)
+        self.largest = max(self.largest, callee.largest)
+        self.callee_live = max(self.callee_live, callee.live)
+        check(callee.kinds(callee.f.args) == op.otypes, op)
+        for _, _, end in callee.blocks.values():
+            if end.name == "tt.return":
+                check(callee.kinds(end.operands) == op.rtypes, op)
 
         def step(v, frame):
-            inner = Frame([], frame.n, frame.owner, frame.ids, frame.launch)
-            for slot, x in zip(op.results, callee(inner, [v[i] for i in op.operands])):
-                v[slot] = x
+            inner = Frame([], frame.n, frame.owner, frame.ids, frame.evaluation)
+            put(v, op.results, callee(inner, [v[i] for i in op.operands]))
 
         return step
 
-    def scf_if(self, op: Op):
-        check(1 <= len(op.regions) <= 2 and op.otypes == [("i1", (), "")], op)
-        sides = [(*self.region(r), captured(r)) for r in op.regions]
+    def scf_if(self, op: Op) -> Step:
+        check(1 <= len(op.regions) <= 2 and op.otypes == [BOOL], op)
+        sides = [(*self.region(region), captured(region)) for region in op.regions]
         if len(sides) == 1:
             sides.append((lambda v, frame: None, [], []))
         (condition,), outs = op.operands, op.results
@@ -209,103 +233,128 @@ class Body:
 
         def step(v, frame):
             yes = v[condition]
-            if (every := yes.all()) or not yes.any():
+            every = yes.all()
+            if every or not yes.any():
                 run, ends, _ = sides[0 if every else 1]
                 run(v, frame)
-                values = [v[i] for i in ends]
-            else:
-                parts = []
-                for (run, ends, captures), where in zip(sides, (yes, ~yes)):
-                    part = frame.part(np.flatnonzero(where), captures)
-                    run(part.v, part)
-                    parts.append((np.flatnonzero(where), [part.v[i] for i in ends]))
-                values = merge(parts, frame.n)
-            for slot, x in zip(outs, values):
-                v[slot] = x
+                put(v, outs, [v[i] for i in ends])
+                return
+            parts = []
+            for (run, ends, captures), where in zip(sides, (yes, ~yes)):
+                index = np.flatnonzero(where)
+                part = frame.part(index, captures)
+                run(part.v, part)
+                parts.append((index, [part.v[i] for i in ends]))
+            put(v, outs, merge(parts, frame.n))
 
         return step
 
-    def scf_for(self, op: Op):
+    def scf_for(self, op: Op) -> Step:
         run, ends = self.region(op.regions[0])
-        captures, (bounds, inits, outs) = (
-            captured(op.regions[0]),
-            (op.operands[:3], op.operands[3:], op.results),
-        )
-        induction, *args = op.regions[0][0].args
-        kind = self.f.types[induction]
+        captures = captured(op.regions[0])
+        bounds, inits = op.operands[:3], op.operands[3:]
+        outs = op.results
+        counter, *args = op.regions[0][0].args
+        kind = self.f.types[counter]
         if op.words:
             raise Unsupported(f"scf.for {op.words[0][:20]}")
-        check(
-            op.otypes[:3] == [kind] * 3 and kind in (("i32", (), ""), ("i64", (), ""), ("index", (), "")), op
-        )
+        check(kind in COUNTERS and op.otypes[:3] == [kind] * 3, op)
         self.agree(op, inits, args, ends, outs)
         dtype = DTYPE[kind.elem]
 
-        def iterate(frame, i, values):
+        def iterate(frame: Frame, count: np.ndarray, values: Values) -> Values:
             v = frame.v
-            v[induction] = i
-            for slot, x in zip(args, values):
-                v[slot] = x
+            v[counter] = count.astype(dtype)
+            put(v, args, values)
             run(v, frame)
             return [v[slot] for slot in ends]
 
         def step(v, frame):
             low, high, by = (v[i].astype(np.int64) for i in bounds)
-            values = [v[i] for i in inits]
             if ((by <= 0) & (low < high)).any():
-                raise Budget(f"{frame.launch.at(op)}: a loop whose step is not positive never ends")
+                raise Budget(f"{frame.evaluation.at(op)}: a loop whose step is not positive never ends")
             trips = np.maximum(-(-(high - low) // np.maximum(by, 1)), 0)
+            values = [v[i] for i in inits]
             if (trips == trips[0]).all():
                 for k in range(int(trips[0])):
-                    values = iterate(frame, (low + k * by).astype(dtype), values)
-            else:
-                values = merge(list(part_ways(frame, trips, low, by, values)), frame.n)
-            for slot, x in zip(outs, values):
-                v[slot] = x
+                    values = iterate(frame, low + k * by, values)
+                put(v, outs, values)
+                return
 
-        def part_ways(frame, trips, low, by, values):
-            """Iterations of fewer and fewer programs; yields each program's values when its loop ends."""
-            low, by = np.broadcast_to(low, trips.shape), np.broadcast_to(by, trips.shape)
-            live, part = np.arange(frame.n), frame
-            for k in range(int(trips.max()) + 1):
-                going = trips[live] > k
-                if not going.all():
-                    yield live[~going], [take(x, ~going) for x in values]
-                    live, values = live[going], [take(x, going) for x in values]
-                    part = frame.part(live, captures)
-                if live.size:
-                    values = iterate(part, (low + k * by)[live].astype(dtype), values)
+            def iterate_part(part: Frame, live: np.ndarray, k: int, values: Values) -> Values:
+                counts = np.broadcast_to(low + k * by, trips.shape)
+                return iterate(part, counts[live], values)
+
+            parts = list(_part_ways(frame, trips, captures, values, iterate_part))
+            put(v, outs, merge(parts, frame.n))
 
         return step
 
-    def scf_while(self, op: Op):
-        (before, test), (after, ends) = (self.region(r) for r in op.regions)
+    def scf_while(self, op: Op) -> Step:
+        (before, test), (after, ends) = (self.region(region) for region in op.regions)
         captures = sorted(set(captured(op.regions[0])) | set(captured(op.regions[1])))
-        before_args, after_args = (r[0].args for r in op.regions)
-        check(bool(test) and self.f.types[test[0]] == ("i1", (), ""), op)
+        before_args, after_args = (region[0].args for region in op.regions)
+        check(bool(test) and self.f.types[test[0]] == BOOL, op)
         self.agree(op, op.operands, before_args, ends)
         self.agree(op, test[1:], after_args, op.results)
 
         def step(v, frame):
-            live, part, parts = np.arange(frame.n), frame, []
+            live, part = np.arange(frame.n), frame
+            parts: list[tuple[np.ndarray, Values]] = []
             values = [v[i] for i in op.operands]
             while True:
-                for slot, x in zip(before_args, values):
-                    part.v[slot] = x
+                put(part.v, before_args, values)
                 before(part.v, part)
                 going, *values = [part.v[i] for i in test]
                 if not going.all():
                     going = np.broadcast_to(going, live.shape)
                     parts.append((live[~going], [take(x, ~going) for x in values]))
-                    live, values = live[going], [take(x, going) for x in values]
+                    values = [take(x, going) for x in values]
+                    live = live[going]
                     if not live.size:
                         break
                     part = frame.part(live, captures)
-                for slot, x in zip(after_args, values):
-                    part.v[slot] = x
+                put(part.v, after_args, values)
                 after(part.v, part)
                 values = [part.v[i] for i in ends]
-            for slot, x in zip(op.results, merge(parts, frame.n)):
-                v[slot] = x
+            put(v, op.results, merge(parts, frame.n))
 
         return step
+
+
+def _part_ways(
+    frame: Frame,
+    trips: np.ndarray,
+    captures: list[int],
+    values: Values,
+    iterate: Callable[[Frame, np.ndarray, int, Values], Values],
+) -> Iterator[tuple[np.ndarray, Values]]:
+    """Iterations of fewer and fewer programs. Yields (programs, their values) when their loop ends.
+
+    trips: iterations of each program. iterate(part, live, k, values): iteration k of the programs `live`.
+    """
+    live, part = np.arange(frame.n), frame
+    for k in range(int(trips.max()) + 1):
+        going = trips[live] > k
+        if not going.all():
+            yield live[~going], [take(x, ~going) for x in values]
+            values = [take(x, going) for x in values]
+            live = live[going]
+            part = frame.part(live, captures)
+        if live.size:
+            values = iterate(part, live, k, values)
+
+
+def _sides(part: Frame, index: np.ndarray, end: Op) -> list[tuple[Frame, np.ndarray, tuple[str, list[int]]]]:
+    """(programs, their numbers, successor) for each way that programs take at the end of a block."""
+    if end.name != "cf.cond_br":
+        return [(part, index, end.targets[0])]
+    yes = part.v[end.operands[0]]
+    every = yes.all()
+    if every or not yes.any():
+        return [(part, index, end.targets[0 if every else 1])]
+    sides = []
+    for where, target in zip((yes, ~yes), end.targets):
+        half = np.flatnonzero(where)
+        sides.append((part.part(half, range(len(part.v))), index[half], target))
+    return sides

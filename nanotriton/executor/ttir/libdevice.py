@@ -1,7 +1,8 @@
-"""CUDA's libdevice in NumPy: what `tt.extern_elementwise {symbol = "__nv_tanhf"}` computes (CUDA libdevice user's guide).
+"""CUDA's libdevice in NumPy: the functions of `tt.extern_elementwise {symbol = "__nv_tanhf"}`.
 
-A function is found by its symbol without `__nv_` and, for float, without the final f. Directed rounding of arithmetic
-(`__nv_fadd_rd`) and functions of an integer order (`__nv_jnf`) are missing: `find` answers None for them.
+Source: CUDA libdevice user's guide. A function is found by its symbol without `__nv_` and, for float,
+without the final f. Directed rounding of arithmetic (`__nv_fadd_rd`) and functions of an integer order
+(`__nv_jnf`) are missing: `find` answers None for them.
 """
 
 import numpy as np
@@ -21,15 +22,37 @@ from .numbers import (
 
 
 def _norm(*xs):
-    return np.sqrt(sum(x.astype(np.float64) ** 2 for x in xs)).astype(xs[0].dtype)
+    squares = sum(x.astype(np.float64) ** 2 for x in xs)
+    return np.sqrt(squares).astype(xs[0].dtype)
+
+
+def _reciprocal(x):
+    return 1 / x
+
+
+def _period_two(x):
+    """pi x, with x reduced to a period first."""
+    return np.pi * np.fmod(x.astype(np.float64), 2)
+
+
+def _saturate(x):
+    """Clamped to [0, 1], NaN to 0."""
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    return clamp(np.where(np.isnan(x), zero, x), zero, one, False)
+
+
+def _positive_difference(x, y):
+    return np.where(np.isnan(x - y), x - y, np.maximum(x - y, 0))
 
 
 def _tgamma(x):
     """|Gamma| from lgamma, with its sign: negative on (-1, 0), (-3, -2), ..; NaN at negative integers."""
     wide = x.astype(np.float64)
     size = np.exp(_lgamma(wide))
-    odd = (wide < 0) & (np.floor(wide) % 2 == 1)
-    return np.where((wide < 0) & (wide == np.floor(wide)), np.nan, np.where(odd, -size, size)).astype(x.dtype)
+    negative = (wide < 0) & (np.floor(wide) % 2 == 1)
+    pole = (wide < 0) & (wide == np.floor(wide))
+    value = np.where(negative, -size, size)
+    return np.where(pole, np.nan, value).astype(x.dtype)
 
 
 def _count_bits(x):
@@ -38,8 +61,10 @@ def _count_bits(x):
 
 def _leading_zeros(x):
     bits = unsigned(x)
-    for shift in (1, 2, 4, 8, 16, 32)[: 5 if bits.itemsize == 4 else 6]:  # smear the highest bit downwards
+    shift = 1
+    while shift < 8 * bits.itemsize:  # smear the highest bit downwards
         bits = bits | (bits >> bits.dtype.type(shift))
+        shift *= 2
     return np.int32(8 * bits.itemsize) - np.bitwise_count(bits).astype(np.int32)
 
 
@@ -48,49 +73,55 @@ def _first_set(x):
 
 
 def _reverse(x):
-    width = 8 * x.itemsize
+    """The bits in reverse order."""
     octets = np.ascontiguousarray(x)[..., None].view(np.uint8)
-    return (
-        np.packbits(np.unpackbits(octets, axis=-1, bitorder="little"), axis=-1)
-        .view(f">i{width // 8}")[..., 0]
-        .astype(x.dtype)
-    )
+    bits = np.unpackbits(octets, axis=-1, bitorder="little")
+    return np.packbits(bits, axis=-1).view(f">i{x.itemsize}")[..., 0].astype(x.dtype)
 
 
 def _byte_perm(x, y, s):
     """The four bytes of y:x that the four nibbles of s select."""
     both = (unsigned(y).astype(np.uint64) << np.uint64(32)) | unsigned(x)
+    selector = unsigned(s).astype(np.uint64)
     out = np.zeros(both.shape, np.uint64)
     for i in range(4):
-        nibble = (unsigned(s).astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(7)
-        out = out | (((both >> (nibble * np.uint64(8))) & np.uint64(255)) << np.uint64(8 * i))
+        nibble = (selector >> np.uint64(4 * i)) & np.uint64(7)
+        byte = (both >> (nibble * np.uint64(8))) & np.uint64(255)
+        out = out | (byte << np.uint64(8 * i))
     return out.astype(np.uint32).view(np.int32)
 
 
 def _remainder(x, y):
     """IEEE: x - n y with n the integer nearest x / y."""
-    wide, by = x.astype(np.float64), y.astype(np.float64)
-    left = np.fmod(wide, by)
+    by = y.astype(np.float64)
+    left = np.fmod(x.astype(np.float64), by)
     return (left - by * np.rint(left / by)).astype(x.dtype)
 
 
 def _mean(a, b, signed: bool, up: int):
+    """(a + b + up) / 2, rounded down."""
     wide = np.int64 if signed else np.uint64
     a, b = (a, b) if signed else (unsigned(a), unsigned(b))
     return ((a.astype(wide) + b.astype(wide) + wide(up)) >> wide(1)).astype(np.int32)
 
 
 def _difference(a, b, c, signed: bool):
+    """|a - b| + c."""
     a, b = (a, b) if signed else (unsigned(a), unsigned(b))
-    return (np.abs(a.astype(np.int64) - b.astype(np.int64)) + unsigned(c)).astype(np.int32)
+    distance = np.abs(a.astype(np.int64) - b.astype(np.int64))
+    return (distance + unsigned(c)).astype(np.int32)
+
+
+def _low24(x, signed: bool):
+    """The low 24 bits of an i32 as a number."""
+    high = x << np.int32(8)
+    if not signed:
+        high = unsigned(high)
+    return (high >> high.dtype.type(8)).astype(np.int64)
 
 
 def _mul24(a, b, signed: bool):
-    shift = np.int32(8)
-    a, b = ((x << shift) if signed else unsigned(x << shift) for x in (a, b))
-    return ((a >> a.dtype.type(8)).astype(np.int64) * (b >> b.dtype.type(8)).astype(np.int64)).astype(
-        np.int32
-    )
+    return (_low24(a, signed) * _low24(b, signed)).astype(np.int32)
 
 
 def _integer(test):
@@ -123,7 +154,7 @@ FLOAT = {
     "floor": np.floor,
     "fmod": np.fmod,
     "fma": fma,
-    "fdim": lambda x, y: np.where(np.isnan(x - y), x - y, np.maximum(x - y, 0)),
+    "fdim": _positive_difference,
     "hypot": lambda x, y: _norm(x, y),
     "rhypot": lambda x, y: 1 / _norm(x, y),
     "norm3d": _norm,
@@ -153,8 +184,8 @@ FLOAT = {
     "tanh": np.tanh,
     "ldexp": np.ldexp,
     "scalbn": np.ldexp,
-    "sinpi": lambda x: np.sin(np.pi * np.fmod(x.astype(np.float64), 2)).astype(x.dtype),
-    "cospi": lambda x: np.cos(np.pi * np.fmod(x.astype(np.float64), 2)).astype(x.dtype),
+    "sinpi": lambda x: np.sin(_period_two(x)).astype(x.dtype),
+    "cospi": lambda x: np.cos(_period_two(x)).astype(x.dtype),
     "logb": lambda x: np.floor(np.log2(np.abs(x.astype(np.float64)))).astype(x.dtype),
     "ilogb": _exponent,
     "erf": through_torch(torch.erf),
@@ -172,9 +203,7 @@ FLOAT = {
     "j1": through_torch(_special.bessel_j1),
     "y0": through_torch(_special.bessel_y0),
     "y1": through_torch(_special.bessel_y1),
-    "saturate": lambda x: clamp(
-        np.where(np.isnan(x), x.dtype.type(0), x), x.dtype.type(0), x.dtype.type(1), False
-    ),
+    "saturate": _saturate,
     "llrint": lambda x: float_to_int(np.dtype(np.int64))(np.rint(x)),
     "llround": lambda x: float_to_int(np.dtype(np.int64))(round_away(x)),
     "fdivide": np.divide,
@@ -225,15 +254,23 @@ EXACT = {
     "fma_rn": fma,
 }
 for _kind in ("f", "d"):  # __nv_fadd_rn and __nv_dadd_rn round as everything does
-    for _name, _f in {
-        "add": np.add,
-        "sub": np.subtract,
-        "mul": np.multiply,
-        "div": np.divide,
-        "sqrt": np.sqrt,
-    }.items():
-        EXACT[f"{_kind}{_name}_rn"] = _f
-    EXACT[f"{_kind}rcp_rn"] = lambda x: 1 / x
+    EXACT[f"{_kind}add_rn"] = np.add
+    EXACT[f"{_kind}sub_rn"] = np.subtract
+    EXACT[f"{_kind}mul_rn"] = np.multiply
+    EXACT[f"{_kind}div_rn"] = np.divide
+    EXACT[f"{_kind}sqrt_rn"] = np.sqrt
+    EXACT[f"{_kind}rcp_rn"] = _reciprocal
+
+
+def _to_integer(round_, dtype, signed: bool):
+    convert = float_to_int(np.dtype(dtype), signed)
+    return lambda x: convert(round_(x))
+
+
+def _to_float(dtype, signed: bool):
+    return lambda x: (x if signed else unsigned(x)).astype(dtype)
+
+
 _INTEGERS = {
     "int": (np.int32, True),
     "uint": (np.int32, False),
@@ -241,17 +278,16 @@ _INTEGERS = {
     "ull": (np.int64, False),
 }
 _ROUND = {"rn": np.rint, "rd": np.floor, "ru": np.ceil, "rz": np.trunc}
-for _to, (_type, _signed) in _INTEGERS.items():
+for _name, (_dtype, _signed) in _INTEGERS.items():
     for _mode, _round in _ROUND.items():
-        _convert = float_to_int(np.dtype(_type), _signed)
-        for _from in ("float", "double"):
-            EXACT[f"{_from}2{_to}_{_mode}"] = lambda x, r=_round, c=_convert: c(r(x))
-    for _float, _dtype in (("float", np.float32), ("double", np.float64)):
-        EXACT[f"{_to}2{_float}_rn"] = lambda x, s=_signed, d=_dtype: (x if s else unsigned(x)).astype(d)
-EXACT["double2float_rn"] = lambda x: x.astype(np.float32)
+        EXACT[f"float2{_name}_{_mode}"] = _to_integer(_round, _dtype, _signed)
+        EXACT[f"double2{_name}_{_mode}"] = _to_integer(_round, _dtype, _signed)
+    EXACT[f"{_name}2float_rn"] = _to_float(np.float32, _signed)
+    EXACT[f"{_name}2double_rn"] = _to_float(np.float64, _signed)
+EXACT["double2float_rn"] = _to_float(np.float32, True)
 
 
 def find(symbol: str):
     """The function of a libdevice symbol, or None."""
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
-    return EXACT.get(name) or FLOAT.get(name) or (FLOAT.get(name[:-1]) if name.endswith("f") else None)
+    return EXACT.get(name) or FLOAT.get(name) or FLOAT.get(name.removesuffix("f"))

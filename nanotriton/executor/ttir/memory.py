@@ -1,13 +1,21 @@
 """The global memory of a TTIR evaluation: torch CPU tensors at virtual addresses, every access checked.
 
-Buffer i starts at address (i + 1) << 40, so a pointer that leaves its buffer lands in none (a terabyte of guard on both sides)
-and the buffer of an address is one shift away. What is checked, exactly and for every element that is not masked off:
+Buffer i starts at address (i + 1) << 40. So a pointer that leaves its buffer lands in none (a terabyte of
+guard on both sides), and the buffer of an address is one shift away. Two things are checked, exactly and
+for every element that is not masked off:
 
-- bounds and alignment: `OutOfBounds`, naming the kernel's argument, the element and the program;
-- races between the programs of one launch: two programs store different values at one address, or one program loads or
-  overwrites what another stored or loaded: `Race`. Such a kernel gives what the scheduler decides. Atomics are exempt, and a
-  kernel that uses what its atomics return (locks, counters) is not checked: it may well be synchronised by them.
+- Bounds and alignment. `OutOfBounds` names the kernel's argument, the element and the program.
+- Races between the programs of one launch. `Race` means that two programs store different values at one
+  address, or that one program loads or overwrites an element that another stored or loaded. The answer of
+  such a kernel is up to the scheduler. Atomics are exempt. A kernel that uses the results of its atomics
+  (locks, counters) is not checked: it may well be synchronised by them.
+
+In the methods below `frame` says which programs access memory, and `at` is their operation in the kernel.
+`mask` is None, or False for elements that are not accessed. Address, mask and values have a lazily
+broadcast shape (ops.py).
 """
+
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,14 +23,14 @@ import torch
 from .types import TTIRError
 
 SHIFT = 40
-MANY = -1  # the owner of what several programs have touched
+MANY = -1  # the owner of bytes that several programs have touched
 SIZES = dict.fromkeys(("i1", "i8", "f8E4M3FN", "f8E5M2"), 1)
 SIZES |= {"i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8, "ptr": 8, "index": 8}
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class OutOfBounds(TTIRError):
-    """An access outside every tensor, or misaligned: an illegal memory access, or silent corruption, on a GPU."""
+    """An access outside every tensor, or misaligned. On a GPU it is illegal, or silently corrupts memory."""
 
 
 class Race(TTIRError):
@@ -30,24 +38,39 @@ class Race(TTIRError):
 
 
 class Buffer:
-    """A tensor's storage. `writer`, `reader`: who touched each `unit` bytes of it in this launch: program + 1, 0 or MANY."""
+    """A tensor's storage.
+
+    views: its bytes as words, by the size of a word. keep: an object that keeps the memory alive.
+    writer, reader: the owner of each `unit` bytes of it in this launch, that stored or loaded them: program
+    + 1, 0 for none, MANY for several. tracked: loads are noted, because stores may race with them.
+    """
 
     def __init__(self, base: int, data: np.ndarray, keep: object):
-        self.base, self.data, self.nbytes, self.keep = base, data, data.size, keep
+        self.base = base
+        self.data = data
+        self.nbytes = data.size
+        self.keep = keep
         self.views = {size: data[: data.size // size * size].view(raw) for size, raw in RAW.items()}
         self.reset()
 
     def reset(self) -> None:
-        self.unit, self.writer, self.reader, self.tracked, self.name = 0, None, None, False, "a tensor"
+        """Forget the last launch."""
+        self.name = "a tensor"
+        self.unit = 0
+        self.writer: np.ndarray | None = None
+        self.reader: np.ndarray | None = None
+        self.tracked = False
 
     def units(self, index: np.ndarray, size: int, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Element indices of `size` bytes -> indices into `writer` and `reader`, and their owners."""
+        """Element indices of `size` bytes -> (indices into `writer` and `reader`, the owner of each)."""
         if not self.unit:
             self.unit = size
-        if size < self.unit:  # a finer access than any before: split what is known
-            self.writer, self.reader = (
-                x if x is None else np.repeat(x, self.unit // size) for x in (self.writer, self.reader)
-            )
+        if size < self.unit:  # a finer access than any before: split the known units
+            finer = self.unit // size
+            if self.writer is not None:
+                self.writer = np.repeat(self.writer, finer)
+            if self.reader is not None:
+                self.reader = np.repeat(self.reader, finer)
             self.unit = size
         many = size // self.unit
         if many > 1:
@@ -55,18 +78,23 @@ class Buffer:
             owner = np.repeat(owner, many)
         return index, owner
 
-    def owners(self) -> np.ndarray:
+    def no_owners(self) -> np.ndarray:
         return np.zeros(self.nbytes // self.unit + 1, np.int32)
 
 
-class Memory:
+class GlobalMemory:
+    """The buffers that kernels can reach. races: whether the running launch is watched for races."""
+
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
         self.by_storage: dict[int, Buffer] = {}
         self.races = True
 
     def add(self, tensor: torch.Tensor | np.ndarray) -> int:
-        """The address of a CPU tensor's first element. Kernels load and store its own storage; views of one share a buffer."""
+        """The address of a CPU tensor's first element.
+
+        Kernels load and store the tensor's own storage. Views of one storage share a buffer.
+        """
         if isinstance(tensor, np.ndarray):
             return self._buffer(tensor.reshape(-1).view(np.uint8), tensor).base
         storage = tensor.untyped_storage()
@@ -85,8 +113,12 @@ class Memory:
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 
     def begin(self, pointers: dict[int, tuple[int, str]], stored: int, loaded: int, races: bool) -> None:
-        """A launch starts. `pointers`: number of an argument -> (address, name). `stored`, `loaded`: bit i says that the kernel
-        may store to, or load from, the buffer of argument i; -1 that it may reach any. Loads are watched where both happen."""
+        """A launch starts.
+
+        pointers: number of an argument -> (address, name). stored, loaded: bit i says that the kernel may
+        store to, or load from, the buffer of argument i; -1 says that it may reach any. Loads are watched
+        where both happen. races: whether to watch for races at all.
+        """
         self.races = races
         for buffer in self.buffers:
             buffer.reset()
@@ -97,23 +129,26 @@ class Memory:
                 reached[buffer.base] = reached.get(buffer.base, 0) | 1 << i
         for buffer in self.buffers:
             bits = reached.get(buffer.base, 0)
-            buffer.tracked = races and bool(
-                (stored == -1 or stored & bits) and (loaded == -1 or loaded & bits)
-            )
+            may_store = stored == -1 or bool(stored & bits)
+            may_load = loaded == -1 or bool(loaded & bits)
+            buffer.tracked = races and may_store and may_load
 
-    # --- access: `at` says where in the kernel, `frame` who
+    # --- access
 
     def load(self, frame, at, address, mask, size: int):
-        """Raw unsigned elements, of the (lazily broadcast) shape of address and mask, and the mask, or None if it is all on.
-        Where the mask is off the element is anything."""
+        """(raw unsigned elements, the mask or None if it is all on).
+
+        Where the mask is off an element is anything.
+        """
         if mask is not None and mask.all():
             mask = None
         elif mask is not None and not mask.any():
             return np.zeros((1,) * address.ndim, RAW[size]), mask
         buffer = self._guess(address, mask)
         offset = address - buffer.base
-        if (bad := self._bad(buffer, offset, size)) and mask is not None:
-            offset = np.where(mask, offset, 0)  # what is masked off may be anywhere
+        bad = self._bad(buffer, offset, size)
+        if bad and mask is not None:
+            offset = np.where(mask, offset, 0)  # a pointer that is masked off may point anywhere
             bad = self._bad(buffer, offset, size)
         if bad:
             return self._scattered_load(frame, at, address, mask, size), mask
@@ -129,85 +164,116 @@ class Memory:
 
     def _store(self, frame, at, buffer: Buffer, index, raw, size: int, owner) -> None:
         view = buffer.views[size]
-        if self.races:
-            unit, unit_owner = buffer.units(index, size, owner)
-            self._check_store(frame, at, buffer, index, raw, size, unit, unit_owner)
+        if not self.races:
+            view[index] = raw
+            return
+        unit, unit_owner = buffer.units(index, size, owner)
+        self._check_readers(frame, at, buffer, size, unit, unit_owner)
+        self._check_writers(frame, at, buffer, index, raw, size, unit, unit_owner)
         view[index] = raw
-        if self.races and (lost := view[index] != raw).any():
+        lost = view[index] != raw
+        if lost.any():
+            who = self._who(frame, owner[lost][0])
             raise Race(
-                f"{frame.launch.at(at)}: different values are stored at one address of {buffer.name} at once "
-                f"(element {index[lost][0]}, by {self._who(frame, owner[lost][0])})"
+                f"{frame.evaluation.at(at)}: different values are stored at one address of {buffer.name} "
+                f"at once (element {index[lost][0]}, by {who})"
             )
 
-    def _check_store(self, frame, at, buffer, index, raw, size, unit, owner) -> None:
-        if buffer.reader is not None:
-            others = buffer.reader[unit]
-            bad = (others != 0) & ((others != owner) | (others == MANY))
-            if bad.any():
-                who, element = self._who(frame, owner[bad][0]), unit[bad][0] * buffer.unit // size
-                raise Race(
-                    f"{frame.launch.at(at)}: {who} stores to element {element} of {buffer.name}, "
-                    "which another program of the launch loads"
-                )
+    def _check_readers(self, frame, at, buffer: Buffer, size: int, unit, owner) -> None:
+        """No program stores to an element that another has loaded."""
+        if buffer.reader is None:
+            return
+        others = buffer.reader[unit]
+        bad = (others != 0) & ((others != owner) | (others == MANY))
+        if bad.any():
+            who = self._who(frame, owner[bad][0])
+            element = unit[bad][0] * buffer.unit // size
+            raise Race(
+                f"{frame.evaluation.at(at)}: {who} stores to element {element} of {buffer.name}, "
+                "which another program of the launch loads"
+            )
+
+    def _check_writers(self, frame, at, buffer: Buffer, index, raw, size: int, unit, owner) -> None:
+        """No program stores another value to an element that another has stored. Note the owners."""
         if buffer.writer is None:
-            buffer.writer = buffer.owners()
+            buffer.writer = buffer.no_owners()
         else:
             others = buffer.writer[unit]
             bad = (others != 0) & (others != owner)
             if bad.any():
                 changed = buffer.views[size][index] != raw
                 bad = bad.reshape(len(index), -1).any(1) & changed
-                if bad.any():
-                    who = self._who(frame, owner.reshape(len(index), -1)[bad][0, 0])
-                    raise Race(
-                        f"{frame.launch.at(at)}: {who} and another program store different values to element "
-                        f"{index[bad][0]} of {buffer.name}"
-                    )
+            if bad.any():
+                who = self._who(frame, owner.reshape(len(index), -1)[bad][0, 0])
+                raise Race(
+                    f"{frame.evaluation.at(at)}: {who} and another program store different values to element "
+                    f"{index[bad][0]} of {buffer.name}"
+                )
         buffer.writer[unit] = owner
 
     def _note_load(self, frame, at, buffer: Buffer, index, mask, size: int) -> None:
+        """No program loads an element that another has stored. Note the owners."""
         index, _, owner = self._flat(frame, index, mask, index)
         unit, owner = buffer.units(index, size, owner)
         if buffer.writer is not None:
             others = buffer.writer[unit]
             bad = (others != 0) & (others != owner)
             if bad.any():
-                who, element = self._who(frame, owner[bad][0]), unit[bad][0] * buffer.unit // size
+                who = self._who(frame, owner[bad][0])
+                element = unit[bad][0] * buffer.unit // size
                 raise Race(
-                    f"{frame.launch.at(at)}: {who} loads element {element} of {buffer.name}, "
+                    f"{frame.evaluation.at(at)}: {who} loads element {element} of {buffer.name}, "
                     "which another program of the launch stores"
                 )
         if buffer.reader is None:
-            buffer.reader = buffer.owners()
+            buffer.reader = buffer.no_owners()
         others = buffer.reader[unit]
         owner = np.where((others == 0) | (others == owner), owner, MANY)
         buffer.reader[unit] = owner
         shared = buffer.reader[unit] != owner
         buffer.reader[unit[shared]] = MANY
 
-    def atomic(self, frame, at, address, mask, size: int, update, values, ufunc=None):
-        """Each element in order of program and position: old = memory, memory = update(old, *values), all raw.
+    def atomic(
+        self,
+        frame,
+        at,
+        address,
+        mask,
+        size: int,
+        update: Callable,
+        values: tuple[np.ndarray, ...],
+        ufunc: tuple[np.ufunc, np.dtype] | None = None,
+    ) -> np.ndarray | None:
+        """For each element, in order of program and position: old = memory, memory = update(old, *values).
 
-        `ufunc`: (NumPy ufunc, dtype) that does the same when nobody reads the result; then None is returned, else old.
+        All are raw words.
+        ufunc: (a NumPy ufunc, its dtype) that does the same to memory if nobody reads the old values.
+        Returns the old values, or None with `ufunc`.
         """
-        shape = np.broadcast_shapes((frame.n,), *(x.shape[:1] for x in (address, *values)))
-        tail = np.broadcast_shapes(
-            *(x.shape[1:] for x in (address, *values) + (() if mask is None else (mask,)))
-        )
-        shape = shape + tail
+        arrays = (address, *values)
+        programs = np.broadcast_shapes((frame.n,), *(x.shape[:1] for x in arrays))
+        tail = np.broadcast_shapes(*(x.shape[1:] for x in arrays), () if mask is None else mask.shape[1:])
+        shape = programs + tail
+
         on = np.ones(shape, bool).ravel() if mask is None else np.broadcast_to(mask, shape).ravel()
-        address = np.broadcast_to(address, shape).ravel()[on]
-        values = [np.broadcast_to(x, shape).ravel()[on] for x in values]
-        owner = np.broadcast_to(frame.owner.reshape(-1, *[1] * len(tail)), shape).ravel()[on]
+
+        def active(x: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(x, shape).ravel()[on]
+
+        address = active(address)
+        values = [active(x) for x in values]
+        owner = active(frame.owner.reshape(-1, *[1] * len(tail)))
         old = np.zeros(on.size, RAW[size])
         places = on.nonzero()[0]
         for buffer, index, part in self._split(frame, at, address, size, owner):
-            view, mine = buffer.views[size], [x[part] for x in values]
+            view = buffer.views[size]
+            mine = [x[part] for x in values]
             if ufunc is not None:
-                ufunc[0].at(view.view(ufunc[1]), index, mine[0].view(ufunc[1]))
+                function, dtype = ufunc
+                function.at(view.view(dtype), index, mine[0].view(dtype))
                 continue
             for turn in _turns(index):
-                frame.launch.spend(turn.size + 1000)
+                frame.evaluation.spend(turn.size + 1000)
                 before = view[index[turn]]
                 old[places[part][turn]] = before
                 view[index[turn]] = update(before, *(x[turn] for x in mine))
@@ -216,7 +282,7 @@ class Memory:
     # --- addresses
 
     def _guess(self, address, mask) -> Buffer:
-        """The buffer of one active element; any buffer when it is in none, for `_bad` to find out."""
+        """The buffer of one active element, or NOWHERE."""
         if mask is None:
             first = address.item(0)
         else:
@@ -226,28 +292,29 @@ class Memory:
 
     @staticmethod
     def _bad(buffer: Buffer, offset, size: int) -> bool:
-        """Some offset is negative, beyond the buffer or misaligned."""
+        """Whether some offset is negative, beyond the buffer or misaligned."""
         bits = int(np.bitwise_or.reduce(offset, axis=None))
         return bits < 0 or bool(bits & (size - 1)) or int(offset.max()) > buffer.nbytes - size
 
     def _flat(self, frame, address, mask, other):
-        """Active elements of (address, other), one axis, with their owners."""
+        """The active elements of (address, other) and their owners, each along one axis."""
         arrays = (address, other) if mask is None else (address, other, mask)
         shape = np.broadcast_shapes(*(x.shape for x in arrays))
         owner = frame.owner
         if shape[0] == 1 and frame.n > 1:  # uniform: every program does the same
             owner = np.full(1, MANY, np.int32)
-        flat = [
-            np.broadcast_to(x, shape).ravel()
-            for x in (address, other, owner.reshape(-1, *[1] * (len(shape) - 1)))
-        ]
+        owner = owner.reshape(-1, *[1] * (len(shape) - 1))
+        flat = [np.broadcast_to(x, shape).ravel() for x in (address, other, owner)]
         if mask is not None:
             on = np.broadcast_to(mask, shape).ravel()
             flat = [x[on] for x in flat]
         return flat
 
-    def _split(self, frame, at, address, size: int, owner):
-        """Flat addresses -> (buffer, element index, which of them) a buffer. Raises OutOfBounds."""
+    def _split(self, frame, at, address, size: int, owner) -> Iterator[tuple[Buffer, np.ndarray, object]]:
+        """For each buffer of flat addresses: (buffer, element indices, which of the addresses they are).
+
+        Raises OutOfBounds.
+        """
         if not address.size:
             return
         buffer = self.find(address.item(0)) or NOWHERE
@@ -255,11 +322,13 @@ class Memory:
         if not self._bad(buffer, offset, size):
             yield buffer, offset >> (size.bit_length() - 1), slice(None)
             return
-        for number in np.unique(address >> SHIFT):
-            part = (address >> SHIFT) == number
+        numbers = address >> SHIFT
+        for number in np.unique(numbers):
+            part = numbers == number
             buffer = self.find(int(number) << SHIFT) or NOWHERE
             offset = address[part] - buffer.base
-            bad = (offset < 0) | (offset > buffer.nbytes - size) | (offset & (size - 1) != 0)
+            misaligned = offset & (size - 1) != 0
+            bad = (offset < 0) | (offset > buffer.nbytes - size) | misaligned
             if bad.any():
                 self._out_of_bounds(frame, at, address[part][bad], size, owner[part][bad], address.size)
             yield buffer, offset >> (size.bit_length() - 1), part
@@ -293,29 +362,35 @@ class Memory:
             else:
                 where = f"element {offset // size} of {near.name}, which has {near.nbytes // size}"
         raise OutOfBounds(
-            f"{frame.launch.at(at)}: {bad.size} of {total} elements out of bounds: {where} ({self._who(frame, owner[0])})"
+            f"{frame.evaluation.at(at)}: {bad.size} of {total} elements out of bounds: {where} "
+            f"({self._who(frame, owner[0])})"
         )
 
     def _who(self, frame, owner) -> str:
-        return "every program" if owner == MANY else f"program {frame.launch.coordinates(int(owner) - 1)}"
+        if owner == MANY:
+            return "every program"
+        return f"program {frame.evaluation.coordinates(int(owner) - 1)}"
 
 
 class _Programs:
     """Stands for a frame whose programs are given an element each."""
 
     def __init__(self, frame, owner):
-        self.n, self.owner, self.launch = len(owner), owner, frame.launch
+        self.n = len(owner)
+        self.owner = owner
+        self.evaluation = frame.evaluation
 
 
-def _turns(index: np.ndarray):
-    """Positions in groups such that no group has an address twice, an address's positions in their order."""
+def _turns(index: np.ndarray) -> Iterator[np.ndarray]:
+    """Positions in groups of which none has an address twice. An address's positions keep their order."""
     order = np.argsort(index, kind="stable")
     ranked = index[order]
     start = np.concatenate(([True], ranked[1:] != ranked[:-1]))
     if start.all():
         yield order
         return
-    rank = np.arange(len(order)) - np.maximum.accumulate(np.where(start, np.arange(len(order)), 0))
+    position = np.arange(len(order))
+    rank = position - np.maximum.accumulate(np.where(start, position, 0))  # among those of its address
     by_rank = np.argsort(rank, kind="stable")
     ends = np.flatnonzero(np.diff(rank[by_rank])) + 1
     for group in np.split(by_rank, ends):

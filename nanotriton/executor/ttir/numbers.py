@@ -1,23 +1,25 @@
-"""Number formats and functions of TTIR in NumPy: what a register holds, how it is rounded, what memory holds.
+"""Number formats and functions of TTIR in NumPy: numbers in registers, their rounding, numbers in memory.
 
-In registers integers are signed NumPy integers, i1 is bool, pointers are int64, f32 and f64 themselves; narrower floats (bf16,
-f16, fp8) are float32 arrays that hold representable values only, and are rounded to nearest even after each operation.
-In memory everything is raw unsigned words. Functions never raise for a value: overflow wraps, x / 0 is whatever.
+In registers integers are signed NumPy integers, i1 is bool, pointers are int64, f32 and f64 themselves.
+Narrower floats (bf16, f16, fp8) are float32 arrays that hold representable values only, and are rounded to
+nearest even after each operation. In memory everything is raw unsigned words. No function raises for a
+value: overflow wraps, and x / 0 is anything.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 F8 = ("f8E4M3FN", "f8E5M2")
 FLOATS = frozenset(("f16", "bf16", "f32", "f64", *F8))
-DTYPE = dict.fromkeys(("f16", "bf16", "f32", *F8), np.dtype(np.float32)) | {
-    "f64": np.dtype(np.float64),
-    "i1": np.dtype(bool),
-}
-DTYPE |= {f"i{b}": np.dtype(f"int{b}") for b in (8, 16, 32, 64)} | {
-    "ptr": np.dtype(np.int64),
-    "index": np.dtype(np.int64),
-}
+# the NumPy dtype of an element in a register
+DTYPE = {elem: np.dtype(np.float32) for elem in ("f16", "bf16", "f32", *F8)}
+DTYPE |= {"f64": np.dtype(np.float64), "i1": np.dtype(bool)}
+DTYPE |= {"i8": np.dtype(np.int8), "i16": np.dtype(np.int16), "i32": np.dtype(np.int32)}
+DTYPE |= {"i64": np.dtype(np.int64), "ptr": np.dtype(np.int64), "index": np.dtype(np.int64)}
+
+Function = Callable[[np.ndarray], np.ndarray]
 
 
 def unsigned(x: np.ndarray) -> np.ndarray:
@@ -28,8 +30,11 @@ def unsigned(x: np.ndarray) -> np.ndarray:
 
 
 def _bf16_bits(x: np.ndarray) -> np.ndarray:
+    """To nearest even: 0x7FFF, and 1 more if the kept half of the word is odd, carries into that half."""
+    half = np.uint32(16)
     u = x.view(np.uint32)
-    bits = (u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    odd = (u >> half) & np.uint32(1)
+    bits = (u + np.uint32(0x7FFF) + odd) >> half
     return np.where(np.isnan(x), np.uint32(0x7FC0), bits).astype(np.uint16)
 
 
@@ -41,9 +46,11 @@ def _f8_table(name: str) -> np.ndarray:
     """All 256 values of an OCP 8-bit float (OCP 8-bit Floating Point Specification, 2023)."""
     mantissa_bits, bias = (3, 7) if name == "f8E4M3FN" else (2, 15)
     code = np.arange(256)
-    exponent, mantissa = (code & 0x7F) >> mantissa_bits, code & ((1 << mantissa_bits) - 1)
+    exponent = (code & 0x7F) >> mantissa_bits
+    mantissa = code & ((1 << mantissa_bits) - 1)
     fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
-    value = np.where(code & 0x80, -1.0, 1.0) * fraction * 2.0 ** (np.maximum(exponent, 1) - bias)
+    sign = np.where(code & 0x80, -1.0, 1.0)
+    value = sign * fraction * 2.0 ** (np.maximum(exponent, 1) - bias)
     if name == "f8E4M3FN":
         value[(code & 0x7F) == 0x7F] = np.nan
     else:
@@ -53,12 +60,19 @@ def _f8_table(name: str) -> np.ndarray:
 
 
 _F8_VALUE = {name: _f8_table(name) for name in F8}
-_F8_MIDDLE = {
-    n: (v[: m - 1].astype(np.float64) + v[1:m]) / 2 for (n, v), m in zip(_F8_VALUE.items(), (0x7F, 0x7C))
-}
+_F8_FINITE = {"f8E4M3FN": 0x7F, "f8E5M2": 0x7C}  # how many codes are finite and not negative
 
 
-def _f8_bits(name: str):
+def _f8_middles(name: str) -> np.ndarray:
+    """The numbers halfway between neighbours, by the code of the lower one."""
+    values = _F8_VALUE[name][: _F8_FINITE[name]].astype(np.float64)
+    return (values[:-1] + values[1:]) / 2
+
+
+_F8_MIDDLE = {name: _f8_middles(name) for name in F8}
+
+
+def _f8_bits(name: str) -> Function:
     """Nearest even, saturating to the largest finite value, as `cvt.rn.satfinite` does on the GPU."""
     middle = _F8_MIDDLE[name]
 
@@ -66,12 +80,13 @@ def _f8_bits(name: str):
         size = np.abs(x).astype(np.float64)
         code = np.searchsorted(middle, size)  # ties fall to the lower code
         code += (code & 1) & (size == middle[np.minimum(code, len(middle) - 1)])
-        return np.where(np.isnan(x), 0x7F, code | (np.signbit(x) * 0x80)).astype(np.uint8)
+        signed = code | (np.signbit(x) * 0x80)
+        return np.where(np.isnan(x), 0x7F, signed).astype(np.uint8)
 
     return bits
 
 
-def encoder(elem: str):
+def encoder(elem: str) -> Function:
     """Register -> raw memory words."""
     if elem == "bf16":
         return _bf16_bits
@@ -82,7 +97,7 @@ def encoder(elem: str):
     return lambda x: x.view(f"u{x.dtype.itemsize}")
 
 
-def decoder(elem: str):
+def decoder(elem: str) -> Function:
     """Raw memory words -> register."""
     if elem == "bf16":
         return _bf16_value
@@ -96,8 +111,8 @@ def decoder(elem: str):
     return lambda raw: raw.view(dtype)
 
 
-def rounder(elem: str):
-    """Rounds a float32 result to `elem`; None when nothing is to be done."""
+def rounder(elem: str) -> Function | None:
+    """The function that rounds a float32 result to `elem`, or None if there is nothing to do."""
     if elem == "bf16":
         return lambda x: _bf16_value(_bf16_bits(x))
     if elem == "f16":
@@ -109,23 +124,24 @@ def rounder(elem: str):
 
 
 def tf32(x: np.ndarray) -> np.ndarray:
-    """The 10 mantissa bits that a tensor core reads of a float32: Triton feeds it raw words, it drops the rest unrounded."""
+    """The 10 mantissa bits that a tensor core reads of a float32.
+
+    Triton feeds it raw words. It drops the rest unrounded.
+    """
     return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def to_zero(elem: str):
-    """Rounds float32 to `elem` toward zero (tt.fp_to_fp with rounding = rtz)."""
-    if elem == "bf16":
-        return lambda x: np.where(
-            np.isnan(x), x, (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        )
+def bf16_to_zero(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to bf16 toward zero (tt.fp_to_fp with rounding = rtz)."""
+    kept = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(x), x, kept)
 
-    def f16(x: np.ndarray) -> np.ndarray:
-        near = x.astype(np.float16)
-        over = np.abs(near.astype(np.float32)) > np.abs(x)
-        return np.where(over, np.nextafter(near, np.float16(0)), near).astype(np.float32)
 
-    return f16
+def f16_to_zero(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to f16 toward zero."""
+    near = x.astype(np.float16)
+    over = np.abs(near.astype(np.float32)) > np.abs(x)
+    return np.where(over, np.nextafter(near, np.float16(0)), near).astype(np.float32)
 
 
 # --- integers
@@ -140,8 +156,8 @@ def div_unsigned(a, b):
     return (unsigned(a) // unsigned(b)).view(a.dtype)
 
 
-def floor_mod(f):
-    """Integer `f` of a divisor that is one number takes NumPy's fast path for scalars."""
+def by_scalar(f):
+    """`f` of a divisor that is one number takes NumPy's fast path for scalars."""
     return lambda a, b: f(a, b.reshape(()) if b.size == 1 else b)
 
 
@@ -150,19 +166,22 @@ def mul_high(a, b):
     x, y = unsigned(a), unsigned(b)
     if a.dtype.itemsize == 4:
         return ((x.astype(np.uint64) * y) >> np.uint64(32)).astype(np.uint32).view(np.int32)
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    (x1, x0), (y1, y0) = ((z >> half, z & low) for z in (x, y))
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)  # long multiplication in halves of a word
+    x1, x0 = x >> half, x & low
+    y1, y0 = y >> half, y & low
     middle = x1 * y0 + ((x0 * y0) >> half)
     other = x0 * y1 + (middle & low)
     return (x1 * y1 + (middle >> half) + (other >> half)).view(np.int64)
 
 
 def mul_high_signed(a, b):
-    return mul_high(a, b) - np.where(a < 0, b, 0).astype(a.dtype) - np.where(b < 0, a, 0).astype(a.dtype)
+    """High half of the signed product: the unsigned one, corrected for each negative factor."""
+    correction = np.where(a < 0, b, 0).astype(a.dtype) + np.where(b < 0, a, 0).astype(a.dtype)
+    return mul_high(a, b) - correction
 
 
-def float_to_int(dtype: np.dtype, signed: bool = True):
-    """Toward zero, saturating, NaN to 0, as PTX's cvt.rzi does; i8 and i16 keep the low bits of the i32."""
+def float_to_int(dtype: np.dtype, signed: bool = True) -> Function:
+    """Toward zero, saturating, NaN to 0, as PTX's cvt.rzi does. i8 and i16 keep the low bits of the i32."""
     bits = max(dtype.itemsize * 8, 32)
     low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if signed else (0.0, 2.0**bits)
     wide = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
@@ -173,7 +192,8 @@ def float_to_int(dtype: np.dtype, signed: bool = True):
         inside = (whole >= low) & (whole < high)
         out = np.where(inside, whole, 0).astype(wide)
         if not inside.all():
-            out = np.where(whole >= high, ends.max, np.where(whole < low, ends.min, out)).astype(wide)
+            out = np.where(whole < low, ends.min, out)
+            out = np.where(whole >= high, ends.max, out).astype(wide)
         return out.view(f"i{bits // 8}").astype(dtype)
 
     return convert
@@ -185,7 +205,8 @@ def float_to_int(dtype: np.dtype, signed: bool = True):
 def round_away(x):
     """To the nearest integer, halves away from zero."""
     whole = np.trunc(x)
-    return whole + np.copysign((np.abs(x - whole) >= 0.5).astype(x.dtype), x)
+    away = (np.abs(x - whole) >= 0.5).astype(x.dtype)
+    return whole + np.copysign(away, x)
 
 
 def fma(a, b, c):
@@ -221,9 +242,15 @@ CMPI = {
     "sgt": np.greater,
     "sge": np.greater_equal,
 }
+
+
+def _of_unsigned(f):
+    return lambda a, b: f(unsigned(a), unsigned(b))
+
+
 for _name in ("lt", "le", "gt", "ge"):
-    CMPI[f"u{_name}"] = lambda a, b, f=CMPI[f"s{_name}"]: f(unsigned(a), unsigned(b))
-# NumPy's comparisons are ordered (false for NaN) but for !=; unordered is the negation of the opposite.
+    CMPI[f"u{_name}"] = _of_unsigned(CMPI[f"s{_name}"])
+# NumPy's comparisons are ordered (false for NaN) but for !=. Unordered is the negation of the opposite.
 CMPF = {
     "oeq": np.equal,
     "ogt": np.greater,

@@ -1,12 +1,13 @@
 """Read TTIR, the MLIR text that Triton's front end prints, into functions, blocks and operations.
 
-The grammar is what Triton 3.6 to 3.8 print, one operation a line, not all of MLIR. The text comes from a candidate, so it is
-hostile: whatever it holds, `parse` returns or raises `ParseError` or `Unsupported`, in time linear in its length.
+The grammar is that of the text which Triton 3.6 to 3.8 print, one operation a line, and not all of MLIR.
+The text comes from a candidate, so it is hostile. For any text `parse` returns, or raises `ParseError` or
+`Unsupported`, in time linear in the text's length.
 
     %x_3 = arith.addf %x, %y fastmath<fast> : tensor<64xf32> loc(#loc7)
 
-becomes Op(name="arith.addf", operands=[slot of %x, slot of %y], results=[a new slot], rtypes=[Type("f32", (64,))], ...).
-A slot is an index into the list of values that a function's evaluation carries.
+becomes Op(name="arith.addf", operands=[slot of %x, slot of %y], results=[a new slot], rtypes=[Type("f32",
+(64,))], ...). A slot is an index into the list of values that a function's evaluation carries.
 """
 
 import re
@@ -26,6 +27,7 @@ from .types import (
 
 MAX_TEXT = 4 << 20  # characters
 MAX_DEPTH = 16  # nested regions
+MAX_RESULTS = 1024  # of one operation
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _POINTER = r"!tt\.ptr<(?:!tt\.ptr<\w+(?:, \d+)?>|\w+)(?:, \d+)?>"
 _TOKEN = re.compile(
@@ -43,6 +45,12 @@ _PAIR = re.compile(rf"([\w.]+)(?: = ({_STRING}|array<[^<>]*>|[^,<>]+))?")
 
 
 class _Parser:
+    """Tokens as three lists (their kinds, texts and lines), and `at`, the next one's index.
+
+    fn: the function that is being read. scope: name of a value -> its slot. undo: (name, its slot before)
+    of the names that the regions around have bound.
+    """
+
     def __init__(self, text: str):
         if len(text) > MAX_TEXT:
             raise Unsupported(f"TTIR of {len(text)} characters, more than {MAX_TEXT}")
@@ -51,7 +59,10 @@ class _Parser:
 
     @staticmethod
     def tokens(text: str) -> tuple[list[str], list[str], list[int]]:
-        kinds, texts, lines, line, at = [], [], [], 1, 0
+        kinds: list[str] = []
+        texts: list[str] = []
+        lines: list[int] = []
+        line, at = 1, 0
         location = 0  # depth of parentheses inside a location; 0 outside
         for match in _TOKEN.finditer(text):
             kind = match.lastgroup
@@ -63,18 +74,28 @@ class _Parser:
             token = match.group()
             if kind == "newline":
                 line += 1
-            if location or (token == "(" and kinds and texts[-1] == "loc" and kinds[-1] == "word"):
-                if not location:
-                    kinds.pop(), texts.pop(), lines.pop()
+            if token == "(" and not location and kinds and texts[-1] == "loc" and kinds[-1] == "word":
+                for column in (kinds, texts, lines):  # the word `loc`
+                    column.pop()
+                location = 1
+            elif location:
                 location += (token == "(") - (token == ")")
-                continue
-            kinds.append(kind), texts.append(token), lines.append(line)
+            else:
+                kinds.append(kind)
+                texts.append(token)
+                lines.append(line)
         if at != len(text):
             raise ParseError(f"line {line}: cannot read {text[at : at + 20]!r}")
-        kinds.append("end"), texts.append(""), lines.append(line)
+        kinds.append("end")
+        texts.append("")
+        lines.append(line)
         return kinds, texts, lines
 
-    # --- token helpers
+    # --- tokens
+
+    def peek(self) -> tuple[str, str]:
+        """The next token's kind and text."""
+        return self.kinds[self.at], self.texts[self.at]
 
     def error(self, wanted: str) -> ParseError:
         return ParseError(
@@ -82,12 +103,14 @@ class _Parser:
         )
 
     def take(self, kind: str) -> str:
+        """The text of the next token, which must be of this kind."""
         if self.kinds[self.at] != kind:
             raise self.error(kind)
         self.at += 1
         return self.texts[self.at - 1]
 
     def accept(self, text: str) -> bool:
+        """Pass over the next token if it is this one."""
         if self.texts[self.at] == text and self.kinds[self.at] != "string":
             self.at += 1
             return True
@@ -104,12 +127,15 @@ class _Parser:
     # --- values: names are scoped by region, slots are not
 
     def define(self, name: str, type: Type) -> int:
+        """A new slot for a value of this name."""
+        slot = len(self.fn.types)
         self.fn.types.append(type)
         self.undo.append((name, self.scope.get(name)))
-        self.scope[name] = len(self.fn.types) - 1
-        return len(self.fn.types) - 1
+        self.scope[name] = slot
+        return slot
 
     def use(self) -> int:
+        """The slot of the value that the next token names."""
         name = self.take("value")
         slot = self.scope.get(name)
         if slot is None:
@@ -117,18 +143,20 @@ class _Parser:
         return slot
 
     def type(self) -> Type:
-        text = self.texts[self.at]
-        if self.kinds[self.at] not in ("type", "word"):
+        kind, text = self.peek()
+        if kind not in ("type", "word"):
             raise self.error("a type")
         self.at += 1
         return parse_type(text)
 
     def type_list(self) -> list[Type]:
         """`t` or `(t, t)` or `t, t`, with separators that carry no meaning here."""
-        types, parens = [], self.accept("(")
+        types: list[Type] = []
+        parens = self.accept("(")
         while True:
-            kind, text = self.kinds[self.at], self.texts[self.at]
-            if kind == "type" or (kind == "word" and (text in ELEMENTS or text[1:].isdigit())):
+            kind, text = self.peek()
+            element = kind == "word" and (text in ELEMENTS or text[1:].isdigit())
+            if kind == "type" or element:
                 types.append(self.type())
             elif kind == "angle":  # tt.make_tensor_descriptor: <f16>, <16x32xf16>
                 self.at += 1
@@ -145,8 +173,12 @@ class _Parser:
 
     def attributes(self, into: dict[str, str]) -> None:
         text = self.take("dict")
-        for key, value in _PAIR.findall(text[2:-2] if text[0] == "<" else text[1:-1]):
-            into[key] = value.split(" : ")[0] if not value.startswith('"') else value[1:-1]
+        inner = text[2:-2] if text[0] == "<" else text[1:-1]
+        for key, value in _PAIR.findall(inner):
+            if value.startswith('"'):
+                into[key] = value[1:-1]
+            else:
+                into[key] = value.split(" : ")[0]
 
     # --- structure
 
@@ -164,7 +196,9 @@ class _Parser:
 
     def function(self) -> Function:
         public = self.accept("public") or not self.accept("private")
-        self.fn, self.scope, self.undo = Function(self.take("symbol")[1:].strip('"'), public), {}, []
+        self.fn = Function(self.take("symbol")[1:].strip('"'), public)
+        self.scope: dict[str, int | None] = {}
+        self.undo: list[tuple[str, int | None]] = []
         self.expect("(")
         while not self.accept(")"):
             name = self.take("value")
@@ -183,35 +217,42 @@ class _Parser:
         return self.fn
 
     def region(self, args: tuple[tuple[str, Type], ...] = ()) -> Region:
-        """After its `{`, through its `}`; `args` are block arguments that the operation itself names."""
+        """After its `{`, through its `}`. args: block arguments that the operation itself names."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unsupported(f"regions nested more than {MAX_DEPTH} deep")
         mark = len(self.undo)
-        blocks, first = [Block("^bb0", [self.define(n, t) for n, t in args])], self.lines[self.at]
+        first = self.lines[self.at]
+        blocks = [Block("^bb0", [self.define(name, type) for name, type in args])]
         self.newlines()
         while not self.accept("}"):
-            if self.kinds[self.at] == "symbol" and self.texts[self.at].startswith("^"):
-                label = self.take("symbol")
-                if label != "^bb0":
-                    blocks.append(Block(label))
-                if self.accept("("):
-                    while not self.accept(")"):
-                        name = self.take("value")
-                        self.expect(":")
-                        blocks[-1].args.append(self.define(name, self.type()))
-                        self.accept(",")
-                self.expect(":")
+            kind, text = self.peek()
+            if kind == "symbol" and text.startswith("^"):
+                self.label(blocks)
             else:
                 blocks[-1].ops.append(self.op())
             self.newlines()
-        if self.depth > 1 and (not blocks[-1].ops or blocks[-1].ops[-1].name not in TERMINATORS):
-            blocks[-1].ops.append(Op("scf.yield", first))  # which is not printed when it yields nothing
+        ops = blocks[-1].ops
+        if self.depth > 1 and (not ops or ops[-1].name not in TERMINATORS):
+            ops.append(Op("scf.yield", first))  # it is not printed when it yields nothing
         while len(self.undo) > mark:
             name, slot = self.undo.pop()
             self.scope[name] = slot
         self.depth -= 1
         return blocks
+
+    def label(self, blocks: list[Block]) -> None:
+        """`^bb1(%x: type, ..):`, the start of a block."""
+        label = self.take("symbol")
+        if label != "^bb0":
+            blocks.append(Block(label))
+        if self.accept("("):
+            while not self.accept(")"):
+                name = self.take("value")
+                self.expect(":")
+                blocks[-1].args.append(self.define(name, self.type()))
+                self.accept(",")
+        self.expect(":")
 
     def op(self) -> Op:
         names = []
@@ -219,7 +260,7 @@ class _Parser:
             names.append(self.take("value"))
             if not self.accept(","):
                 self.expect("=")
-        kind, name = self.kinds[self.at], self.texts[self.at]
+        kind, name = self.peek()
         if kind not in ("word", "string"):
             raise self.error("an operation")
         self.at += 1
@@ -235,17 +276,22 @@ class _Parser:
         if op.name == "arith.constant" and op.words in (["true"], ["false"]):
             op.rtypes = [Type("i1")]
         self.results(op, names)
-        if self.kinds[self.at] not in ("newline", "end") and self.texts[self.at] != "}":
+        kind, text = self.peek()
+        if kind not in ("newline", "end") and text != "}":
             raise self.error("the end of the operation")
         return op
 
     def results(self, op: Op, names: list[str]) -> None:
-        flat = []
+        """Define the results. `%x:2` stands for two, `%x#0` and `%x#1`."""
+        flat: list[str] = []
         for name in names:
             base, _, count = name.partition(":")
-            if count and int(count) > 1024:
+            if not count:
+                flat.append(base)
+                continue
+            if int(count) > MAX_RESULTS:
                 raise Unsupported(f"{count} results of one operation")
-            flat += [f"{base}#{i}" for i in range(int(count))] if count else [base]
+            flat += [f"{base}#{i}" for i in range(int(count))]
         if len(op.rtypes) == 1:
             op.rtypes = op.rtypes * len(flat)
         if flat and len(op.rtypes) != len(flat):
@@ -256,35 +302,40 @@ class _Parser:
         op.results = [self.define(n, t) for n, t in zip(flat, op.rtypes)]
 
     def generic(self, op: Op) -> None:
-        """Operands, words, attributes and regions in any order up to the types: enough for all but four operations."""
+        """Operands, words, attributes and regions in any order up to the types.
+
+        It is enough for all but four operations.
+        """
         while self.kinds[self.at] not in ("newline", "end"):
-            kind, text = self.kinds[self.at], self.texts[self.at]
+            kind, text = self.peek()
             if kind == "value":
                 op.operands.append(self.use())
             elif kind == "dict":
                 self.attributes(op.attrs)
-            elif text == "=" and kind == "punct" and op.words:
-                self.at += 1
-                op.attrs[op.words.pop()] = self.texts[self.at]
-                self.at += 1
-            elif text == "{" and kind == "punct":  # a region; scf.if may have `else {` after it
-                self.at += 1
-                op.regions.append(self.region())
-            elif text == "->" and kind == "punct":  # scf.if %c -> (types) {
-                self.at += 1
-                op.rtypes = self.type_list()
-            elif text == ":" and kind == "punct":
-                self.at += 1
-                if self.kinds[self.at] != "value":
-                    self.signature(op)
-            elif text == "}":
+            elif kind == "punct" and text == "}":
                 return
+            elif kind == "punct":
+                self.punctuation(op, text)
             else:
                 self.at += 1
-                if kind != "punct" and not (kind == "word" and text == "else"):
+                if not (kind == "word" and text == "else"):
                     op.words.append(text)
 
+    def punctuation(self, op: Op, text: str) -> None:
+        """One punctuation mark of an operation, and the part that it opens."""
+        self.at += 1
+        if text == "=" and op.words:  # a word before it names an attribute
+            op.attrs[op.words.pop()] = self.texts[self.at]
+            self.at += 1
+        elif text == "{":  # a region; scf.if may have `else {` after it
+            op.regions.append(self.region())
+        elif text == "->":  # scf.if %c -> (types) {
+            op.rtypes = self.type_list()
+        elif text == ":" and self.kinds[self.at] != "value":
+            self.signature(op)
+
     def signature(self, op: Op) -> None:
+        """The types after `:`. Without `->` the result's type follows from the operands'."""
         types = self.type_list()
         if self.accept("->") or self.accept("to"):
             op.rtypes = self.type_list()
@@ -301,7 +352,10 @@ class _Parser:
             op.rtypes = [last]
 
     def scf_for(self, op: Op) -> None:
-        """`scf.for %i = %lo to %hi step %s iter_args(%a = %init) -> (types) : i32 { .. }`: operands lo, hi, s, inits."""
+        """`scf.for %i = %lo to %hi step %s iter_args(%a = %init) -> (types) : i32 { .. }`.
+
+        The operands are lo, hi, s and the inits.
+        """
         if self.kinds[self.at] == "word":  # `unsigned`
             op.words.append(self.take("word"))
         induction, names = self.take("value"), []
@@ -321,7 +375,7 @@ class _Parser:
             self.attributes(op.attrs)
 
     def scf_while(self, op: Op) -> None:
-        """`scf.while (%a = %init, ..) : (types) -> (types) { .. scf.condition(%c) .. } do { ^bb0(..): .. }`."""
+        """`scf.while (%a = %init, ..) : (types) -> (types) { .. scf.condition(%c) .. } do { .. }`."""
         names = self.bindings(op) if self.texts[self.at] == "(" else []
         self.expect(":")
         before = self.type_list()
@@ -338,6 +392,7 @@ class _Parser:
             self.attributes(op.attrs)
 
     def bindings(self, op: Op) -> list[str]:
+        """`(%a = %init, ..)`: the names. The inits become operands."""
         names = []
         self.expect("(")
         while not self.accept(")"):

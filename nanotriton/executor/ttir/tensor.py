@@ -1,19 +1,24 @@
-"""TTIR's operations that are neither element by element nor on memory: shapes, reductions, matrix products. See ops.py for
-what a value is."""
+"""TTIR's operations on whole tensors: shapes, reductions, matrix products. See ops.py for values.
+
+`build` at the end makes the step of any operation without control flow.
+"""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from . import access
 from .memory import OutOfBounds
 from .numbers import DTYPE, FLOATS, rounder, tf32
-from .ops import AssertionFailed, check, elementwise, full, integers, need
-from .types import Op, Unsupported
+from .ops import AssertionFailed, Step, check, elementwise, full, integers, need
+from .types import Op, Type, Unsupported
 
 NOTHING = frozenset(
     ["tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume", "tt.assume"]
 )
+# Turns the region of an operation into (run, slots that it yields).
+CompileRegion = Callable[[list], tuple[Step, list[int]]]
 
 
 def _lead(*xs: np.ndarray) -> list[np.ndarray]:
@@ -28,51 +33,80 @@ def _axis(op: Op, rank: int) -> int:
     return axis
 
 
-# --- shapes
+# --- shapes: each takes one tensor and only moves elements
 
 
-def view(op: Op):
-    """Operations that take and give one tensor and only move elements."""
-    need(op, 1, 1)
-    (a,), (out,), source, target = op.operands, op.results, op.otypes[0], op.rtypes[0]
-    check(source.elem == target.elem and source.elem != "desc", op)
-    rank, name = len(target.shape), op.name
-    if name == "tt.splat":
-        check(source.shape == (), op)
-        shape = (-1,) + (1,) * rank
-        f = lambda x: x.reshape(shape)
-    elif name == "tt.broadcast":
-        check(len(source.shape) == rank and all(s in (1, t) for s, t in zip(source.shape, target.shape)), op)
-        f = lambda x: x
-    elif name == "tt.expand_dims":
-        axis = _axis(op, rank)
-        check(target.shape == source.shape[:axis] + (1,) + source.shape[axis:], op)
-        f = lambda x: np.expand_dims(x, axis + 1)
-    elif name == "tt.trans":
-        order = integers(op.attrs.get("order", ""))
-        check(
-            sorted(order) == list(range(rank)) and target.shape == tuple(source.shape[i] for i in order), op
-        )
-        axes = (0, *(i + 1 for i in order))
-        f = lambda x: x.transpose(axes)
-    else:  # tt.reshape, tt.unsplat
-        check(math.prod(source.shape) == math.prod(target.shape), op)
-        whole, ones = (-1,) + target.shape, (-1,) + (1,) * rank
-        f = lambda x: x.reshape(ones) if x.size == len(x) else full(x, source.shape).reshape(whole)
+def _view(op: Op, move: Callable[[np.ndarray], np.ndarray]) -> Step:
+    (a,), (out,) = op.operands, op.results
 
     def step(v, frame):
-        v[out] = f(v[a])
+        v[out] = move(v[a])
 
     return step
 
 
-def join(op: Op):
+def _shapes(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the operand and of the result, of one element type."""
+    need(op, 1, 1)
+    source, target = op.otypes[0], op.rtypes[0]
+    check(source.elem == target.elem and source.elem != "desc", op)
+    return source.shape, target.shape
+
+
+def splat(op: Op) -> Step:
+    source, target = _shapes(op)
+    check(source == (), op)
+    shape = (-1,) + (1,) * len(target)
+    return _view(op, lambda x: x.reshape(shape))
+
+
+def broadcast(op: Op) -> Step:
+    """Nothing is to be done: an axis of length 1 stands for any length."""
+    source, target = _shapes(op)
+    check(len(source) == len(target) and all(s in (1, t) for s, t in zip(source, target)), op)
+    return _view(op, lambda x: x)
+
+
+def expand_dims(op: Op) -> Step:
+    source, target = _shapes(op)
+    axis = _axis(op, len(target))
+    check(target == source[:axis] + (1,) + source[axis:], op)
+    return _view(op, lambda x: np.expand_dims(x, axis + 1))
+
+
+def transpose(op: Op) -> Step:
+    source, target = _shapes(op)
+    order = integers(op.attrs.get("order", ""))
+    check(sorted(order) == list(range(len(target))), op)
+    check(target == tuple(source[i] for i in order), op)
+    axes = (0, *(i + 1 for i in order))
+    return _view(op, lambda x: x.transpose(axes))
+
+
+def reshape(op: Op) -> Step:
+    """tt.reshape and tt.unsplat."""
+    source, target = _shapes(op)
+    check(math.prod(source) == math.prod(target), op)
+    whole = (-1, *target)
+    ones = (-1,) + (1,) * len(target)
+
+    def move(x: np.ndarray) -> np.ndarray:
+        if x.size == len(x):  # one element a program stands for all
+            return x.reshape(ones)
+        return full(x, source).reshape(whole)
+
+    return _view(op, move)
+
+
+def join(op: Op) -> Step:
+    """tt.join along a new last axis, tt.cat along the only one."""
     need(op, 2, 1)
-    (a, b), (out,), source, target = op.operands, op.results, op.otypes[0], op.rtypes[0]
-    shape, cat = source.shape, op.name == "tt.cat"
-    check(
-        op.otypes[1] == source and source.elem == target.elem != "desc" and (len(shape) == 1 or not cat), op
-    )
+    (a, b), (out,) = op.operands, op.results
+    source, target = op.otypes[0], op.rtypes[0]
+    shape = source.shape
+    cat = op.name == "tt.cat"
+    check(op.otypes[1] == source and source.elem == target.elem != "desc", op)
+    check(len(shape) == 1 or not cat, op)
     check(target.shape == ((2 * shape[0],) if cat else (*shape, 2)), op)
 
     def step(v, frame):
@@ -82,14 +116,12 @@ def join(op: Op):
     return step
 
 
-def split(op: Op):
+def split(op: Op) -> Step:
     need(op, 1, 2)
-    (a,), (left, right), source = op.operands, op.results, op.otypes[0]
-    check(
-        source.shape[-1:] == (2,)
-        and all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes),
-        op,
-    )
+    (a,), (left, right) = op.operands, op.results
+    source = op.otypes[0]
+    check(source.shape[-1:] == (2,), op)
+    check(all(t.shape == source.shape[:-1] and t.elem == source.elem for t in op.rtypes), op)
 
     def step(v, frame):
         x = v[a]
@@ -98,47 +130,44 @@ def split(op: Op):
     return step
 
 
-def gather(op: Op):
+def gather(op: Op) -> Step:
     need(op, 2, 1)
-    (a, i), (out,), (source, index), target = op.operands, op.results, op.otypes, op.rtypes[0]
+    (a, i), (out,) = op.operands, op.results
+    (source, index), target = op.otypes, op.rtypes[0]
     axis = _axis(op, len(source.shape))
     check(target.elem == source.elem and index.elem in ("i32", "i64") and target.shape == index.shape, op)
-    check(
-        all(s == t for k, (s, t) in enumerate(zip(source.shape, index.shape)) if k != axis)
-        and len(index.shape) == len(source.shape),
-        op,
-    )
+    check(len(index.shape) == len(source.shape), op)
+    for k, (size, picked) in enumerate(zip(source.shape, index.shape)):
+        check(size == picked or k == axis, op)
 
     def step(v, frame):
         x, where = _lead(full(v[a], source.shape), full(v[i], index.shape))
         if where.min() < 0 or where.max() >= source.shape[axis]:
-            raise OutOfBounds(
-                f"{frame.launch.at(op)}: index outside the {source.shape[axis]} elements of the axis"
-            )
+            at = frame.evaluation.at(op)
+            raise OutOfBounds(f"{at}: index outside the {source.shape[axis]} elements of the axis")
         v[out] = np.take_along_axis(x, where, axis + 1)
 
     return step
 
 
-def histogram(op: Op):
+def histogram(op: Op) -> Step:
     need(op, len(op.operands), 1)
-    source, target, out = op.otypes[0], op.rtypes[0], op.results[0]
-    check(
-        len(source.shape) == len(target.shape) == 1
-        and target.elem == "i32"
-        and source.elem in ("i8", "i16", "i32", "i64"),
-        op,
-    )
-    check(len(op.operands) == 1 or (len(op.operands) == 2 and op.otypes[1] == ("i1", source.shape, "")), op)
-    (bins,), a, mask = target.shape, op.operands[0], op.operands[1:]
+    source, target = op.otypes[0], op.rtypes[0]
+    (out,) = op.results
+    check(len(source.shape) == len(target.shape) == 1 and target.elem == "i32", op)
+    check(source.elem in ("i8", "i16", "i32", "i64"), op)
+    check(op.otypes[1:] in ([], [("i1", source.shape, "")]), op)
+    (bins,) = target.shape
 
     def step(v, frame):
-        x, *on = _lead(*(full(v[i], source.shape) for i in (a, *mask)))
+        x, *mask = _lead(*(full(v[i], source.shape) for i in op.operands))
         inside = (x >= 0) & (x < bins)
-        if on:
-            inside &= on[0]
-        flat = (x + np.arange(len(x))[:, None] * bins)[inside]
-        v[out] = np.bincount(flat, minlength=len(x) * bins).reshape(-1, bins).astype(np.int32)
+        if mask:
+            inside &= mask[0]
+        programs = len(x)
+        flat = (x + np.arange(programs)[:, None] * bins)[inside]
+        counts = np.bincount(flat, minlength=programs * bins)
+        v[out] = counts.reshape(-1, bins).astype(np.int32)
 
     return step
 
@@ -162,13 +191,15 @@ UFUNC = {
 }
 
 
-def combiner(op: Op, compile_region):
+def combiner(op: Op, compile_region: CompileRegion) -> Callable:
     """The region of tt.reduce or tt.scan as a function of two lists of arrays, applied element by element."""
     check(len(op.regions) == 1 and len(op.regions[0]) == 1, op)
     block = op.regions[0][0]
     k = len(op.operands)
     check(len(block.args) == 2 * k == 2 * len(op.results) > 0, op)
-    for inner in block.ops[:-1]:  # they run on whole tensors, which only operations element by element allow
+    for inner in block.ops[
+        :-1
+    ]:  # they run on whole tensors, so only operations element by element are allowed
         if inner.regions or inner.name in BUILD or inner.name.startswith(("tt.call", "tt.atomic")):
             raise Unsupported(f"{inner.name[:40]} inside {op.name}")
         check(all(not t.shape for t in inner.rtypes), inner)
@@ -184,79 +215,102 @@ def combiner(op: Op, compile_region):
     return combine
 
 
-def _single(op: Op):
+def _single(op: Op) -> np.ufunc | None:
     """The NumPy ufunc of a region that is one operation on its two arguments, or None."""
     block = op.regions[0][0]
-    if len(block.ops) == 2 and len(op.operands) == 1:
-        inner, end = block.ops
-        elem = op.otypes[0].elem
-        if (
-            inner.results == end.operands
-            and set(inner.operands) == set(block.args)
-            and elem != "i1"
-            and rounder(elem) is None
-        ):
-            return UFUNC.get(inner.name)
-    return None
+    if len(block.ops) != 2 or len(op.operands) != 1:
+        return None
+    inner, end = block.ops
+    if inner.results != end.operands or set(inner.operands) != set(block.args):
+        return None
+    elem = op.otypes[0].elem
+    if elem == "i1" or rounder(elem) is not None:
+        return None
+    return UFUNC.get(inner.name)
 
 
-def reduce(op: Op, compile_region):
-    """Pairs of neighbours, then pairs of pairs: a tree like the GPU's, in the order that an associative operation needs."""
+def reduce(op: Op, compile_region: CompileRegion) -> Step:
+    """By NumPy if the region is one operation that it knows, else by a tree of pairs."""
     combine = combiner(op, compile_region)
-    shape, args, outs = op.otypes[0].shape, op.operands, op.results
-    axis = _axis(op, len(shape)) + 1
+    shape = op.otypes[0].shape
+    axis = _axis(op, len(shape))
     check(all(t.shape == shape and t.elem == r.elem for t, r in zip(op.otypes, op.rtypes)), op)
-    check(all(r.shape == shape[: axis - 1] + shape[axis:] for r in op.rtypes), op)
-    ufunc, last = _single(op), len(shape)
+    check(all(r.shape == shape[:axis] + shape[axis + 1 :] for r in op.rtypes), op)
+    ufunc = _single(op)
+    if ufunc is None:
+        return _reduce_by_pairs(op, combine, axis + 1)
+    return _reduce_by_ufunc(op, ufunc, axis + 1)
+
+
+def _reduce_by_ufunc(op: Op, ufunc: np.ufunc, axis: int) -> Step:
+    (a,), (out,) = op.operands, op.results
+    shape = op.otypes[0].shape
+    size = shape[axis - 1]
+    last = axis == len(shape)
+    keeps_dtype = ufunc is np.add or ufunc is np.multiply
 
     def step(v, frame):
-        x = v[args[0]]
-        if x.shape[axis] != shape[axis - 1]:
-            x = np.broadcast_to(x, x.shape[:axis] + shape[axis - 1 : axis] + x.shape[axis + 1 :])
-        if axis != last and ufunc is np.add:  # NumPy sums pairwise along the last axis only
+        x = v[a]
+        if x.shape[axis] != size:
+            x = np.broadcast_to(x, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+        if ufunc is np.add and not last:  # NumPy sums pairwise along the last axis only
             x = np.ascontiguousarray(np.moveaxis(x, axis, -1))
-            v[outs[0]] = ufunc.reduce(x, -1, x.dtype)
+            v[out] = ufunc.reduce(x, -1, x.dtype)
+        elif keeps_dtype:
+            v[out] = ufunc.reduce(x, axis, x.dtype)
         else:
-            v[outs[0]] = (
-                ufunc.reduce(x, axis, x.dtype)
-                if ufunc is np.add or ufunc is np.multiply
-                else ufunc.reduce(x, axis)
-            )
+            v[out] = ufunc.reduce(x, axis)
 
-    def tree(v, frame):
-        xs = [np.moveaxis(full(v[i], shape), axis, -1) for i in args]
+    return step
+
+
+def _reduce_by_pairs(op: Op, combine: Callable, axis: int) -> Step:
+    """Pairs of neighbours, then pairs of pairs.
+
+    It is a tree like the GPU's, in the order that an associative operation needs.
+    """
+    shape = op.otypes[0].shape
+
+    def step(v, frame):
+        xs = [np.moveaxis(full(v[i], shape), axis, -1) for i in op.operands]
         while xs[0].shape[-1] > 1:
             size = xs[0].shape[-1]
-            both = combine(v, frame, [x[..., 0 : size - 1 : 2] for x in xs], [x[..., 1::2] for x in xs])
+            left = [x[..., 0 : size - 1 : 2] for x in xs]
+            right = [x[..., 1::2] for x in xs]
+            both = combine(v, frame, left, right)
             if size % 2:
                 both = [np.concatenate((y, x[..., -1:]), -1) for y, x in zip(both, xs)]
             xs = both
-        for i, x in zip(outs, xs):
-            v[i] = x[..., 0]
+        for slot, x in zip(op.results, xs):
+            v[slot] = x[..., 0]
 
-    return tree if ufunc is None else step
+    return step
 
 
-def scan(op: Op, compile_region):
-    """Inclusive, in log2(n) rounds: after the round of distance d an element combines 2d of them (Hillis and Steele)."""
+def scan(op: Op, compile_region: CompileRegion) -> Step:
+    """Inclusive, in log2(n) rounds (Hillis and Steele): after distance d an element combines 2d of them."""
     combine = combiner(op, compile_region)
-    shape, args, outs = op.otypes[0].shape, op.operands, op.results
+    shape = op.otypes[0].shape
     axis = _axis(op, len(shape)) + 1
     check(op.otypes == op.rtypes and all(t.shape == shape for t in op.otypes), op)
     way = -1 if op.attrs.get("reverse") == "true" else 1
 
+    def after(x: np.ndarray, y: np.ndarray, distance: int) -> np.ndarray:
+        """The first elements of x as they were, then the combined ones."""
+        first = np.broadcast_to(x[..., :distance], (*y.shape[:-1], distance))
+        return np.concatenate((first, y), -1)
+
     def step(v, frame):
-        xs = [np.moveaxis(full(v[i], shape), axis, -1)[..., ::way] for i in args]
+        xs = [np.moveaxis(full(v[i], shape), axis, -1)[..., ::way] for i in op.operands]
         distance = 1
         while distance < shape[axis - 1]:
-            both = combine(v, frame, [x[..., :-distance] for x in xs], [x[..., distance:] for x in xs])
-            xs = [
-                np.concatenate((np.broadcast_to(x[..., :distance], y.shape[:-1] + (distance,)), y), -1)
-                for x, y in zip(xs, both)
-            ]
+            left = [x[..., :-distance] for x in xs]
+            right = [x[..., distance:] for x in xs]
+            both = combine(v, frame, left, right)
+            xs = [after(x, y, distance) for x, y in zip(xs, both)]
             distance *= 2
-        for i, x in zip(outs, xs):
-            v[i] = np.moveaxis(x[..., ::way], -1, axis)
+        for slot, x in zip(op.results, xs):
+            v[slot] = np.moveaxis(x[..., ::way], -1, axis)
 
     return step
 
@@ -264,20 +318,17 @@ def scan(op: Op, compile_region):
 # --- matrix product
 
 
-def dot(op: Op):
+def dot(op: Op) -> Step:
     """[.., M, K] @ [.., K, N] + [.., M, N], accumulated in float32 (f64 in f64; int8 exactly)."""
     need(op, 3, 1)
-    (a, b, c), (out,), (left, right, acc) = op.operands, op.results, op.otypes
+    (a, b, c), (out,) = op.operands, op.results
+    left, right, acc = op.otypes
     check(acc == op.rtypes[0] and len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
     check(left.shape[-1] == right.shape[-2] and acc.shape == left.shape[:-1] + right.shape[-1:], op)
-    check(
-        all(
-            (t.elem in FLOATS) == (acc.elem in FLOATS) and t.elem not in ("ptr", "desc", "i1")
-            for t in op.otypes
-        ),
-        op,
-    )
-    integer, near = acc.elem not in FLOATS, rounder(acc.elem)
+    integer = acc.elem not in FLOATS
+    for kind in op.otypes:
+        check((kind.elem not in FLOATS) == integer and kind.elem not in ("ptr", "desc", "i1"), op)
+    near = rounder(acc.elem)
     wide = np.float64 if integer or acc.elem == "f64" else np.float32
     truncate = left.elem == "f32" and op.attrs.get("inputPrecision", "ieee") == "tf32"
 
@@ -297,32 +348,41 @@ def dot(op: Op):
 # --- the rest
 
 
-def program(op: Op):
+def program(op: Op) -> Step:
+    """tt.get_program_id and tt.get_num_programs."""
     need(op, 0, 1)
-    check(op.words[:1] in (["x"], ["y"], ["z"]) and op.rtypes[0] == ("i32", (), ""), op)
-    (out,), axis, ids = op.results, "xyz".index(op.words[0]), op.name == "tt.get_program_id"
+    check(op.words[:1] in (["x"], ["y"], ["z"]) and op.rtypes[0] == Type("i32"), op)
+    (out,) = op.results
+    axis = "xyz".index(op.words[0])
 
-    def step(v, frame):
-        v[out] = frame.ids[axis] if ids else np.array([frame.launch.grid[axis]], np.int32)
+    def number(v, frame):
+        v[out] = frame.ids[axis]
 
-    return step
+    def count(v, frame):
+        v[out] = np.array([frame.evaluation.grid[axis]], np.int32)
+
+    return number if op.name == "tt.get_program_id" else count
 
 
-def assertion(op: Op):
+def assertion(op: Op) -> Step:
     check(len(op.operands) == 1 and op.otypes[0].elem == "i1", op)
-    (a,), message = op.operands, (op.words or [""])[0][:80]
+    (a,) = op.operands
+    message = op.words[0][:80] if op.words else ""
 
     def step(v, frame):
         if not v[a].all():
-            raise AssertionFailed(f"{frame.launch.at(op)}: device_assert failed: {message}")
+            raise AssertionFailed(f"{frame.evaluation.at(op)}: device_assert failed: {message}")
 
     return step
 
 
-BUILD = dict.fromkeys(
-    ["tt.splat", "tt.broadcast", "tt.expand_dims", "tt.trans", "tt.reshape", "tt.unsplat"], view
-)
-BUILD |= {
+BUILD = {
+    "tt.splat": splat,
+    "tt.broadcast": broadcast,
+    "tt.expand_dims": expand_dims,
+    "tt.trans": transpose,
+    "tt.reshape": reshape,
+    "tt.unsplat": reshape,
     "tt.join": join,
     "tt.cat": join,
     "tt.split": split,
@@ -336,12 +396,17 @@ BUILD |= {
 }
 
 
-def build(op: Op, compile_region, used: bool):
-    """The step of any operation without control flow. `used`: somebody reads its results."""
+def build(op: Op, compile_region: CompileRegion, used: bool) -> Step | None:
+    """The step of any operation without control flow, or None if it does nothing.
+
+    used: whether some operation reads its results. Raises Unsupported for an operation that is not known.
+    """
     if op.name in NOTHING:
         return None
-    if op.name in ("tt.reduce", "tt.scan"):
-        return (reduce if op.name == "tt.reduce" else scan)(op, compile_region)
+    if op.name == "tt.reduce":
+        return reduce(op, compile_region)
+    if op.name == "tt.scan":
+        return scan(op, compile_region)
     if op.name == "tt.atomic_rmw":
         return access.atomic_rmw(op, used)
     if op.name in BUILD:

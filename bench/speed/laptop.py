@@ -1,0 +1,195 @@
+"""The evidence for the laptop run: three seeds, each beside a control and beside as long a time of SFT.
+
+    python -m bench.speed.laptop main --seed 0
+    python -m bench.speed.laptop control --seed 0
+    python -m bench.speed.laptop sft --seed 0
+    python -m bench.speed.laptop table --out results/laptop.json
+
+main is what `torchrun train_grpo.py` does: SFT, then GRPO. control is the same with rewards shuffled within
+the batch. sft is --factor times the SFT steps and no GRPO, measured on the same test tasks. table collects
+what has finished.
+
+Runs live in out/bench-ARM-SEED and continue when they are started again. No arm reads another's folder, so
+all may run at once, each on cores of its own: `taskset -c 0,1 python -m bench.speed.laptop main --seed 0`.
+The control trains its own SFT model, which is the same for the same seed.
+"""
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import train_grpo
+import train_sft
+from bench.results import environment, write_json
+from nanotriton import config, distributed
+from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
+from nanotriton.tokenizer import Tokenizer
+from nanotriton.weights import load_model
+from nanotriton.world import World
+
+ARMS = ("main", "control", "sft", "table")
+HEAD = [
+    "arm",
+    "seed",
+    "before: sampled",
+    "after: sampled",
+    "gain",
+    "before: greedy",
+    "after: greedy",
+    "SFT",
+    "GRPO",
+]
+
+
+@dataclass
+class Config:
+    seed: Annotated[int, ">= 0"] = 0  # of the run
+    # sft: its steps over those of the laptop run's SFT; 9 times as many take as long as SFT and GRPO
+    factor: Annotated[float, "> 0"] = 9.0
+    root: str = "out"  # where runs live
+    out: str = "results/laptop.json"  # table: where the numbers go
+    machine: str = ""  # table: what the runs ran on, in words
+
+
+def sft_arm(cfg: Config) -> None:
+    """SFT for as long as SFT and GRPO take together; then the test set, drawn as train_grpo.py does it."""
+    name = f"bench-sft-{cfg.seed}"
+    steps = round(train_sft.Config.steps * cfg.factor)
+    # No pair comes twice, as the grammar has enough. The learning rate falls to 0, as nothing comes after.
+    sft = train_sft.Config(
+        name=name,
+        out=cfg.root,
+        seed=cfg.seed,
+        steps=steps,
+        examples=steps * train_sft.Config.batch,
+        min_lr=0.0,
+    )
+    grpo = train_grpo.Config(seed=cfg.seed)
+
+    def run(sft: train_sft.Config, world: World) -> None:
+        folder = train_sft.main(sft, world)
+        tokenizer = Tokenizer(folder)
+        model, model_config = load_model(folder, world.dtype, world.device)
+        trace = Run(grpo_config(name + "-test", cfg), world, "grpo")
+        test = train_grpo.task_sets(grpo)[2]
+        sampler = make_sampler(model_config, world, tokenizer)
+        sampler.update_weights(distributed.full_params(model, world.dtype))
+        with make_executor(world, cfg.seed) as executor:
+            result = heldout(
+                trace,
+                test,
+                step=0,
+                split="test",
+                sampler=sampler,
+                executor=executor,
+                tokenizer=tokenizer,
+                max_tokens=grpo.max_tokens,
+                seed=cfg.seed,
+            )
+        trace.summary(
+            **result,
+            seed=cfg.seed,
+            seconds=json.loads((Path(cfg.root) / name / "summary.json").read_text())["seconds"],
+        )
+
+    launch(run, sft)
+
+
+def grpo_config(name: str, cfg: Config) -> train_grpo.Config:
+    return train_grpo.Config(name=name, out=cfg.root, seed=cfg.seed)
+
+
+def grpo_arm(cfg: Config, arm: str) -> None:
+    """`torchrun train_grpo.py`, as a user runs it."""
+    folder = Path(cfg.root) / f"bench-{arm}-{cfg.seed}"
+    command = ["train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed)]
+    command += ["--shuffle-rewards"] if arm == "control" else []
+    whole, started = not folder.exists(), time.perf_counter()
+    # torchrun is started by its module, as it need not be on the PATH. With --standalone each run has its own
+    # port.
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", *command])
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    trace = {"largest_process_gib": round(peak, 2), "command": " ".join(["torchrun", *command])}
+    # From the command to its end, imports and data included. A run that was continued has no such number.
+    if whole:
+        trace["seconds_wall"] = round(time.perf_counter() - started, 1)
+    (folder / "peak.json").write_text(json.dumps(trace))
+
+
+def finished(root: Path) -> list[dict]:
+    """A row for each run that has ended, by arm and seed."""
+    rows = []
+    for path in root.glob("bench-*/summary.json"):
+        name = path.parent.name.removeprefix("bench-")
+        arm, seed = name.removesuffix("-test").rsplit("-", 1)
+        if arm == "sft" and not name.endswith("-test"):
+            continue  # the training alone: its test set is in the folder bench-sft-SEED-test
+        row = {"arm": arm, "run": int(seed), **json.loads(path.read_text())}
+        peak = path.parent / "peak.json"
+        if peak.exists():
+            row |= json.loads(peak.read_text())
+        rows.append(row)
+    return sorted(rows, key=lambda row: (ARMS.index(row["arm"]), row["run"]))
+
+
+def plus_minus(share: float, n: int) -> str:
+    """A share of n samples with its standard error."""
+    return f"{share:.3f} ± {math.sqrt(share * (1 - share) / max(n, 1)):.3f}"
+
+
+def cells(row: dict) -> list[str]:
+    """The line of a run, of HEAD's form."""
+    if row["arm"] == "sft":
+        after, greedy = plus_minus(row["success"], row["success_n"]), f"{row['greedy']:.3f}"
+        return ["more SFT", str(row["run"]), "", after, "", "", greedy, f"{row['seconds']:.0f} s", ""]
+    n, before, after = row["heldout_samples"], row["heldout_before"], row["heldout_after"]
+    return [
+        "SFT, then GRPO" if row["arm"] == "main" else "shuffled rewards",
+        str(row["run"]),
+        plus_minus(before, n),
+        plus_minus(after, n),
+        f"{after - before:+.3f}",
+        f"{row['greedy_before']:.3f}",
+        f"{row['greedy_after']:.3f}",
+        f"{row['seconds_sft']:.0f} s",
+        f"{row['seconds_grpo']:.0f} s",
+    ]
+
+
+def table(cfg: Config) -> None:
+    """Print the summaries of all arms and seeds as a Markdown table, and write the numbers."""
+    rows = finished(Path(cfg.root))
+    if not rows:
+        config.die(f"{cfg.root}: no finished bench-* run; run the arms main, control and sft first")
+    for line in (HEAD, ["---"] * len(HEAD), *map(cells, rows)):
+        print("| " + " | ".join(line) + " |")
+    about = environment() | {
+        "machine": cfg.machine,
+        "command": "python -m bench.speed.laptop main|control|sft --seed S",
+    }
+    write_json(cfg.out, about | {"runs": rows})
+
+
+def main(argv: list[str]) -> None:
+    arm = argv[0] if argv else ""
+    if arm not in ARMS and not {"-h", "--help"} & set(argv):
+        config.die(f"{arm or 'nothing'}: the first word is one of {', '.join(ARMS)}")
+    cfg = config.parse(Config, argv[1:] if arm in ARMS else argv)
+    if arm == "table":
+        table(cfg)
+    elif arm == "sft":
+        sft_arm(cfg)
+    else:
+        grpo_arm(cfg, arm)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

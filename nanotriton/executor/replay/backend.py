@@ -1,0 +1,133 @@
+"""Memory and kernels of a device, as the replayer sees them, and the CPU's backend. A GPU's is gpu/arena.py."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from nanotriton.executor import ttir
+from nanotriton.plan.plan import DTYPES, Kernel, Launch, Storage
+
+POISON = 0x7FF9  # 16 bits: repeated it is a NaN in every float type but float8
+POISON_FLOAT8 = 0xFF
+POISON_BYTE, OTHER_POISON_BYTE = 0x81, 0x5A
+# The verdict's status for each of the evaluator's errors. TTIR that it can't read says nothing of the kernel.
+STATUS = {
+    ttir.OutOfBounds: "out_of_bounds",
+    ttir.Race: "nondeterministic",
+    ttir.Budget: "timeout",
+    ttir.AssertionFailed: "runtime_error",
+    ttir.TooLarge: "out_of_resources",
+    ttir.TTIRError: "unsupported",
+}
+
+
+class ReplayError(Exception):
+    """The candidate failed while it ran.
+
+    status: of the verdict. line: the candidate's line (0: unknown). fatal: the process has lost its CUDA
+    context and must end.
+    """
+
+    def __init__(self, status: str, message: str, line: int = 0, fatal: bool = False):
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.line, self.fatal = line, fatal
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
+
+class Backend(Protocol):
+    """Memory and kernels of one device."""
+
+    device: torch.device
+
+    def reset(self, storages: list[Storage]) -> None:
+        """Forget the last run: all memory is poison."""
+
+    def allocate(self, index: int, storage: Storage) -> tuple[torch.UntypedStorage, int]:
+        """Memory for one storage of the plan: (a storage of torch's, the byte in it at which that starts)."""
+
+    def address(self, index: int) -> int:
+        """The address that a kernel gets for an allocated storage."""
+
+    def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
+        """Run one launch.
+
+        args: (Triton's type, value). A value is a number, an address, or for a descriptor the list
+        [address, shape, strides, padding].
+        """
+
+    def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
+        """Call read() when all work is done, and return what it found, with its flags as booleans.
+
+        read: returns anything, and flags as tensors. Raises ReplayError if memory outside a buffer was
+        written.
+        """
+
+
+def poison(data: torch.Tensor, dtype: str, other: bool = False) -> None:
+    """Fill bytes (uint8, any length) with NaN for every float type, and with an absurd integer of that width.
+
+    No byte is absurd. For types of one byte every second run has the `other` value, so that neither of the
+    two can stand for an answer.
+    """
+    if DTYPES[dtype].itemsize > 1:
+        even = data[: data.numel() // 2 * 2]
+        even.view(torch.int16).fill_(POISON)
+        data[even.numel() :].fill_(0xFF)
+    elif dtype.startswith("float8"):
+        data.fill_(POISON_FLOAT8)
+    else:
+        data.fill_(OTHER_POISON_BYTE if other else POISON_BYTE)
+
+
+class CpuBackend:
+    """Buffers of exactly the right size at made-up addresses. Kernels run in the TTIR evaluator."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.runs = 0
+
+    def reset(self, storages: list[Storage]) -> None:
+        self.memory = ttir.GlobalMemory()
+        self.runs += bool(storages)
+        self.addresses: dict[int, int] = {}
+
+    def allocate(self, index: int, storage: Storage) -> tuple[torch.UntypedStorage, int]:
+        data = torch.empty(storage.nbytes, dtype=torch.uint8)
+        poison(data, storage.dtype, other=self._second())
+        self.addresses[index] = self.memory.add(data)
+        return data.untyped_storage(), 0
+
+    def address(self, index: int) -> int:
+        return self.addresses[index]
+
+    def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
+        flat: list = []
+        for ty, value in args:
+            if ty.startswith("tensordesc"):
+                address, shape, strides, padding = value
+                if padding != "zero":
+                    raise ttir.Unsupported("a host-side descriptor that pads with NaN")
+                flat += [(address, shape, strides), *shape, *strides]
+            else:
+                flat.append(value)
+        evaluator = _evaluator(kernel.ttir, kernel.name)
+        evaluator.run(call.grid, flat, self.memory, backwards=self._second())
+
+    def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
+        found, flags = read()
+        return found, [bool(flag) for flag in flags]
+
+    def _second(self) -> bool:
+        """Whether this is every second run: it has the other poison, and runs programs in another order."""
+        return self.runs % 2 == 0
+
+
+@functools.lru_cache(maxsize=256)
+def _evaluator(text: str, name: str) -> ttir.Evaluator:
+    return ttir.Evaluator(text, name)
