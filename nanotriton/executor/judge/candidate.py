@@ -4,9 +4,10 @@ Each mode is a generator: it yields the children that it wants (`Spawn`), is res
 Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from nanotriton.executor.common import construct
@@ -16,7 +17,7 @@ from nanotriton.executor.judge.kinds import Trial, has_other_numbers
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.second import judge_second
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import check
@@ -166,51 +167,97 @@ def judge_trials(
     job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
 ) -> Generator[Spawn, Ended, None]:
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of its own."""
-    runners = {first.recorded: first}
+    ways = {first.recorded: Way(first, first.recorded)}
     for number, trial in enumerate(trials):
-        failed, runner = None, runners.get(trial.weights)
-        if runner is None and not has_other_numbers(trial.weights) and first.by_name(trial.weights):
-            runner = first
-        while True:
-            if runner is None:
-                runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
-                if failed or not runner.by_name(trial.weights):
-                    trial = replace(trial, weights=runner.recorded)
-                if failed and alike(runner.plan, first.plan):
-                    raise hinted(failed, first.plan)
-            try:
-                judged = in_room(
-                    worker,
-                    reference,
-                    "judge",
-                    worker.patience,
-                    partial(judge_trial, reference, trial, runner),
-                )
-                break
-            except TaskFault:
-                raise
-            except Fault as fault:
-                if runner.recorded == trial.weights or fault.status in (
-                    "unsupported",
-                    "timeout",
-                    "memory_limit",
-                ):
-                    raise hinted(fault, runner.plan) from None
-                # it may prepare numbers in the constructor: only a recording with this seed can
-                # tell
-                failed, runner = fault, None
+        if way := ways.get(trial.weights):
+            judged = judge_one(job, worker, reference, trial, way)
+        else:
+            judged, ways[trial.weights] = yield from judge_other_weights(job, worker, reference, trial, first)
         job.note(number, judged)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a trial is judged: a recording, and the seed of the weights that are put into it."""
+
+    runner: "Runner"
+    weights: int
+
+
+def judge_other_weights(
+    job: Job, worker, reference: Reference, trial: Trial, first: "Runner"
+) -> Generator[Spawn, Ended, tuple[Judged | None, Way]]:
+    """A trial with other weights than the first recording's. They are put in by name, or it is recorded with them.
+
+    Returns how it was judged, for the next trial with these weights. Raises Fault.
+    """
+    judge = partial(judge_one, job, worker, reference, trial)
+    failed = None
+    if not has_other_numbers(trial.weights) and first.by_name(trial.weights):
+        way = Way(first, trial.weights)
+        try:
+            return judge(way), way
+        except Fault as fault:
+            if is_final(fault):
+                raise
+            failed = (
+                fault  # it may prepare numbers in the constructor: only a recording with this seed can tell
+            )
+    runner = yield from record(job, worker, reference, trial.weights)
+    if failed and alike(runner.plan, first.plan):
+        raise failed
+    if not failed and runner.recorded != trial.weights and runner.by_name(trial.weights):
+        way = Way(runner, trial.weights)  # recorded without training, as its parameters are others
+        with contextlib.suppress(ValueFault):
+            return judge(way), way
+    way = Way(runner, runner.recorded)
+    try:
+        return judge(way), way
+    except Fault as fault:
+        if is_final(fault) or runner.recorded > 0 or not prepares_numbers(runner.plan, first.plan):
+            raise
+    runner = yield from record(job, worker, reference, abs(trial.weights))
+    way = Way(runner, runner.recorded)
+    return judge(way), way
+
+
+def judge_one(job: Job, worker, reference: Reference, trial: Trial, way: Way) -> Judged | None:
+    work = partial(judge_trial, reference, replace(trial, weights=way.weights), way.runner)
+    try:
+        return in_room(worker, reference, "judge", worker.patience, work)
+    except TaskFault:
+        raise
+    except Fault as fault:
+        raise hinted(fault, way.runner.plan) from None
+
+
+def is_final(fault: Fault) -> bool:
+    """Whether other weights would not change it."""
+    return isinstance(fault, TaskFault) or fault.status in ("unsupported", "timeout", "memory_limit")
+
+
+def prepares_numbers(plan: Plan, other: Plan) -> bool:
+    """Whether two recordings with other weights may differ in numbers, but not in tensors that were made of weights.
+
+    A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a weight may
+    not: the kernel that reads it is wrong as soon as the weight is loaded or trained.
+    """
+    return constants(plan) == constants(other)
+
+
+def constants(plan: Plan) -> list:
+    return [s.blob for s in plan.storages if s.kind == "const"]
 
 
 def alike(one: Plan, other: Plan) -> bool:
     """Whether two recordings are the same but for the values of weights."""
-    constants = lambda plan: [s.blob for s in plan.storages if s.kind == "const"]
-    return (one.steps, one.kernels, one.tensors, one.weights, constants(one)) == (
+    if constants(one) != constants(other):
+        return False
+    return (one.steps, one.kernels, one.tensors, one.weights) == (
         other.steps,
         other.kernels,
         other.tensors,
         other.weights,
-        constants(other),
     )
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from nanotriton.executor.judge.compare import Answer
-from nanotriton.executor.judge.kinds import MOVED, TRIALS, divides_integers
+from nanotriton.executor.judge.kinds import MOVED, TRIALS
 from nanotriton.executor.judge.moves import NUMBER, Moves, ways
 from nanotriton.plan.trees import identical, leaves, tensors
 
@@ -42,10 +42,7 @@ class Search:
     def ways(self, i: int, leaf: object) -> tuple[str, ...]:
         if not isinstance(leaf, torch.Tensor):
             return (NUMBER,) if type(leaf) in (int, float) else ()
-        if i in self.constants:
-            return ways(leaf)
-        whole = not leaf.is_floating_point() and leaf.dtype not in (torch.bool, torch.uint8)
-        return ("negate",) if whole and divides_integers(self.reference.called) else ()
+        return ways(leaf) if i in self.constants else ()
 
     def search(self) -> None:
         """First all at once, each in the way that fits best. If the reference does not survive that, one by one."""

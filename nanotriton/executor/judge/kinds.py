@@ -75,30 +75,6 @@ ROUNDING = frozenset(
 )
 # Which of equal elements comes first is anyone's choice.
 UNSTABLE = frozenset(["sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"])
-# Operators that read integers as places. A negative one is none.
-INDEXING = frozenset(
-    [
-        "index",
-        "index_put",
-        "index_put_",
-        "index_select",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "gather",
-        "scatter",
-        "scatter_",
-        "scatter_add",
-        "scatter_add_",
-        "scatter_reduce",
-        "take",
-        "embedding",
-        "one_hot",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-        "bincount",
-    ]
-)
 # Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows it.
 MAY_DRAW = ("attention", "rnn", "rrelu")
 # kind: operators of which the task must call one
@@ -117,11 +93,6 @@ def fits(kind: str, called: set[str]) -> bool:
     """Whether a kind is of use for a task that calls these operators."""
     needed = ONLY.get(kind)
     return (needed is None or bool(needed & called)) and not NEVER.get(kind, frozenset()) & called
-
-
-def divides_integers(called: set[str]) -> bool:
-    """Whether integers are divided, and none of them is a place."""
-    return "integer_division" in called and not INDEXING & called
 
 
 @dataclass(frozen=True)
@@ -205,14 +176,11 @@ class Computing(TorchDispatchMode):
 
 
 def told_by_arguments(name: str, reads: list, writes: list, kwargs: dict) -> set[str]:
-    """What a call does beside its name: round a quotient, cut off a fraction, divide integers."""
+    """What a call does beside its name: round a quotient, or cut off a fraction."""
     found = set()
     floats = [t.is_floating_point() for t in reads]
     if kwargs.get("rounding_mode"):
         found.add("rounding_mode")
     if name == "_to_copy" and any(floats) and not writes[0].is_floating_point():
         found.add("truncating_cast")
-    divides = name.strip("_") in ("floor_divide", "remainder", "fmod", "div", "rshift", "bitwise_right_shift")
-    if divides and reads and not any(floats):
-        found.add("integer_division")
     return found

@@ -44,12 +44,6 @@ def lower(x: Tensor, generator: torch.Generator) -> None:
     x.copy_(torch.where(x > 1, (share * x).floor().to(x.dtype) + 1, x))
 
 
-def negate(x: Tensor, generator: torch.Generator) -> None:
-    """Half of the integers change their sign: division rounds them the other way."""
-    share = torch.rand(x.shape, generator=generator).to(x.device)
-    x.copy_(torch.where(share < 0.5, -x, x))
-
-
 def flip(x: Tensor, generator: torch.Generator) -> None:
     """One truth value in eight is the other one."""
     x.logical_xor_((torch.rand(x.shape, generator=generator) < 1 / 8).to(x.device))
@@ -68,7 +62,7 @@ def jitter(x: Tensor, generator: torch.Generator) -> None:
 
 Way = Callable[[Tensor, torch.Generator], None]
 WAYS: dict[str, Way] = {
-    way.__name__: way for way in (shuffle_rows, shuffle, shuffle_gaps, lower, negate, flip, stretch, jitter)
+    way.__name__: way for way in (shuffle_rows, shuffle, shuffle_gaps, lower, flip, stretch, jitter)
 }
 
 
