@@ -2,13 +2,14 @@
 
 Stress happens inside the draw. What a random operator of torch gives is distorted before the task goes on with it, so
 what the task builds from it (triangles, symmetric matrices, masks, sorted lists) keeps its structure. What is drawn in
-another way (by NumPy, or as integers that become floats) is distorted once it is returned: `distort`. Which draws those
+another way (by NumPy, or as integers that become floats) is distorted once it is returned: `distorted_late`. Which draws those
 are, and what no draw varies (moves.py), is found out for each task (reference.py). Integers and booleans are left alone.
 A seed that the task sets becomes one of ours.
 
 A stress kind is a row of KINDS: the steps that are done to a freshly drawn tensor, in order. Each step is a function.
 """
 
+import copy
 import math
 import random
 from collections.abc import Callable
@@ -235,14 +236,19 @@ def distort(x: Tensor, kind: str, generator: torch.Generator) -> None:
             step(x, luck)
 
 
-def distort_late(x: Tensor, kind: str, generator: torch.Generator) -> None:
-    """The same to what `get_inputs` has returned. Labels stay between 0 and 1."""
-    labels = KINDS[kind] and kind not in ONCE | {"wild"} and bool(((x == 0) | (x == 1)).all())
+def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tensor:
+    """A copy of what `get_inputs` has returned, distorted: the task may keep what it returned.
+
+    Labels stay between 0 and 1.
+    """
+    x = copy.deepcopy(given.detach())  # which keeps its strides
+    labels = kind not in ONCE | {"wild"} and bool(((x == 0) | (x == 1)).all())
     if not labels:
         distort(x, kind, generator)
     elif x.is_floating_point() and x.numel():
         with torch.no_grad():
-            soften(x.detach(), Luck(generator, x.device))
+            soften(x, Luck(generator, x.device))
+    return x
 
 
 class Stress(TorchDispatchMode):

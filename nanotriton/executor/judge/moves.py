@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.draws import NOISE
-from nanotriton.plan.trees import leaves
+from nanotriton.plan.trees import identical, leaves
 
 
 def shuffle_rows(x: Tensor, generator: torch.Generator) -> None:
@@ -102,15 +102,14 @@ class Moves:
         return bool(self.init) or NUMBER in self.ways.values()
 
     def of_inputs(self, given: list, seed: int) -> list:
-        """The arguments of forward, moved; `given` stays as it is, because a task may keep what it returned."""
-        given = copy.deepcopy(given)
-        values, numbers = [leaf for _, leaf in leaves(given)], {}
+        """The arguments of forward, moved."""
+        values, changed = [leaf for _, leaf in leaves(given)], {}
         for i, way in self.ways.items():
             if way == NUMBER:
-                numbers[i] = moved_number(values[i])
+                changed[i] = moved_number(values[i])
             else:
-                move(values[i], way, seed_from(seed, i))
-        return with_leaves(given, numbers)
+                changed[i] = moved(values[i], way, seed_from(seed, i))
+        return with_leaves(given, changed)
 
     def of_init(self, given: list) -> list:
         """The arguments of the constructor, moved."""
@@ -119,18 +118,22 @@ class Moves:
 
 
 def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:
-    if x.dim():
-        order = torch.randperm(x.shape[dim], generator=generator).to(x.device)
-        x.copy_(x.index_select(dim, order))
+    """Another order along one dimension, also where there are so few that the same one could come by chance."""
+    if not x.dim():
+        return
+    order = torch.randperm(x.shape[dim], generator=generator).to(x.device)
+    found = x.index_select(dim, order)
+    x.copy_(x.roll(1, dim) if identical([found], [x]) else found)
 
 
-def move(x: Tensor, way: str, seed: int) -> None:
-    """Change a tensor in place. An expanded dimension stays expanded."""
+def moved(given: Tensor, way: str, seed: int) -> Tensor:
+    """A changed copy of a tensor, with its strides: what is expanded stays expanded. The task may keep the original."""
+    result = x = copy.deepcopy(given.detach())
     for dim, stride in enumerate(x.stride()):
         if stride == 0:
             x = x.narrow(dim, 0, 1)
-    with torch.no_grad():
-        WAYS[way](x.detach(), torch.Generator().manual_seed(seed_from("move", seed)))
+    WAYS[way](x, torch.Generator().manual_seed(seed_from("move", seed)))
+    return result
 
 
 def moved_number(value: float | int) -> float | int:

@@ -32,7 +32,7 @@ from nanotriton.executor.judge.kinds import (
     has_other_numbers,
     late_leaves,
 )
-from nanotriton.executor.judge.moves import Moves
+from nanotriton.executor.judge.moves import Moves, with_leaves
 from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.plan import wire
 from nanotriton.plan.plan import digest
@@ -199,11 +199,11 @@ class Reference:
         base = kind.removeprefix(MOVED)
         given = self.draw(base, seed)
         if late := self.late.get(base):
-            given = copy.deepcopy(given)  # the task may keep what it returned
-            values = [leaf for _, leaf in leaves(given)]
+            values, changed = [leaf for _, leaf in leaves(given)], {}
             generator = torch.Generator().manual_seed(seed_from("late", seed))
             for i in late:
-                draws.distort_late(values[i], base, generator)
+                changed[i] = draws.distorted_late(values[i], base, generator)
+            given = with_leaves(given, changed)
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
@@ -352,6 +352,8 @@ class Reference:
         self.trains = trainable(self.on_host(self.seed)) and self.stands(scaled, fakes, -self.seed)
         search = Search(self)
         self.moves, self.unvaried = search.found, search.unvaried
+        if self.moves:
+            self.stands(MOVED + scaled, fakes, self.moved_weights(self.seed))
         self.before = self.choose(BEFORE, fakes)
 
     def choose(self, kinds: tuple[str, ...], fakes: Fakes) -> str | None:
