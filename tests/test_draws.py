@@ -374,3 +374,74 @@ def test_two_modules_with_the_same_parameters_are_trained_alike():
     assert construct.parameters_of(object()) is None
     trained(one), trained(other)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
+# ---- weights that the constructor has prepared, in an executor ----
+
+TRAINED = task(
+    "return x * self.gain",
+    "torch.randn(8, 64)",
+    init="self.gain = nn.Parameter(torch.randn(64))",
+)
+KERNEL = """
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, gain, out, B: tl.constexpr):
+    o = tl.arange(0, B)
+    at = tl.program_id(0) * B + o
+    tl.store(out + at, tl.load(x + at) * tl.load(gain + o))
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.NAME = nn.Parameter(torch.randn(64))
+        PREPARED
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        kernel[(8,)](x, GAIN, out, B=64)
+        return out
+"""
+
+
+@pytest.mark.parametrize(
+    "name, prepared, gain, right",
+    [
+        ("gain", "pass", "self.gain", True),
+        ("other", "pass", "self.other", True),
+        ("gain", "self.copy = self.gain.detach().clone().cuda()", "self.copy", False),
+        ("other", "self.copy = self.other.detach().clone().cuda()", "self.copy", False),
+        ("gain", "self.register_buffer('copy', self.gain.detach().clone())", "self.copy", False),
+    ],
+)
+def test_copies_of_weights_are_stale(executors, name, prepared, gain, right):
+    source = KERNEL.replace("NAME", name).replace("PREPARED", prepared).replace("GAIN", gain)
+    verdict = executors(policy="strict").submit(TRAINED, source).result()
+    assert verdict.correct == right, verdict
+    assert right or verdict.status == "wrong_value"
+
+
+def test_a_tied_weight_is_one(executors):
+    """Two tensors of one name each hold the same at first, whoever fills them by name."""
+    tied = task(
+        "return x * self.a * self.b",
+        "torch.randn(8, 64)",
+        init="self.a = nn.Parameter(torch.randn(64)); self.b = self.a",
+    )
+    square = KERNEL.replace("* tl.load(gain + o)", "* tl.load(gain + o) * tl.load(gain2 + o)")
+    square = (
+        square.replace("gain, out", "gain, gain2, out").replace("GAIN", "self.a, self.b").replace("NAME", "a")
+    )
+    one, two = (
+        square.replace("PREPARED", "self.b = self.a"),
+        square.replace("PREPARED", "self.b = nn.Parameter(torch.randn(64))"),
+    )
+    executor = executors(policy="strict")
+    assert executor.submit(tied, one).result().correct
+    assert executor.submit(tied, two).result().status == "wrong_value"

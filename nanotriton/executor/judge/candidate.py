@@ -6,7 +6,7 @@ Verdict. While one candidate waits for its child the worker goes on with another
 
 import contextlib
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -214,7 +214,9 @@ def judge_other_weights(
     try:
         return judge(way), way
     except Fault as fault:
-        if is_final(fault) or runner.recorded > 0 or not prepares_numbers(runner.plan, first.plan):
+        if is_final(fault) or runner.recorded > 0:
+            raise
+        if not prepares_numbers(runner.plan, first.plan, reference.weights(trial.weights)):
             raise
     runner = yield from record(job, worker, reference, abs(trial.weights))
     way = Way(runner, runner.recorded)
@@ -236,13 +238,19 @@ def is_final(fault: Fault) -> bool:
     return isinstance(fault, TaskFault) or fault.status in ("unsupported", "timeout", "memory_limit")
 
 
-def prepares_numbers(plan: Plan, other: Plan) -> bool:
+def prepares_numbers(plan: Plan, other: Plan, names: Collection[str]) -> bool:
     """Whether two recordings with other weights may differ in numbers, but not in tensors that were made of weights.
 
     A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a weight may
-    not: the kernel that reads it is wrong as soon as the weight is loaded or trained.
+    not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of the reference's weights.
     """
-    return constants(plan) == constants(other)
+    return made_tensors(plan, names) == made_tensors(other, names)
+
+
+def made_tensors(plan: Plan, names: Collection[str]) -> list:
+    """What a recording holds beside the weights of these names."""
+    others = [weight for weight in plan.weights if not set(weight.names) & set(names)]
+    return constants(plan) + [plan.storages[plan.tensors[w.tensor].storage].blob for w in others]
 
 
 def constants(plan: Plan) -> list:
