@@ -21,28 +21,20 @@ class Search:
     """The search for a task's moves. `found` holds the best so far, `unvaried` names what is left at the end.
 
     reference: is asked for draws and answers, with its `moves` set to those that are tried.
+    fixed: the arguments that are the same in all draws, by their number among the leaves. places: where each leaf is.
     """
 
-    def __init__(self, reference):
-        self.reference = reference
+    def __init__(self, reference, fixed: dict[int, object], places: list[str]):
+        self.reference, self.fixed, self.places = reference, fixed, places
         self.seed = reference.seed
-        self.given = leaves(reference.draw("plain", self.seed))
-        self.constants = set(
-            same_tensors(reference.draw("plain", self.seed), reference.draw("plain", self.seed + 1))
-        )
         init = [leaf for _, leaf in leaves(reference.init_arguments(self.seed))]
         self.init = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
-        self.options = {i: found for i, (_, leaf) in enumerate(self.given) if (found := self.ways(i, leaf))}
+        self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
         self.found = Moves()
         if self.options or self.init:
             self.wanted = layout(reference.answer("plain", self.seed, self.seed))
             self.search()
         self.unvaried = self.left()
-
-    def ways(self, i: int, leaf: object) -> tuple[str, ...]:
-        if not isinstance(leaf, torch.Tensor):
-            return (NUMBER,) if type(leaf) in (int, float) else ()
-        return ways(leaf) if i in self.constants else ()
 
     def search(self) -> None:
         """First all at once, each in the way that fits best. If the reference does not survive that, one by one."""
@@ -77,26 +69,33 @@ class Search:
     def all_change(self, moves: Moves) -> bool:
         moved = leaves(moves.of_inputs(self.reference.draw("plain", self.seed), self.seed))
         for i, way in moves.ways.items():
-            before, after = self.given[i][1], moved[i][1]
+            before, after = self.fixed[i], moved[i][1]
             if before == after if way == NUMBER else identical([before], [after]):
                 return False
         return True
 
     def left(self) -> list[str]:
         """The arguments that are neither drawn nor moved, as one would write them."""
-        reference, numbers, still = self.reference, [], []
-        for i, (_, leaf) in enumerate(self.given):
-            if i in self.found.ways or leaf is None:
-                continue
-            if not isinstance(leaf, torch.Tensor):
-                numbers.append(i)
-            elif i in self.constants and leaf.numel():
-                still.append(i)
-        if still and (kind := reference.chosen(TRIALS[2])):  # which may have moved zeros and ones
-            same = same_tensors(reference.inputs(kind, self.seed), reference.draw("plain", self.seed))
-            still = [i for i in still if i in same]
-        names = [f"inputs{self.given[i][0]}" for i in sorted(numbers + still)]
+        rest = {i: leaf for i, leaf in self.fixed.items() if i not in self.found.ways and leaf is not None}
+        kind = self.reference.chosen(TRIALS[2])
+        if rest and kind:  # which may have moved zeros and ones
+            stressed = leaves(self.reference.inputs(kind, self.seed))
+            rest = {i: leaf for i, leaf in rest.items() if still(leaf, stressed[i][1])}
+        names = [f"inputs{self.places[i]}" for i in sorted(rest)]
         return names + [f"init_inputs[{i}]" for i in sorted(self.init - self.found.init)]
+
+
+def options(leaf: object) -> tuple[str, ...]:
+    if isinstance(leaf, torch.Tensor):
+        return ways(leaf)
+    return (NUMBER,) if type(leaf) in (int, float) else ()
+
+
+def still(leaf: object, other: object) -> bool:
+    """Whether an argument is the same in another draw, and there is something in it."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.numel() > 0 and identical([leaf], [other])
+    return leaf == other
 
 
 def layout(answer: Answer) -> list:

@@ -340,21 +340,27 @@ class Reference:
 
     def find_stress(self, fakes: Fakes) -> None:
         """Find which kinds of inputs, which weights, and which other arguments the reference survives."""
-        one, other = self.draw("plain", self.seed), self.draw("plain", self.seed + 1)
-        same = same_tensors(one, other)
-        for i, (_, t) in enumerate(leaves(one)):
-            if isinstance(t, torch.Tensor) and t.is_floating_point() and i not in same:
-                self.drawn.append(i)
-        del one, other
+        fixed, places = self.find_fixed()
         for kinds in TRIALS[1:]:
             self.choose(kinds, fakes)
         scaled = self.chosen(TRIALS[1])
         self.trains = trainable(self.on_host(self.seed)) and self.stands(scaled, fakes, -self.seed)
-        search = Search(self)
+        search = Search(self, fixed, places)
         self.moves, self.unvaried = search.found, search.unvaried
         if self.moves:
             self.stands(MOVED + scaled, fakes, self.moved_weights(self.seed))
         self.before = self.choose(BEFORE, fakes)
+
+    def find_fixed(self) -> tuple[dict[int, object], list[str]]:
+        """The arguments that are the same in two draws, by number, and where each argument is. Sets `drawn`."""
+        given = self.draw("plain", self.seed)
+        same, fixed = same_tensors(given, self.draw("plain", self.seed + 1)), {}
+        for i, (_, leaf) in enumerate(leaves(given)):
+            if i in same or not isinstance(leaf, torch.Tensor):
+                fixed[i] = leaf
+            elif leaf.is_floating_point():
+                self.drawn.append(i)
+        return fixed, [where for where, _ in leaves(given)]
 
     def choose(self, kinds: tuple[str, ...], fakes: Fakes) -> str | None:
         """The first of these kinds that the reference survives."""
