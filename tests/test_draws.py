@@ -445,3 +445,11 @@ def test_a_tied_weight_is_one(executors):
     executor = executors(policy="strict")
     assert executor.submit(tied, one).result().correct
     assert executor.submit(tied, two).result().status == "wrong_value"
+
+
+def test_a_module_is_built_alike_while_its_calls_are_counted():
+    """Where torch's functions are watched, nn.init calls itself once more; a constant would be moved once more."""
+    reference = Reference(task("return self.act(x)", "torch.randn(5, 20)", init="self.act = nn.PReLU()"))
+    first = reference.build(3).act.weight
+    reference.forget_weights()
+    assert torch.equal(first, reference.build(3).act.weight)

@@ -148,6 +148,15 @@ class Computing(TorchDispatchMode):
         self.facts = Facts()
         self.draws = False
         self.called: set[str] = set()
+        self.functions = Called(self.called)
+
+    def __enter__(self):
+        self.functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.functions.__exit__(*error)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
