@@ -39,6 +39,8 @@ class Verdict:
     time_us: float | None = None
     reference_us: float | None = None
     speedup: float | None = None
+    # arguments that no draw of the task varies, and that could not be moved: a candidate may ignore them
+    unvaried: list[str] = field(default_factory=list)
     cost: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self):

@@ -8,7 +8,8 @@ import torch
 from nanotriton.executor.common import construct
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.compare import Answer, compare, kernelbench_allclose
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
@@ -299,8 +300,8 @@ def test_stress_keeps_structure_and_integers():
 
 def test_stress_that_breaks_the_reference_is_left_out():
     reference = Reference(task("return torch.log(x)", "torch.rand(8, 33) + 0.1"))
-    assert reference.kinds == {"plain", "positive", "uneven positive"}
-    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive", "uneven positive"}
+    assert reference.kinds == {"plain", "positive", "padded positive"}
+    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive", "padded positive"}
 
 
 def test_draws_follow_the_seed_and_leave_torch_as_it_was():

@@ -34,13 +34,16 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     """Process mode: run the candidate for real, on every trial.
 
     fds[0] holds the bytes of all trials, described as in wire.py.
-    args: trials (descriptions of inputs and of state, a seed of weights; the first also has the inputs of a
-    second call, `more`), bytes (of fds[0]), init (a
-    description), buffers (names of those whose constants are moved), device, defaults (Reference.defaults),
-    wait (seconds before it begins).
+
+    args:
+        trials: descriptions of the arguments of forward (`inputs`), of those of the constructor (`init`) and
+            of the state; the seed of the weights. The first has the inputs of a second call too (`more`).
+        bytes: of fds[0].
+        buffers: names of those whose constants are moved.
+        device, defaults (Reference.defaults), wait (seconds before it begins).
+
     The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call
-    also
-    of the module's state), and their bytes.
+    also of the module's state), and their bytes.
     """
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
     data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
@@ -69,7 +72,7 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
                 again, used = wire.rebuild(trial["more"], data)
                 data = data[used:]
             report.stage("build")
-            init, buffers = wire.stand_ins(args["init"]), frozenset(args["buffers"])
+            init, buffers = wire.stand_ins(trial["init"]), frozenset(args["buffers"])
             model = build(module.ModelNew, init, trial["seed"], state, device, buffers)
             inputs = mapped(inputs, lambda t: t.to(device))
             report.stage("run")

@@ -16,11 +16,16 @@ from nanotriton.plan import wire
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Record the candidate. The answer's payload is the plan of a first call, whose length the header
-    says, and the plan of a second.
+    says, and the plan of a second. The header also says whether the module was trained.
 
-    args: inputs and init (descriptions), seed (of weights), buffers (names of those whose constants are
-    moved), known (hashes of weights that need not be sent), configs (the most of an autotuner that are
-    recorded), defaults (Reference.defaults).
+    args:
+        inputs, init: descriptions of the arguments of forward and of the constructor.
+        seed: of the weights. trained: whether to train the module, if its parameters are those of the
+            reference (`parameters`).
+        buffers: names of those whose constants are moved.
+        known: hashes of weights that need not be sent.
+        configs: the most of an autotuner that are recorded.
+        defaults: Reference.defaults.
     """
     from nanotriton.executor.child import recorder
 
@@ -28,6 +33,16 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
+    trained = False
+
+    def finish(model):
+        nonlocal trained
+        model = settled(model)
+        trained = args["trained"] and construct.parameters_of(model) == args["parameters"]
+        if trained:
+            construct.train_(model, args["seed"])
+        return model
+
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
@@ -40,10 +55,10 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
                 default_cuda=args["defaults"]["cuda"],
-                finish=settled,
+                finish=finish,
             )
         data = first.to_bytes()
-        report.finish({"first": len(data)}, data + second.to_bytes())
+        report.finish({"first": len(data), "trained": trained}, data + second.to_bytes())
     except recorder.RecordError as error:
         report.finish(
             {

@@ -1,4 +1,5 @@
-"""How a module is constructed in the judge and in the candidate's child alike: seeds, moved constants."""
+"""How a module is constructed in the judge and in the candidate's child alike: seeds, moved
+constants, training."""
 
 import contextlib
 import hashlib
@@ -237,3 +238,59 @@ def named_state(model: object) -> dict[str, torch.Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+# ---- training ----
+
+Parameters = list[list]  # [shape, dtype] of each, in the order of their registration: fit for JSON
+
+
+def parameters_of(model: object) -> Parameters | None:
+    """What must be the same of two modules if `train_` is to change them alike. None if it is no module."""
+    if not isinstance(model, nn.Module):
+        return None
+    return [[list(p.shape), str(p.dtype)] for p in model.parameters()]
+
+
+def train_(model: nn.Module, seed: int) -> None:
+    """Change parameters as training may, so that what a constructor made of one (a copy, a norm) is no longer
+    that of it.
+
+    Each element gets a factor of its own, from 3/4 to 1, so that no recurrence explodes. No tensor of several
+    has one
+    sign alone. Single zeros, which an initialisation may have left, become numbers; those of a padding index
+    stay,
+    because no training moves them. Half of the rows of an embedding with a `max_norm` are above it.
+    """
+    generator = torch.Generator().manual_seed(abs(seed))
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.is_floating_point() and param.numel() > 1:
+                _train_parameter(param.detach(), generator)
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                _train_rows(module)
+
+
+def _train_parameter(param: torch.Tensor, generator: torch.Generator) -> None:
+    fresh = torch.empty(param.shape, dtype=torch.float32, device="cpu")
+    factor = fresh.uniform_(0.75, 1, generator=generator)
+    zero = param == 0
+    if bool((param > 0).all()) or bool((param < 0).all()):
+        factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
+    param.mul_(factor.to(param.dtype))
+    if bool(zero.any()):
+        size = float(param.float().square().mean().sqrt())
+        noise = torch.empty_like(factor).uniform_(-size, size, generator=generator)
+        param.copy_(torch.where(zero, noise.to(param.dtype), param))
+
+
+def _train_rows(module: nn.Embedding | nn.EmbeddingBag) -> None:
+    table = module.weight.detach()
+    if module.max_norm is not None:
+        norms = torch.linalg.vector_norm(table.float(), module.norm_type, dim=1, keepdim=True)
+        wanted = torch.full_like(norms, module.max_norm / 2)
+        wanted[::2] *= 4
+        table.mul_((wanted / norms.clamp(min=1e-6)).to(table.dtype))
+    if module.padding_idx is not None:
+        table[module.padding_idx] = 0

@@ -20,7 +20,10 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     settings.py     what a task sets for the whole process: active for its own code, undone for all other
     patches.py      the same for functions and modules that it replaces
     asserts.py      what CUDA would assert inside a kernel, as an exception
-    draws.py        draws of inputs and weights that a candidate cannot foresee
+    draws.py        draws of inputs that a candidate cannot foresee: the table of stress kinds
+    kinds.py        which of them a candidate of a task is judged under: the table of trials
+    moves.py        ways to move arguments that are the same in every draw
+    constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
     second.py       a second call of the same module: its answer, and the state that both leave

@@ -6,17 +6,20 @@ returns the facts for a
 Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass, replace
 from functools import partial
 
+from nanotriton.executor.common import construct
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.kinds import Trial, has_other_numbers
+from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.second import judge_second
-from nanotriton.executor.judge.trial import judge_trial
+from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
@@ -48,10 +51,14 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
+        inputs, init = reference.described(seed)
+        parameters = construct.parameters_of(reference.on_host(seed))
     args = {
-        "inputs": reference.described_inputs,
-        "init": reference.described_init,
-        "seed": seed,
+        "inputs": inputs,
+        "init": init,
+        "seed": abs(seed),
+        "trained": seed < 0,
+        "parameters": parameters,
         "known": known,
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
@@ -62,6 +69,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         ended = yield Spawn("record", args, limits)
     worker.add_child("record", ended)
     check_ended(ended, limits)
+    if ended.header.get("trained") is not True:
+        seed = abs(seed)  # a module with other parameters than the reference's cannot be trained alike
     with worker.stage("validate", job.timeout):
         plan, second = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
         job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
@@ -121,6 +130,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference = worker.reference(job.task)
+    job.facts["unvaried"] = reference.unvaried
     trials = in_room(
         worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, job.source)
     )
@@ -140,7 +150,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
-    work = partial(judge_second, reference, trials[0], first)
+    before = replace(trials[0], kind=reference.before)
+    work = partial(judge_second, reference, before, first)
     in_room(worker, reference, "judge", worker.patience, work)
     work = partial(check_unread, reference, trials[0], first)
     in_room(worker, reference, "judge", worker.patience, work)
@@ -167,48 +178,109 @@ def judge_trials(
 ) -> Generator[Spawn, Ended, None]:
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of
     its own."""
-    runners = {first.recorded: first}
+    ways = {first.recorded: Way(first, first.recorded)}
     for number, trial in enumerate(trials):
-        failed, runner = None, runners.get(trial.weights, first if first.by_name(trial.weights) else None)
-        while True:
-            if runner is None:
-                trial = replace(trial, weights=abs(trial.weights))  # a constructor knows of no training
-                runner = runners[trial.weights] = yield from record(job, worker, reference, trial.weights)
-                if failed and alike(runner.plan, first.plan):
-                    raise hinted(failed, first.plan)
-            try:
-                judged = in_room(
-                    worker,
-                    reference,
-                    "judge",
-                    worker.patience,
-                    partial(judge_trial, reference, trial, runner),
-                )
-                break
-            except TaskFault:
-                raise
-            except Fault as fault:
-                if runner.recorded == trial.weights or fault.status in (
-                    "unsupported",
-                    "timeout",
-                    "memory_limit",
-                ):
-                    raise hinted(fault, runner.plan) from None
-                # it may prepare numbers in the constructor: only a recording with this seed can
-                # tell
-                failed, runner = fault, None
+        if way := ways.get(trial.weights):
+            judged = judge_one(job, worker, reference, trial, way)
+        else:
+            judged, ways[trial.weights] = yield from judge_other_weights(job, worker, reference, trial, first)
         job.note(number, judged)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a trial is judged: a recording, and the seed of the weights that are put into it."""
+
+    runner: "Runner"
+    weights: int
+
+
+def judge_other_weights(
+    job: Job, worker, reference: Reference, trial: Trial, first: "Runner"
+) -> Generator[Spawn, Ended, tuple[Judged | None, Way]]:
+    """A trial with other weights than the first recording's. They are put in by name, or it is recorded with
+    them.
+
+    Returns how it was judged, for the next trial with these weights. Raises Fault.
+    """
+    judge = partial(judge_one, job, worker, reference, trial)
+    failed = None
+    if not has_other_numbers(trial.weights) and first.by_name(trial.weights):
+        way = Way(first, trial.weights)
+        try:
+            return judge(way), way
+        except Fault as fault:
+            if is_final(fault):
+                raise
+            failed = (
+                fault  # it may prepare numbers in the constructor: only a recording with this seed can tell
+            )
+    runner = yield from record(job, worker, reference, trial.weights)
+    if failed and alike(runner.plan, first.plan):
+        raise failed
+    if not failed and runner.recorded != trial.weights and runner.by_name(trial.weights):
+        way = Way(runner, trial.weights)  # recorded without training, as its parameters are others
+        with contextlib.suppress(ValueFault):
+            return judge(way), way
+    way = Way(runner, runner.recorded)
+    try:
+        return judge(way), way
+    except Fault as fault:
+        if is_final(fault) or runner.recorded > 0:
+            raise
+        if not prepares_numbers(runner.plan, first.plan, reference.weights(trial.weights)):
+            raise
+    runner = yield from record(job, worker, reference, abs(trial.weights))
+    way = Way(runner, runner.recorded)
+    return judge(way), way
+
+
+def judge_one(job: Job, worker, reference: Reference, trial: Trial, way: Way) -> Judged | None:
+    work = partial(judge_trial, reference, replace(trial, weights=way.weights), way.runner)
+    try:
+        return in_room(worker, reference, "judge", worker.patience, work)
+    except TaskFault:
+        raise
+    except Fault as fault:
+        raise hinted(fault, way.runner.plan) from None
+
+
+def is_final(fault: Fault) -> bool:
+    """Whether other weights would not change it."""
+    return isinstance(fault, TaskFault) or fault.status in ("unsupported", "timeout", "memory_limit")
+
+
+def prepares_numbers(plan: Plan, other: Plan, names: Collection[str]) -> bool:
+    """Whether two recordings with other weights may differ in numbers, but not in tensors that were made of
+    weights.
+
+    A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a
+    weight may
+    not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of the
+    reference's weights.
+    """
+    return made_tensors(plan, names) == made_tensors(other, names)
+
+
+def made_tensors(plan: Plan, names: Collection[str]) -> list:
+    """What a recording holds beside the weights of these names."""
+    others = [weight for weight in plan.weights if not set(weight.names) & set(names)]
+    return constants(plan) + [plan.storages[plan.tensors[w.tensor].storage].blob for w in others]
+
+
+def constants(plan: Plan) -> list:
+    return [s.blob for s in plan.storages if s.kind == "const"]
 
 
 def alike(one: Plan, other: Plan) -> bool:
     """Whether two recordings are the same but for the values of weights."""
-    constants = lambda plan: [s.blob for s in plan.storages if s.kind == "const"]
-    return (one.steps, one.kernels, one.tensors, one.weights, constants(one)) == (
+    if constants(one) != constants(other):
+        return False
+    return (one.steps, one.kernels, one.tensors, one.weights) == (
         other.steps,
         other.kernels,
         other.tensors,
         other.weights,
-        constants(other),
     )
 
 

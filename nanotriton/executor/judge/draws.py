@@ -1,232 +1,374 @@
-"""Draws of inputs and weights that a candidate can't foresee: the task's own, and the task's own under
-stress.
+"""Draws of inputs that a candidate cannot foresee: the task's own, and the task's own under stress.
 
-Stress happens inside the draw: torch's random factories are patched while `get_inputs` runs, so that what the
-task builds from
-them (triangles, symmetric matrices, masks, sorted lists) keeps its structure. Integers and booleans are
-untouched, and so is what a task
-draws with Python. A seed that the task sets becomes one of ours. Weights that a constructor sets to a
-constant (norms, biases, gates) or leaves tiny are moved off those values,
-in reference and candidate alike, or a candidate that skips them would pass. So are inputs that are all 0 or
-all 1.
+Stress happens inside the draw. What a random operator of torch gives is distorted before the task goes on
+with it, so
+what the task builds from it (triangles, symmetric matrices, masks, sorted lists) keeps its structure. What is
+drawn in
+another way (by NumPy, or as integers that become floats) is distorted once it is returned: `distorted_late`.
+Which
+draws those are, and what no draw varies (moves.py), is found out for each task (reference.py). Integers and
+booleans
+are left alone.
+A seed that the task sets becomes one of ours.
+
+A stress kind is a row of KINDS: the steps that are done to a freshly drawn tensor, in order. Each step is a
+function.
 """
 
-import contextlib
+import copy
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanotriton.executor.common.construct import patched, seed_from
 
-# plain: as the task draws. scaled: random signs, a scale, and factors along one dimension. heavy: random
-# signs, heavy
-# tails and an offset. positive: a scale and factors, signs kept (for tasks that take logarithms or roots).
-# uneven: as heavy, and what lies last
-# is large in the outer dimensions, another slice of each small: exponentials overflow unless the maximum is
-# subtracted, an epsilon counts, a tail that is left out shows.
-# padded: as uneven, and one slice is zeros, where norms divide by nothing, signs vanish and all elements tie.
-# In the last three, what a task makes of
-# zeros or ones alone (a first state, a mask to be) is drawn too: floats up to 0.25 off; when padded, one
-# truth value in eight is the other one, and
-# one integer 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
-# edges: of what lies between 0 and 1 one element in eight is 0 and one is 1 (for tasks that take
-# probabilities and nothing else). holes, infinite: one element in 16 is not finite.
-KINDS = (
-    "plain",
-    "scaled",
-    "heavy",
-    "positive",
-    "uneven",
-    "uneven positive",
-    "padded",
-    "edges",
-    "holes",
-    "infinite",
-)
-FACTORIES = ("rand", "randn", "rand_like", "randn_like", "normal")
-CONSTANTS = ("zeros", "ones", "zeros_like", "ones_like")
-NUMBERS = ("full", "full_like", "tensor", "from_numpy", "arange", "linspace")
-HOLES = {"holes": math.nan, "infinite": math.inf}
 LARGE, SMALL = 64.0, 1 / 64
-FILLERS = ("uniform_", "normal_", "exponential_")
+DEEP = 200.0  # exp(-200) is 0 in fp32
+NOISE = 0.25
 
 
-def stress_(t: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:
-    """Distort a freshly drawn tensor in place; anything but floating point is left alone.
+class Luck:
+    """Random numbers for the steps. Those for each element are drawn where the tensor is: a CPU takes a
+    second for
+    what a GPU does in a millisecond. Single ones are drawn on the host, where nothing waits for a GPU."""
 
-    What is drawn for each element is drawn where the tensor is: a CPU takes a second for what a GPU does in a
-    millisecond.
+    def __init__(self, generator: torch.Generator, device: torch.device):
+        self.host = self.local = generator
+        self.device = device
+        if device.type != "cpu":
+            seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+            self.local = torch.Generator(device).manual_seed(int(seed))
+
+    def number(self, low: float, high: float) -> float:
+        return float(torch.empty((), device="cpu").uniform_(low, high, generator=self.host))
+
+    def below(self, n: int) -> int:
+        return min(int(self.number(0, 1) * n), n - 1)
+
+    def uniform(self, shape, low: float = 0.0, high: float = 1.0) -> Tensor:
+        fresh = torch.empty(shape, dtype=torch.float32, device=self.device)
+        return fresh.uniform_(low, high, generator=self.local)
+
+    def normal(self, shape, deviation: float) -> Tensor:
+        fresh = torch.empty(shape, dtype=torch.float32, device=self.device)
+        return fresh.normal_(0, deviation, generator=self.local)
+
+
+# ---- steps: each distorts a tensor in place ----
+
+
+def signs(x: Tensor, luck: Luck) -> None:
+    """Half of all elements change their sign. A task on `rand` alone never sees a negative number."""
+    x.mul_((luck.uniform(x.shape) < 0.5).to(x.dtype).mul_(-2).add_(1))
+
+
+def factors(x: Tensor, luck: Luck) -> None:
+    """A scale from 1/2 to 4, and factors from 1/2 to 2 along one dimension. A constant factor of the draw is
+    no longer
+    that of the answer."""
+    x.mul_(2.0 ** luck.number(-1, 2))
+    if x.dim():
+        dim = luck.below(x.dim())
+        shape = [1] * x.dim()
+        shape[dim] = x.shape[dim]
+        x.mul_(torch.exp2(luck.uniform(shape, -1, 1)).to(x.dtype))
+
+
+def one_sign(x: Tensor, luck: Luck) -> None:
+    """One slice of the first dimension, and one of the last, has no negative number: a minimum that starts at
+    0, or
+    that is padded with 0, shows. What is all negative is the business of `sink`."""
+    for dim in {0, x.dim() - 1} if x.dim() else ():
+        if x.shape[dim] > 1:
+            x.select(dim, luck.below(x.shape[dim])).abs_()
+
+
+def tails(x: Tensor, luck: Luck) -> None:
+    """Log-normal factors, so that a few elements are ten times the others, and an offset."""
+    x.mul_(luck.normal(x.shape, 0.8).exp_().to(x.dtype)).add_(luck.number(-1.5, 1.5))
+
+
+def slices(x: Tensor, luck: Luck) -> list[tuple[int, int]]:
+    """What lies last is large in the first and in the last dimension, another slice of each is small.
+
+    Exponentials overflow unless the maximum is subtracted, an epsilon counts, a tail that is left out shows.
+    Returns [(dimension, index of its small slice)].
     """
-    if not t.is_floating_point() or not t.numel() or kind == "plain":
-        return t
-    local = generator
-    if t.device.type != "cpu":
-        local = torch.Generator(t.device).manual_seed(
-            int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))
-        )
+    found = []
+    outer = {0, x.dim() - 1}
+    for dim in range(x.dim()):
+        n = x.shape[dim]
+        if n == 1:
+            continue
+        index = luck.below(n - 1)
+        small = x.select(dim, index).mul_(SMALL)
+        if dim in outer:
+            x.select(dim, n - 1).mul_(LARGE)
+        # small as a whole, for norms over all dimensions but this one: without what is large
+        for other in outer - {dim}:
+            last = x.shape[other]
+            if last > 1:
+                small.select(other - (other > dim), last - 1).div_(LARGE)
+        found.append((dim, index))
+    return found
 
-    def number(low: float, high: float) -> float:
-        # on the host: nothing waits for a GPU
-        return float(torch.empty((), device="cpu").uniform_(low, high, generator=generator))
 
-    def drawn(*shape) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=t.device)
+def padded_slices(x: Tensor, luck: Luck) -> None:
+    """As `slices`, and one slice is zeros, where norms divide by nothing, signs vanish and all
+    elements tie."""
+    for dim, small in slices(x, luck):
+        n = x.shape[dim]
+        if n > 2:
+            x.select(dim, (small + 1) % (n - 1)).fill_(0)
 
+
+def sink(x: Tensor, luck: Luck) -> None:
+    """All elements are below -200, and differ: a maximum that starts at 0 shows, and so does a
+    padding of 0."""
+    x.abs_().mul_(16).add_(DEEP).neg_()
+
+
+def ties(x: Tensor, luck: Luck) -> None:
+    """Half of the elements become multiples of 2, 1, 1/2 ... 1/64: they lie on the edges where rounding,
+    integer
+    division and comparison decide.
+
+    Not the large ones: a scale that is made of a row's maximum would put half of the row on an edge that
+    rounding
+    errors decide.
+    """
+    step = torch.exp2((luck.uniform(x.shape) * 8).floor_().sub_(1))
+    snapped = (x.float() * step).round_().div_(step).to(x.dtype)
+    usual = x.float().square().mean().sqrt()
+    chosen = (luck.uniform(x.shape) < 0.5) & (x.abs() <= usual)
+    x.copy_(torch.where(chosen, snapped, x))
+
+
+def lean(x: Tensor, luck: Luck) -> None:
+    """Of what lies between 0 and 1, a third of the elements moves near 0, and a third near 1."""
+    if not within(x, 0, 1):
+        return
+    chance = luck.uniform(x.shape)
+    power = x.float().pow(6)
+    near = torch.where(chance < 1 / 3, power, torch.where(chance > 2 / 3, 1 - power, x.float()))
+    x.copy_(near.to(x.dtype))
+
+
+def edges(x: Tensor, luck: Luck) -> None:
+    """Of what lies between 0 and 1 (probabilities, labels), one element in eight is 0, one is 1,
+    and one is 1/2."""
+    if not within(x, 0, 1):
+        return
+    lean(x, luck)
+    chance = luck.uniform(x.shape)
+    x.masked_fill_(chance < 1 / 8, 0).masked_fill_(chance > 7 / 8, 1)
+    x.masked_fill_((chance > 3 / 8) & (chance < 4 / 8), 0.5)
+
+
+def wild(x: Tensor, luck: Luck) -> None:
+    """One element in 24 is NaN, one is infinity and one is minus infinity."""
+    chance = luck.uniform(x.shape) * 24
+    x.masked_fill_(chance < 1, math.nan).masked_fill_((chance >= 1) & (chance < 2), math.inf)
+    x.masked_fill_((chance >= 2) & (chance < 3), -math.inf)
+
+
+def holes(x: Tensor, luck: Luck) -> None:
+    """One element in 16 is NaN."""
+    x.masked_fill_(luck.uniform(x.shape) < 1 / 16, math.nan)
+
+
+def infinite(x: Tensor, luck: Luck) -> None:
+    """One element in 16 is infinity."""
+    x.masked_fill_(luck.uniform(x.shape) < 1 / 16, math.inf)
+
+
+def soften(x: Tensor, luck: Luck) -> None:
+    """Half of the labels 0 and 1 become numbers in between."""
+    chance = luck.uniform(x.shape, -1, 1).to(x.dtype)
+    x.copy_(torch.where(chance > 0, chance, x))
+
+
+Step = Callable[[Tensor, Luck], object]
+KINDS: dict[str, tuple[Step, ...]] = {
+    "plain": (),
+    "scaled": (signs, factors, one_sign),
+    "tied": (signs, factors, one_sign, ties),
+    "positive": (factors,),  # signs are kept, for tasks that take logarithms or roots
+    "tied positive": (factors, ties),
+    "heavy": (signs, tails),
+    "uneven": (signs, tails, slices),
+    "padded": (signs, tails, padded_slices),
+    "uneven positive": (factors, slices),
+    "padded positive": (factors, padded_slices),
+    "sunk": (tails, sink),
+    "inside": (lean,),  # for tasks that take probabilities and nothing else
+    "edges": (edges,),
+    "wild": (wild,),
+    "holes": (holes,),
+    "infinite": (infinite,),
+}
+# Of several tensors only the first that is drawn is distorted.
+ONCE = frozenset(["sunk", "holes", "infinite"])
+# Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to
+# be) is drawn: floats up to 0.25 off; when padded, one truth value in eight is the other one, and one integer
+# 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
+CONSTANTS_TOO = frozenset(["uneven", "padded", "uneven positive", "padded positive"])
+
+# ATen operators that draw floats but only 0, 1 or counts. All others that the schema calls random are
+# distorted.
+COUNTS = frozenset(
+    [
+        "bernoulli",
+        "bernoulli_",
+        "binomial",
+        "geometric",
+        "geometric_",
+        "multinomial",
+        "native_dropout",
+        "poisson",
+        "random",
+        "random_",
+    ]
+)
+ZEROS_AND_ONES = frozenset(["zeros", "ones", "zeros_like", "ones_like", "new_zeros", "new_ones"])
+# lift_fresh: torch.tensor, torch.as_tensor and torch.from_numpy
+NUMBERS = frozenset(["full", "full_like", "new_full", "lift_fresh", "arange", "linspace", "logspace", "eye"])
+
+
+def distort(x: Tensor, kind: str, generator: torch.Generator) -> None:
+    """Do a kind's steps to a tensor in place; anything but floating point is left alone."""
+    if not x.is_floating_point() or not x.numel():
+        return
     with torch.no_grad():
-        x = t.detach()
-        if kind in HOLES:
-            x.masked_fill_(drawn(*t.shape).uniform_(generator=local) < 1 / 16, HOLES[kind])
-            return t
-        if kind == "edges":
-            if bool(((x >= 0) & (x <= 1)).all()):
-                chance = drawn(*t.shape).uniform_(generator=local)
-                x.masked_fill_(chance < 1 / 8, 0).masked_fill_(chance > 7 / 8, 1)
-            return t
-        if kind in ("scaled", "heavy", "uneven", "padded"):
-            x.mul_((drawn(*t.shape).uniform_(generator=local) < 0.5).to(t.dtype).mul_(-2).add_(1))
-        # log-normal factors: a few elements are ten times the others
-        if kind in ("heavy", "uneven", "padded"):
-            x.mul_(drawn(*t.shape).normal_(0, 0.8, generator=local).exp_().to(t.dtype)).add_(
-                number(-1.5, 1.5)
-            )
-        else:  # a scale from 1/2 to 4 and factors from 1/2 to 2 along one dimension
-            x.mul_(2.0 ** number(-1, 2))
-            if t.dim():
-                dim = int(number(0, 1) * t.dim()) % t.dim()
-                shape = [1] * t.dim()
-                shape[dim] = t.shape[dim]
-                x.mul_(torch.exp2(drawn(*shape).uniform_(-1, 1, generator=local)).to(t.dtype))
-        if kind.startswith("uneven") or kind == "padded":
-            for dim in range(t.dim()):
-                n = t.shape[dim]
-                if n > 1:
-                    small = int(number(0, 1) * (n - 1))
-                    part = x.select(dim, small).mul_(SMALL)
-                    if dim in (0, t.dim() - 1):
-                        x.select(dim, n - 1).mul_(LARGE)
-                    # small as a whole, for norms over all dimensions but this one: without what is
-                    # large
-                    for outer in {0, t.dim() - 1} - {dim}:
-                        last = part.select(outer - (outer > dim), t.shape[outer] - 1)
-                        last.div_(LARGE if t.shape[outer] > 1 else 1)
-                if n > 2 and kind == "padded":
-                    x.select(dim, (small + 1) % (n - 1)).fill_(0)
-    return t
+        x, luck = x.detach(), Luck(generator, x.device)
+        for step in KINDS[kind]:
+            step(x, luck)
 
 
-@contextlib.contextmanager
-def stressed(kind: str, seed: int) -> Iterator[None]:
-    """Patch torch's random factories: what they draw comes out distorted. The task's own random stream is not
-    consumed."""
-    generator = torch.Generator().manual_seed(seed)
-    depth, count = [0], [0]  # a factory may use another, and so does stress_: distort once
+def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tensor:
+    """A copy of what `get_inputs` has returned, distorted: the task may keep what it returned.
 
-    def wrap(original):
-        def draw(*args, **kwargs):
-            depth[0] += 1
-            try:
-                drawn = original(*args, **kwargs)
-                if depth[0] > 1 or (count[0] and kind in HOLES):  # of several inputs one may have holes
-                    return drawn
-                count[0] += 1
-                return stress_(drawn, kind, generator)
-            finally:
-                depth[0] -= 1
+    Labels stay between 0 and 1.
+    """
+    x = copy.deepcopy(given.detach())  # which keeps its strides
+    labels = kind not in ONCE | {"wild"} and bool(((x == 0) | (x == 1)).all())
+    if not labels:
+        distort(x, kind, generator)
+    elif x.is_floating_point() and x.numel():
+        with torch.no_grad():
+            soften(x, Luck(generator, x.device))
+    return x
 
-        return draw
 
-    def constant(original):
-        def make(*args, **kwargs):
-            made = original(*args, **kwargs)
-            if depth[0] == 0 and (made.is_floating_point() or kind == "padded"):
-                depth[0] += 1
-                noise = torch.empty(made.shape, dtype=torch.float32, device="cpu").uniform_(
-                    -0.25, 0.25, generator=generator
-                )
-                depth[0] -= 1
-                if made.dtype == torch.bool:
-                    made.logical_xor_((noise > 0.1875).to(made.device))
-                elif not made.is_floating_point():  # a 0 may be an index, of which 1 is none
-                    made.mul_((noise <= 0.1875).to(made.device))
-                else:
-                    made.add_((noise.abs() if "positive" in kind else noise).to(made.device, made.dtype))
+class Stress(TorchDispatchMode):
+    """While it is active, what torch draws is distorted, however it was called. The task's own random stream
+    is the
+    same as without it."""
+
+    def __init__(self, kind: str, seed: int):
+        super().__init__()
+        self.kind = kind
+        self.generator = torch.Generator().manual_seed(seed)
+        self.distorted = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch._dynamo, for seconds
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if not isinstance(made, Tensor):
             return made
+        if torch.Tag.nondeterministic_seeded in func.tags and name not in COUNTS:
+            self.drawn(made)
+        elif self.kind in CONSTANTS_TOO and name in ZEROS_AND_ONES:
+            self.constant(made)
+        elif self.kind in CONSTANTS_TOO and name in NUMBERS and made.is_floating_point():
+            # never up: a float may become an index. Not in place: NumPy may own the memory
+            return made * Luck(self.generator, made.device).number(0.75, 1)
+        return made
 
-        return make
+    def drawn(self, x: Tensor) -> None:
+        if not x.is_floating_point() or (self.distorted and self.kind in ONCE):
+            return
+        self.distorted += 1
+        distort(x, self.kind, self.generator)
 
-    def scaled(original):
-        def make(*args, **kwargs):
-            made = original(*args, **kwargs)
-            if depth[0] or not made.is_floating_point():
-                return made
-            depth[0] += 1
-            # never up: a float may become an index
-            factor = float(torch.empty((), device="cpu").uniform_(0.75, 1, generator=generator))
-            depth[0] -= 1
-            return made * factor
+    def constant(self, x: Tensor) -> None:
+        """Move zeros or ones."""
+        padded = self.kind.startswith("padded")
+        if not x.is_floating_point() and not padded:
+            return
+        noise = torch.empty(x.shape, dtype=torch.float32, device="cpu")
+        noise.uniform_(-NOISE, NOISE, generator=self.generator)
+        rare = NOISE * 3 / 4  # one in eight is above
+        if x.dtype == torch.bool:
+            x.logical_xor_((noise > rare).to(x.device))
+        elif not x.is_floating_point():  # a 0 may be an index, of which 1 is none
+            x.mul_((noise <= rare).to(x.device))
+        else:
+            x.add_((noise.abs() if "positive" in self.kind else noise).to(x.device, x.dtype))
 
-        return make
 
-    raw = [(torch, name, wrap) for name in FACTORIES] + [(torch.Tensor, name, wrap) for name in FILLERS]
-    if kind.startswith("uneven") or kind == "padded":
-        raw += [(torch, name, constant) for name in CONSTANTS] + [(torch, name, scaled) for name in NUMBERS]
-    raw = [(owner, name, how(getattr(owner, name))) for owner, name, how in (raw if kind != "plain" else [])]
-    with patched(raw + reseeded(seed)):
-        yield
+@contextmanager
+def stressed(kind: str, seed: int):
+    """A draw of this kind: under stress, and with the task's own seeds replaced."""
+    with patched(reseeded(seed)):
+        if kind == "plain":
+            yield
+        else:
+            with Stress(kind, seed):
+                yield
+
+
+def within(x: Tensor, low: float, high: float) -> bool:
+    return bool(((x >= low) & (x <= high)).all())
+
+
+# ---- seeds that the task sets ----
 
 
 def reseeded(seed: int) -> list[tuple[object, str, object]]:
-    """What sets a seed, patched: a task that sets the same one for every draw would draw the same, and a
-    candidate could foresee it."""
-    mixed = lambda given: seed_from("task", seed, str(given)) % 2**32
+    """What sets a seed, patched: (owner, name, new).
+
+    A task that sets the same seed for every draw would draw the same, and a candidate could foresee it.
+    """
+
+    def mixed(given) -> int:
+        return seed_from("task", seed, str(given)) % 2**32
 
     class Generator(torch.Generator):
         def manual_seed(self, seed):
             return super().manual_seed(mixed(seed))
 
     def calls(function):
-        return lambda given=None, *args, **kwargs: function(mixed(given), *args, **kwargs)
+        def call(given=None, *args, **kwargs):
+            return function(mixed(given), *args, **kwargs)
+
+        return call
 
     def makes(cls):
-        return type(
-            cls.__name__, (cls,), {"__init__": lambda self, given=None: cls.__init__(self, mixed(given))}
-        )
+        def __init__(self, given=None):
+            cls.__init__(self, mixed(given))
 
-    functions = [
+        return type(cls.__name__, (cls,), {"__init__": __init__})
+
+    found: list[tuple[object, str, object]] = [(torch, "Generator", Generator)]
+    for owner, name in (
         (torch, "manual_seed"),
         (torch.random, "manual_seed"),
         (np.random, "seed"),
         (np.random, "default_rng"),
         (random, "seed"),
-    ]
-    new = [(owner, name, calls(getattr(owner, name))) for owner, name in functions]
-    return [
-        *new,
-        (torch, "Generator", Generator),
-        *(
-            (owner, name, makes(getattr(owner, name)))
-            for owner, name in ((np.random, "RandomState"), (random, "Random"))
-        ),
-    ]
-
-
-def train_(model: nn.Module, seed: int) -> None:
-    """Change parameters as training may: each element by a factor of its own up to 4/3, and no tensor of
-    several has one sign alone.
-
-    What a constructor makes of another parameter (a copy, a norm) is no longer that of it. Factors below 1,
-    so that no recurrence explodes.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for param in model.parameters():
-        if param.is_floating_point() and param.numel() > 1:
-            factor = torch.empty(param.shape, dtype=torch.float32, device="cpu").uniform_(
-                0.75, 1, generator=generator
-            )
-            if bool((param > 0).all()) or bool((param < 0).all()):
-                factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
-            param.detach().mul_(factor.to(param.dtype))
+    ):
+        found.append((owner, name, calls(getattr(owner, name))))
+    for owner, name in ((np.random, "RandomState"), (random, "Random")):
+        found.append((owner, name, makes(getattr(owner, name))))
+    return found

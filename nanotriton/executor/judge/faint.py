@@ -13,7 +13,8 @@ import math
 import torch
 
 from nanotriton.executor.judge.compare import Answer
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import state_of
 from nanotriton.executor.judge.values import FLOOR, floor_of
 from nanotriton.plan.trees import leaves, tensors

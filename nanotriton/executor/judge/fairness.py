@@ -15,9 +15,10 @@ import torch
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.compare import BY_VALUE, STATISTICS, Answer, compare
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.nudging import Nudge
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.ties import Choices, settled
-from nanotriton.executor.judge.twin import Nudge
 from nanotriton.executor.judge.values import FLOOR
 from nanotriton.plan.trees import mapped, tensors
 from nanotriton.verdict import Fault, ValueFault

@@ -12,7 +12,8 @@ from nanotriton.executor.gpu.timing import Timing, Work, floor_us
 from nanotriton.executor.judge.compare import compare
 from nanotriton.executor.judge.gpu_runner import GpuRunner
 from nanotriton.executor.judge.job import Job
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.replayer import ReplayError
 from nanotriton.plan.plan import Aten, Plan
 from nanotriton.plan.trees import leaves, tensors

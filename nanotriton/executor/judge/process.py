@@ -17,7 +17,8 @@ import torch
 from nanotriton.executor.child.process import NO_ROOM
 from nanotriton.executor.judge.candidate import SLACK, check_rules
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.second import OTHER, judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
@@ -76,10 +77,10 @@ class Called:
     after: list
     state: dict[str, torch.Tensor]
 
-    def twice(self, inputs: list, more: list, seed: int) -> tuple[object, dict, dict]:
+    def twice(self, inputs: list, more: list, seed: int) -> tuple[None, object, dict, dict]:
         outputs, changed = as_judged(self.reference, (self.outputs, self.after), more, seed)
         state = mapped(self.state, lambda t: t.to(self.reference.device))
-        return outputs, state, changed
+        return None, outputs, state, changed
 
 
 def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
@@ -88,7 +89,8 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     for number, trial in enumerate(trials):
         inputs, drawn = wire.describe(reference.inputs(trial.kind, trial.inputs))
         state, weights = wire.describe(reference.weights(trial.weights))
-        written = {"inputs": inputs, "state": state, "seed": trial.weights}
+        _, init = reference.described(trial.weights)
+        written = {"inputs": inputs, "init": init, "state": state, "seed": trial.weights}
         write_all(fd, [*drawn, *weights])
         if number == 0:
             written["more"], drawn = wire.describe(reference.inputs(trial.kind, trial.inputs + OTHER))
@@ -98,7 +100,6 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
     moved = sorted(reference.moved_buffers)
     return {
         "trials": described,
-        "init": reference.described_init,
         "device": device,
         "bytes": os.fstat(fd).st_size,
         "buffers": moved,

@@ -12,12 +12,9 @@ import copy
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.common.construct import seed_from
@@ -25,50 +22,35 @@ from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
+from nanotriton.executor.judge.computing import Computing
+from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
+from nanotriton.executor.judge.kinds import (
+    BEFORE,
+    MOVED,
+    OTHER_NUMBERS,
+    TRIALS,
+    Trial,
+    fits,
+    has_other_numbers,
+    late_leaves,
+)
+from nanotriton.executor.judge.moves import Moves, with_leaves
+from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.settings import Settings, take_place
-from nanotriton.executor.judge.twin import Nudge, in_float64
+from nanotriton.executor.judge.twin import in_float64
 from nanotriton.plan import wire
-from nanotriton.plan.aten import words
-from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts, overlaps_itself
+from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import digest
-from nanotriton.plan.trees import describe, identical, tensors
+from nanotriton.plan.trees import describe, identical, leaves, tensors
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
-# Of each trial the first kind that the task survives; without one there is no such trial.
-TRIALS = (
-    ("plain",),
-    ("scaled", "positive", "plain"),
-    ("padded", "uneven", "heavy", "uneven positive", "positive", "edges", "plain"),
-    ("holes", "infinite"),
-)
-# others let NaN through, or meet it as it comes
-NAN_AWARE = {"nan_to_num", "isnan", "isinf", "isposinf", "isneginf", "nansum", "nanmedian"}
-# operators that sum their first operand's elements, many for one value
-SUMS = words("""
-    binary_cross_entropy huber_loss l1_loss linalg_vector_norm mean mse_loss nansum smooth_l1_loss
-    std std_mean sum var var_mean
-""")
-# which of equal elements comes first is anyone's choice
-UNSTABLE = {"sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"}
 RANDOM = "the reference is not deterministic: it draws random numbers in forward"
-# Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows
-# it.
-MAY_DRAW = ("attention", "rnn", "rrelu")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Trial:
-    kind: str  # one of draws.KINDS
-    inputs: int  # seed
-    # seed; if it is negative, the weights of its opposite go by name, after some training
-    # (draws.train_)
-    weights: int
 
 
 class ContextLost(BaseException):
@@ -137,6 +119,12 @@ class Reference:
         self.kinds: frozenset[str] = frozenset(["plain"])
         self.facts = Facts()
         self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
+        self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
+        self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
+        self.moves = Moves()  # what never differs, moved
+        self.unvaried: list[str] = []  # what no trial varies
+        self.before = "plain"  # the kind of the first of two calls
+        self.trains = False
         self.calibrate()
         self.examined = True
 
@@ -146,7 +134,6 @@ class Reference:
         self.has_weights = bool(self.weights(self.seed))
         # what a recording needs to know
         self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
-        self.described_init = wire.describe(self.init_arguments(0))[0]
 
     # ---- how the task's own code is run ----
 
@@ -209,11 +196,11 @@ class Reference:
             moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
             # no graph: it can't be copied
             with self.settings.active(), torch.no_grad(), moved as settled:
-                arguments = self.init_arguments(abs(seed))
+                arguments = self.init_arguments(seed)
                 construct.seed_everything(abs(seed))
                 self.built[seed] = settled(self.names["Model"](*arguments))
             if seed < 0:
-                draws.train_(self.built[seed], seed)
+                construct.train_(self.built[seed], seed)
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]
@@ -222,15 +209,36 @@ class Reference:
         self.built.clear()
         self.digests.clear()
 
-    def init_arguments(self, seed: int) -> list:
+    def init_arguments(self, weights: int) -> list:
         with self.settings.active():
-            construct.seed_everything(seed)
-            return self.arguments("get_init_inputs")
+            construct.seed_everything(abs(weights))
+            given = self.arguments("get_init_inputs")
+        return self.moves.of_init(given) if has_other_numbers(weights) else given
 
     def inputs(self, kind: str, seed: int) -> list:
+        """A draw of one of draws.KINDS; if MOVED comes before it, with what never differs moved."""
+        base = kind.removeprefix(MOVED)
+        given = self.draw(base, seed)
+        if late := self.late.get(base):
+            values, changed = [leaf for _, leaf in leaves(given)], {}
+            generator = torch.Generator().manual_seed(seed_from("late", seed))
+            for i in late:
+                changed[i] = draws.distorted_late(values[i], base, generator)
+            given = with_leaves(given, changed)
+        return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
+
+    def draw(self, kind: str, seed: int) -> list:
         with self.own(kind), self.default_device(), draws.stressed(kind, seed):
             construct.seed_everything(seed)
             return self.arguments("get_inputs")
+
+    def described(self, weights: int) -> tuple[list, list]:
+        """What a recording with these weights has to know of the arguments of forward, and of the
+        constructor."""
+        inputs = self.described_inputs
+        if has_other_numbers(weights):
+            inputs = wire.describe(self.inputs(MOVED + "plain", 0))[0]
+        return inputs, wire.describe(self.init_arguments(weights))[0]
 
     def arguments(self, name: str) -> list:
         """What get_inputs or get_init_inputs returns; a dict or a bare tensor would be unpacked into
@@ -331,10 +339,12 @@ class Reference:
             fakes.look("plain", seed + 1, self.plain_answer(seed + 1), seed + 1)
         if not self.picky:
             self.asserts = None
-        for kinds in TRIALS[1:] if self.stress else ():
-            self.find_stress(kinds, fakes)
-        kind = next(k for k in TRIALS[1] if k in self.kinds)
-        self.trains = trainable(self.on_host(seed)) and self.survives(kind, seed, fakes, -seed)
+        if self.stress:
+            fixed, places = self.find_fixed()
+            self.find_stress(fakes)
+        self.trains = trainable(self.on_host(seed)) and self.stands(self.chosen(TRIALS[1]), fakes, -seed)
+        if self.stress:
+            self.find_moves(Search(self, fixed, places), fakes)
         if fakes.passing:
             raise Fault(
                 "weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass"
@@ -373,7 +383,7 @@ class Reference:
         self.picky = noted.met
         if seen.draws:  # from a generator of its own: in float64 that gives other numbers
             raise Fault("unsupported", RANDOM)
-        self.facts = seen.facts
+        self.facts, self.called = seen.facts, seen.called
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
         self.facts.fresh = [seen.fresh(t) for t in tensors(again)]
         exact, _ = self.exactly("plain", seed, seed, seed + 1)
@@ -383,32 +393,83 @@ class Reference:
                 "the reference is not deterministic: run twice on the same inputs, it gives two answers",
             )
 
-    def find_stress(self, kinds: tuple[str, ...], fakes: Fakes) -> None:
-        """Of these kinds, the first that the reference survives is one of its own."""
-        for kind in kinds:
-            if kind == "padded" and UNSTABLE & self.facts.computing.keys():
-                continue
-            if kind in draws.HOLES and not NAN_AWARE & self.facts.computing.keys():
-                continue
-            if kind in self.kinds or self.survives(kind, self.seed, fakes):
-                return
+    def find_stress(self, fakes: Fakes) -> None:
+        """Find which kinds of inputs the reference survives."""
+        for kinds in TRIALS[1:]:
+            self.choose(kinds, fakes)
+        self.before = self.choose(BEFORE, fakes)
 
-    def survives(self, kind: str, seed: int, fakes: Fakes, weights: int | None = None) -> bool:
-        """Whether stress (or other weights) neither breaks the reference nor changes nothing. If so, the
-        fakes see this draw too."""
+    def find_moves(self, search: Search, fakes: Fakes) -> None:
+        """Move what never differs between two draws, in the ways that were found."""
+        self.moves, self.unvaried = search.found, search.unvaried
+        if self.moves:
+            kind = MOVED + self.chosen(TRIALS[1])
+            self.stands(kind, fakes, self.moved_weights(self.seed))
+
+    def find_fixed(self) -> tuple[dict[int, object], list[str]]:
+        """The arguments that are the same in two draws, by number, and where each argument is.
+        Sets `drawn`."""
+        given = self.draw("plain", self.seed)
+        same, fixed = same_tensors(given, self.draw("plain", self.seed + 1)), {}
+        for i, (_, leaf) in enumerate(leaves(given)):
+            if i in same or not isinstance(leaf, torch.Tensor):
+                fixed[i] = leaf
+            elif leaf.is_floating_point():
+                self.drawn.append(i)
+        return fixed, [where for where, _ in leaves(given)]
+
+    def choose(self, kinds: tuple[str, ...], fakes: Fakes) -> str | None:
+        """The first of these kinds that the reference survives."""
+        for kind in kinds:
+            if fits(kind, self.called) and (kind in self.kinds or self.survives(kind, fakes)):
+                return kind
+        return None
+
+    def chosen(self, kinds: tuple[str, ...]) -> str | None:
+        return next((kind for kind in kinds if kind in self.kinds), None)
+
+    def survives(self, kind: str, fakes: Fakes) -> bool:
+        """Whether a kind neither breaks the reference nor changes nothing.
+
+        What it misses is distorted late, unless that breaks the reference.
+        """
         try:
-            if weights is None and identical(self.inputs(kind, seed), self.inputs("plain", seed)):
-                return False
-            weights = seed if weights is None else weights
-            answer = self.answer(kind, seed, weights)
+            plain = self.draw("plain", self.seed)
+            untouched = same_tensors(self.draw(kind, self.seed), plain)
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return False
-        if not all_finite(answer.own) or breaks_down(answer):
+        nothing = len(untouched) == len(tensors(plain))
+        if late := late_leaves(kind, self.drawn, untouched, nothing):
+            self.late[kind] = late
+            if self.stands(kind, fakes, self.seed):
+                return True
+            del self.late[kind]
+        return not nothing and self.stands(kind, fakes, self.seed)
+
+    def stands(self, kind: str, fakes: Fakes, weights: int) -> bool:
+        """Whether the reference answers a draw of this kind with finite numbers. If so, the fakes
+        see the draw too."""
+        answer = self.finite_answer(kind, self.seed, weights)
+        if answer is None:
             return False
         self.kinds |= {kind}
-        fakes.look(kind, seed, answer, weights)
+        fakes.look(kind, self.seed, answer, weights)
         return True
+
+    def finite_answer(self, kind: str, seed: int, weights: int) -> Answer | None:
+        try:
+            answer = self.answer(kind, seed, weights)
+        except Exception as error:
+            log.debug("%s: %s inputs: %s", self.task.name, kind, error)
+            return None
+        return answer if all_finite(answer.own) and not breaks_down(answer) else None
+
+    def moved_weights(self, seed: int) -> int:
+        """The seed of the weights of a trial whose arguments are moved."""
+        if not self.moves.numbers:
+            return seed
+        return seed | OTHER_NUMBERS if seed > 0 else -(-seed | OTHER_NUMBERS)
 
     def trials(self, secret: bytes, source: str) -> list[Trial]:
         """The trials of one candidate: the same for the same secret, task and source.
@@ -420,12 +481,15 @@ class Reference:
             seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1)
             for i in range(2)
         ]
-        kinds = [kind for options in TRIALS if (kind := next((k for k in options if k in self.kinds), None))]
-        inputs = [seed_from(secret, self.task.key, source, "inputs", i) for i in range(len(kinds))]
-        found = [
-            Trial(k, seed, weights[i % 2 if self.has_weights else 0])
-            for i, (k, seed) in enumerate(zip(kinds, inputs, strict=True))
-        ]
+        found = []
+        for options in TRIALS:
+            if kind := self.chosen(options):
+                number = len(found)
+                inputs = seed_from(secret, self.task.key, source, "inputs", number)
+                found.append(Trial(kind, inputs, weights[number % 2 if self.has_weights else 0]))
+        if self.moves:
+            scaled = found[1]
+            found[1] = Trial(MOVED + scaled.kind, scaled.inputs, self.moved_weights(scaled.weights))
         return [t for t in found if t.kind == "plain" or not self.picky or self.takes(t)]
 
     def takes(self, trial: Trial) -> bool:
@@ -464,57 +528,3 @@ def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Te
                     torch.nn.Parameter(there, t.requires_grad) if isinstance(t, torch.nn.Parameter) else there
                 )
     return found
-
-
-class Computing(TorchDispatchMode):
-    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs,
-    counted as on plans.
-
-    draws: whether one of them takes random numbers.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.facts = Facts()
-        self.draws = False
-        self.made: set[int] = set()  # addresses of storages that operators made
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
-        return False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws |= not any(part in name for part in MAY_DRAW)
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor) and all(r.alias_info is None for r in func._schema.returns):
-                self.made.add(t.untyped_storage().data_ptr())
-        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-        if not view and name not in CREATE | MOVE:
-            self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
-            reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
-            writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-            self.count(name, reads, writes)
-        return out
-
-    def fresh(self, output: torch.Tensor) -> bool:
-        """Whether it lies in memory that forward made, each element in a place of its own."""
-        made = output.untyped_storage().data_ptr() in self.made
-        return made and not overlaps_itself(tuple(output.shape), output.stride())
-
-    def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        """Add a computing call's FLOPs, and note how many numbers it sums for one value."""
-        length = 0
-        if name in MATMULS:
-            length = reads[MATMULS[name]].shape[-1]
-        elif name == "convolution":
-            length = reads[1][0].numel()
-        if length:
-            self.facts.flops += 2.0 * writes[0].numel() * length
-        else:
-            self.facts.flops += max((t.numel() for t in reads + writes), default=0)
-        if name in SUMS and writes[0].numel():
-            length = reads[0].numel() // writes[0].numel()
-        self.facts.length = max(self.facts.length, length)

@@ -60,14 +60,12 @@ class Runner:
 
     def twice(
         self, inputs: list, more: list, seed: int
-    ) -> tuple[object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
+    ) -> tuple[object, object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
         """Two calls, the second on what the first left.
 
-        Returns (answer of the second, {name: parameter or buffer afterwards} of those that the candidate may
-        have
-        written to, {input tensor's number: what the second call changed it to}). more: the inputs of the
-        second
-        call. Raises Fault.
+        Returns (answer of the first, answer of the second, {name: parameter or buffer afterwards} of those
+        that the candidate may have written to, {input tensor's number: what the second call changed it to}).
+        more: the inputs of the second call. Raises Fault.
         """
         weights = self.by_name(seed)
         replay = self.make_replay(self.second)
@@ -75,7 +73,7 @@ class Runner:
             key: n for key, n in self.replay.chosen.items() if n < fewest_alternatives(self.second, key)
         }
         with self.running():
-            self.replay.run(inputs, weights)
+            before = self.replay.run(inputs, weights)
             left = self.replay.left(self.second)
             try:
                 found = replay.run(more, weights, carried=left)
@@ -84,7 +82,7 @@ class Runner:
                 changed = {i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs}
             finally:
                 replay.forget()
-        return found, state, changed
+        return before, found, state, changed
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -112,14 +110,23 @@ class Runner:
         """
         if seed not in self.weights:
             state = self.reference.weights(seed) if self.plan.weights else {}
-            twins = all(self.has_twin(weight, state) for weight in self.plan.weights)
-            self.weights[seed] = state if twins else {}
+            twins = [self.twin(weight, state) for weight in self.plan.weights]
+            self.weights[seed] = state if None not in twins and not pulled_apart(twins) else {}
         return self.weights[seed]
 
-    def has_twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> bool:
+    def twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:
         twin = next((state[name] for name in weight.names if name in state), None)
         own = self.plan.tensors[weight.tensor]
-        return twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+        alike = twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
+        return twin if alike else None
+
+
+def pulled_apart(twins: list[torch.Tensor]) -> bool:
+    """Whether two weights have the same tensor as their twin: the reference ties them, and they are two,
+    which
+    training would pull apart."""
+    whole = {(t.data_ptr(), t.shape, t.stride()) for t in twins if t.numel()}
+    return len(whole) < sum(t.numel() > 0 for t in twins)
 
 
 def fewest_alternatives(plan: Plan, key: int) -> int:

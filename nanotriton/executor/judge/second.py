@@ -1,12 +1,13 @@
 """A second call of the same module: does it start from what the first call left behind?
 
 One answer says little about a module that has state: running statistics, a cache, a counter, a buffer that
-should be
-cleared, a parameter that was used as scratch memory. So the candidate is called twice, with other inputs the
-second
-time, and the reference too. The second answers are compared, and so is every parameter and buffer of the
-reference's
-that either of them may have written to, and every input that the reference writes to.
+should be cleared, a parameter that was used as scratch memory. So the candidate is called twice, with other
+inputs the second time, and the reference too. The second answers are compared, and so is every parameter and
+buffer of the reference's that either of them may have written to, and every input that the reference writes
+to.
+
+The first of the two calls has inputs that are all below -200, if the reference survives them. They are not
+the second's, because beside such numbers what is left of a usual call would not show.
 """
 
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from functools import partial
 import torch
 
 from nanotriton.executor.common.construct import seed_everything
-from nanotriton.executor.judge.compare import Answer, passes
-from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, spread_of
-from nanotriton.executor.judge.reference import Reference, Trial, excused
-from nanotriton.executor.judge.twin import Nudge, State, Twin, in_float64, state_of
+from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
+from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, sensitivity, spread_of
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.nudging import Nudge
+from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.twin import State, Twin, in_float64, state_of
 from nanotriton.plan.trees import identical, tensors
 from nanotriton.verdict import Fault, ValueFault
 
@@ -42,14 +45,17 @@ class Twice:
 def judge_second(reference: Reference, trial: Trial, runner) -> None:
     """Call the candidate twice, then the reference, and compare what both leave. Raises Fault.
 
-    runner: has `twice(inputs, more, weight seed)`; see judge/runner.py.
+    trial: of the first call. runner: has `twice(inputs, more, weight seed)`; see judge/runner.py.
     """
-    other = replace(trial, inputs=trial.inputs + OTHER)
+    other = replace(trial, kind="plain", inputs=trial.inputs + OTHER)
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)
         more = reference.inputs(other.kind, other.inputs)
-    answer, state, changed = runner.twice(inputs, more, trial.weights)
+    before, answer, state, changed = runner.twice(inputs, more, trial.weights)
     del inputs, more
+    if trial.kind != "plain":  # or judge_trial has compared it
+        judge_before(reference, trial, before)
+    del before
     with excused("on its own inputs, called twice"):
         if reference.keeps_nothing:
             want = call_once(reference, other, state)
@@ -70,6 +76,15 @@ def judge_second(reference: Reference, trial: Trial, runner) -> None:
         compare_again("in a second call of the same module", answer, want.answer, sensitive)
         compare_state(state, want)
         compare_inputs(changed, want)
+
+
+def judge_before(reference: Reference, trial: Trial, got: object) -> None:
+    """Compare the answer of the first call. It does not count where the reference's is not finite."""
+    with excused("on its own inputs"):
+        answer = reference.answer(trial.kind, trial.inputs, trial.weights)
+    if all_finite(answer.own) and not breaks_down(answer):
+        with excused("comparing answers"):
+            compare_fairly(got, answer, partial(sensitivity, reference, trial))
 
 
 def compare_state(state: State, want: Twice) -> None:

@@ -43,7 +43,7 @@ class Choices(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as reference.Computing
+        return False  # as computing.Computing
 
     def of(self, number: int) -> Choice | None:
         """The choice behind an output, counted over the tensors of the answer."""

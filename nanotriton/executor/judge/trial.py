@@ -18,7 +18,8 @@ import torch
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, kernelbench_allclose, passes
 from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, sensitivity
-from nanotriton.executor.judge.reference import Reference, Trial, excused
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault
 

@@ -5,6 +5,7 @@ bf16 beside a float32 input) can't. Such a module runs as it is, and beside each
 runs in float64.
 """
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.common import construct
+from nanotriton.executor.judge.nudging import Nudge, Nudging
 from nanotriton.plan.trees import mapped, tensors, widen
 from nanotriton.verdict import out_of_memory
 
 # the last argument of these asks for a cast from half to float on the way, which float64 has no use for
 HALF_TO_FLOAT = {"_softmax", "_log_softmax"}
 
-Nudge = Callable[[torch.Tensor], torch.Tensor]
 Draw = Callable[[], list]
 State = dict[str, torch.Tensor]
 
@@ -45,7 +46,7 @@ def in_float64(
     """Call a module once for each draw, in float64. None where neither way works.
 
     build, draws: give the module and its inputs anew whenever they are called. running: a context for the
-    task's own code. nudge: what becomes of a floating input, in float64.
+    task's own code. nudge: moves a floating input by what rounding may do, where something is rounded.
     """
     for way in (widened, beside):
         try:
@@ -60,17 +61,25 @@ def widened(
     model: torch.nn.Module, draws: list[Draw], seed: int, running: Callable, nudge: Nudge | None
 ) -> Twin:
     """Widen the module and its inputs. Raises where the task insists on its dtype."""
-    inputs = [widen(draw()) if nudge is None else nudged_inputs(draw(), nudge) for draw in draws]
+    mode = contextlib.nullcontext() if nudge is None else Nudging(nudge)
+    inputs = [draw() for draw in draws]
+    wide = [widen(given) for given in inputs]
+    if nudge is not None:
+        for t, own in zip(tensors(wide), tensors(inputs), strict=True):
+            if own.is_floating_point():
+                mode.follow(t, own.dtype)
+    del inputs
     with running():
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
             construct.seed_everything(seed)
             model = model.double()
-            answers = [model(*given) for given in inputs]
+            with mode:
+                answers = [model(*given) for given in wide]
         finally:
             torch.set_default_dtype(default)
-    return Twin(answers[-1], inputs[-1], state_of(model))
+    return Twin(answers[-1], wide[-1], state_of(model))
 
 
 def beside(
@@ -87,10 +96,6 @@ def beside(
         answers = [model(*given) for given in inputs]
     state = {name: mode.twin(t) for name, t in construct.named_state(model).items()}
     return Twin(mapped(answers[-1], mode.twin), mapped(inputs[-1], mode.twin), state)
-
-
-def nudged_inputs(inputs: list, nudge: Nudge) -> list:
-    return mapped(inputs, lambda t: nudge(t) if t.is_floating_point() else t)
 
 
 def state_of(model: torch.nn.Module) -> State:
@@ -112,7 +117,7 @@ class Beside(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as reference.Computing
+        return False  # as computing.Computing
 
     def twin(self, t):
         if not isinstance(t, torch.Tensor) or not t.is_floating_point():

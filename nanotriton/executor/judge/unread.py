@@ -7,7 +7,8 @@ notice.
 
 import torch
 
-from nanotriton.executor.judge.reference import Reference, Trial
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import state_of
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids

@@ -1,0 +1,113 @@
+"""What does a reference compute? Its ATen calls are watched as it runs once."""
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nanotriton.plan.aten import words
+from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts, overlaps_itself
+
+# Parts of names of operators that draw or don't, by their arguments. If they draw, a generator's state shows
+# it.
+MAY_DRAW = ("attention", "rnn", "rrelu")
+# operators that sum their first operand's elements, many for one value
+SUMS = words("""
+    binary_cross_entropy huber_loss l1_loss linalg_vector_norm mean mse_loss nansum smooth_l1_loss
+    std std_mean sum var var_mean
+""")
+
+
+class Called(TorchFunctionMode):
+    """The names of torch's functions that a reference calls: some of them (isfinite) are no ATen
+    operators."""
+
+    def __init__(self, names: set[str]):
+        super().__init__()
+        self.names = names
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "").strip("_")
+        self.names.add(name)
+        if name in ("ne", "eq") and len(args) == 2 and args[0] is args[1]:
+            self.names.add("compares_with_itself")
+        return func(*args, **(kwargs or {}))
+
+
+class Computing(TorchDispatchMode):
+    """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs,
+    counted as on plans.
+
+    called: the names of all calls, and of what only their arguments tell.
+    draws: whether one of them takes random numbers.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.facts = Facts()
+        self.draws = False
+        self.made: set[int] = set()  # addresses of storages that operators made
+        self.called: set[str] = set()
+        self.functions = Called(self.called)
+
+    def __enter__(self):
+        self.functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.functions.__exit__(*error)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws |= not any(part in name for part in MAY_DRAW)
+        if all(r.alias_info is None for r in func._schema.returns):
+            self.made |= {
+                t.untyped_storage().data_ptr() for t in tree_leaves(out) if isinstance(t, torch.Tensor)
+            }
+        if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+            return out  # a view
+        reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
+        writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self.called |= {name} | told_by_arguments(name, reads, writes, kwargs or {})
+        if name not in CREATE | MOVE:
+            self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
+            self.count(name, reads, writes)
+        return out
+
+    def fresh(self, output: torch.Tensor) -> bool:
+        """Whether it lies in memory that forward made, each element in a place of its own."""
+        made = output.untyped_storage().data_ptr() in self.made
+        return made and not overlaps_itself(tuple(output.shape), output.stride())
+
+    def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        """Add a computing call's FLOPs, and note how many numbers it sums for one value."""
+        length = 0
+        if name in MATMULS:
+            length = reads[MATMULS[name]].shape[-1]
+        elif name == "convolution":
+            length = reads[1][0].numel()
+        if length:
+            self.facts.flops += 2.0 * writes[0].numel() * length
+        else:
+            self.facts.flops += max((t.numel() for t in reads + writes), default=0)
+        if name in SUMS and writes[0].numel():
+            length = reads[0].numel() // writes[0].numel()
+        self.facts.length = max(self.facts.length, length)
+
+
+def told_by_arguments(name: str, reads: list, writes: list, kwargs: dict) -> set[str]:
+    """What a call does beside its name: round a quotient, or cut off a fraction."""
+    found = set()
+    floats = [t.is_floating_point() for t in reads]
+    if kwargs.get("rounding_mode"):
+        found.add("rounding_mode")
+    if name == "_to_copy" and any(floats) and not writes[0].is_floating_point():
+        found.add("truncating_cast")
+    return found

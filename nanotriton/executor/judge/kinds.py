@@ -1,0 +1,116 @@
+"""Which stress kinds a candidate of a task is judged under: a table of trials, and what each kind
+needs of a task."""
+
+from dataclasses import dataclass
+
+from nanotriton.executor.judge.draws import ONCE
+
+# Of each trial the first kind that the task survives; without one there is no such trial.
+TRIALS = (
+    ("plain",),
+    ("tied", "scaled", "tied positive", "positive", "plain"),
+    (
+        *("padded", "uneven", "heavy", "padded positive", "uneven positive", "positive"),
+        *("edges", "inside", "plain"),
+    ),
+    ("wild", "holes", "infinite"),
+)
+BEFORE = ("sunk", "plain")  # the same for the first of two calls (second.py)
+MOVED = "moved "  # begins the kind of a draw whose constant arguments are moved too (moves.py)
+
+# Others let NaN through, or meet it as it comes.
+NAN_AWARE = frozenset(
+    [
+        "nan_to_num",
+        "nan_to_num_",
+        "isnan",
+        "isinf",
+        "isposinf",
+        "isneginf",
+        "isfinite",
+        "isreal",
+        "compares_with_itself",
+        "fmin",
+        "fmax",
+        "nansum",
+        "nanmean",
+        "nanmedian",
+        "nanquantile",
+    ]
+)
+# What decides at an edge: between two roundings, or between yes and no.
+ROUNDING = frozenset(
+    [
+        "round",
+        "floor",
+        "ceil",
+        "trunc",
+        "frac",
+        "floor_divide",
+        "remainder",
+        "fmod",
+        "rounding_mode",
+        "truncating_cast",
+        "bucketize",
+        "searchsorted",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "eq",
+        "ne",
+        "sign",
+        "sgn",
+        "heaviside",
+        "threshold",
+        "hardshrink",
+        "fake_quantize_per_tensor_affine_cachemask",
+        "quantize_per_tensor",
+    ]
+)
+# Which of equal elements comes first is anyone's choice.
+UNSTABLE = frozenset(["sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"])
+# kind: operators of which the task must call one
+ONLY = {
+    "tied": ROUNDING,
+    "tied positive": ROUNDING,
+    "wild": NAN_AWARE,
+    "holes": NAN_AWARE,
+    "infinite": NAN_AWARE,
+}
+# kind: operators of which the task must call none, because elements tie
+NEVER = dict.fromkeys(("tied", "tied positive", "padded", "padded positive", "edges"), UNSTABLE)
+
+
+def fits(kind: str, called: set[str]) -> bool:
+    """Whether a kind is of use for a task that calls these operators."""
+    needed = ONLY.get(kind)
+    return (needed is None or bool(needed & called)) and not NEVER.get(kind, frozenset()) & called
+
+
+@dataclass(frozen=True)
+class Trial:
+    kind: str  # one of draws.KINDS, or MOVED and one of them
+    inputs: int  # seed
+    # Seed. If it is negative, the weights are those of its opposite after some training (construct.train_).
+    # If it has the bit of OTHER_NUMBERS, Python's numbers are others: it takes a recording of its own.
+    weights: int
+
+
+OTHER_NUMBERS = 1 << 62
+
+
+def has_other_numbers(weights: int) -> bool:
+    """Whether a seed of weights is one with which Python's numbers are moved."""
+    return bool(abs(weights) & OTHER_NUMBERS)
+
+
+def late_leaves(kind: str, drawn: list[int], untouched: list[int], all_same: bool) -> tuple[int, ...]:
+    """Numbers of the arguments that a kind has to distort once they are returned, because it missed them.
+
+    drawn: arguments that are drawn. untouched: those that the kind left alone. all_same: it left all alone.
+    """
+    missed = [i for i in drawn if i in untouched]
+    if kind not in ONCE:
+        return tuple(missed)
+    return tuple(missed[:1]) if all_same else ()

@@ -1,0 +1,175 @@
+"""Arguments that a task makes the same in every draw, changed: masks, positions, lengths, tables, and
+Python's numbers.
+
+A candidate that ignores such an argument, and builds the mask that it knows, is right on all that the task
+draws. So
+they are moved, in ways that keep what a kernel may rely on: distinct indices stay distinct, offsets stay in
+order,
+lengths do not grow. Which way a reference survives is found out by trying (reference.py).
+
+A way is a row of WAYS: a function that changes a tensor in place. `ways` says which of them fit, the best
+first. `Moves`
+are those of one task, and constants.py finds them.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge.draws import NOISE
+from nanotriton.plan.trees import identical, leaves
+
+
+def shuffle_rows(x: Tensor, generator: torch.Generator) -> None:
+    """The rows of a mask or a table in another order."""
+    permute(x, max(x.dim() - 2, 0), generator)
+
+
+def shuffle(x: Tensor, generator: torch.Generator) -> None:
+    """The elements of each row in another order, the same for all: indices stay distinct, and in range."""
+    permute(x, x.dim() - 1, generator)
+
+
+def shuffle_gaps(x: Tensor, generator: torch.Generator) -> None:
+    """Offsets with the same ends and the same distances, in another order."""
+    gaps = x.diff(dim=-1)
+    permute(gaps, gaps.dim() - 1, generator)
+    x[..., 1:] = x[..., :1] + gaps.cumsum(-1)
+
+
+def lower(x: Tensor, generator: torch.Generator) -> None:
+    """Integers above 1 (lengths, counts) become any from 1 up to what they were."""
+    share = torch.rand(x.shape, generator=generator).to(x.device)
+    x.copy_(torch.where(x > 1, (share * x).floor().to(x.dtype) + 1, x))
+
+
+def flip(x: Tensor, generator: torch.Generator) -> None:
+    """One truth value in eight is the other one."""
+    x.logical_xor_((torch.rand(x.shape, generator=generator) < 1 / 8).to(x.device))
+
+
+def stretch(x: Tensor, generator: torch.Generator) -> None:
+    """All elements times one factor, which keeps their order."""
+    x.mul_(0.75 + 0.25 * float(torch.rand((), generator=generator)))
+
+
+def jitter(x: Tensor, generator: torch.Generator) -> None:
+    """Each element by up to a quarter of it, or of 1 if it is 0."""
+    noise = torch.rand(x.shape, generator=generator).mul_(2).sub_(1).mul_(NOISE).to(x.device, x.dtype)
+    x.add_(torch.where(x == 0, noise, torch.where(x.isfinite(), noise * x, noise)))
+
+
+Way = Callable[[Tensor, torch.Generator], None]
+WAYS: dict[str, Way] = {
+    way.__name__: way for way in (shuffle_rows, shuffle, shuffle_gaps, lower, flip, stretch, jitter)
+}
+
+
+def ways(t: Tensor) -> tuple[str, ...]:
+    """The ways that may change a tensor which is the same in all draws, by name."""
+    if not t.numel() or t.is_complex():
+        return ()
+    if t.dtype == torch.bool:
+        return "shuffle_rows", "shuffle", "flip"
+    ordered = t.dim() > 0 and t.shape[-1] > 1 and bool((t.diff(dim=-1) >= 0).all())
+    if t.is_floating_point():
+        rising = ordered and bool((t[..., 1:] > t[..., :-1]).any())
+        return ("stretch", "jitter") if rising and t.dim() == 1 else ("shuffle_rows", "shuffle", "jitter")
+    gaps = t.diff(dim=-1) if ordered else None
+    if gaps is None or bool((gaps == 0).all()):
+        return "shuffle_rows", "shuffle", "lower"
+    # positions may come in any order, offsets may not
+    return ("shuffle",) if bool((gaps == 1).all()) else ("shuffle_gaps",)
+
+
+NUMBER = "number"  # the way of a number of Python's: `moved_number`
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The arguments of a task that are moved."""
+
+    ways: dict[int, str] = field(default_factory=dict)  # number among the leaves of get_inputs() -> its way
+    init: frozenset[int] = frozenset()  # numbers of leaves of get_init_inputs()
+
+    def __bool__(self) -> bool:
+        return bool(self.ways or self.init)
+
+    @property
+    def numbers(self) -> bool:
+        """Whether numbers are moved, so that a candidate has to be recorded with them."""
+        return bool(self.init) or NUMBER in self.ways.values()
+
+    def of_inputs(self, given: list, seed: int) -> list:
+        """The arguments of forward, moved."""
+        values, changed = [leaf for _, leaf in leaves(given)], {}
+        for i, way in self.ways.items():
+            if way == NUMBER:
+                changed[i] = moved_number(values[i])
+            else:
+                changed[i] = moved(values[i], way, seed_from(seed, i))
+        return with_leaves(given, changed)
+
+    def of_init(self, given: list) -> list:
+        """The arguments of the constructor, moved."""
+        values = [leaf for _, leaf in leaves(given)]
+        return with_leaves(given, {i: moved_number(values[i]) for i in self.init})
+
+
+def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:
+    """Another order along one dimension, also where there are so few that the same one could come
+    by chance."""
+    if not x.dim():
+        return
+    order = torch.randperm(x.shape[dim], generator=generator).to(x.device)
+    found = x.index_select(dim, order)
+    x.copy_(x.roll(1, dim) if identical([found], [x]) else found)
+
+
+def moved(given: Tensor, way: str, seed: int) -> Tensor:
+    """A changed copy of a tensor, with its strides: what is expanded stays expanded. The task may
+    keep the original."""
+    result = x = copy.deepcopy(given.detach())
+    for dim, stride in enumerate(x.stride()):
+        if stride == 0:
+            x = x.narrow(dim, 0, 1)
+    WAYS[way](x, torch.Generator().manual_seed(seed_from("move", seed)))
+    return result
+
+
+def moved_number(value: float | int) -> float | int:
+    """Another number of the same sign and of about the same size, the same each time: a recording has it in
+    its code.
+
+    A float becomes a power of two: what a reference rounds by it then lies on an edge exactly, whether one
+    divides or
+    multiplies by the inverse. An integer is lowered by 1.
+    """
+    if isinstance(value, int):
+        return value - 1 if value > 1 else value
+    if not math.isfinite(value):
+        return value
+    if value == 0:
+        return NOISE
+    power = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    return power if power != value else value / 2
+
+
+def with_leaves(tree, new: dict[int, object]):
+    """The tree with some of its leaves replaced, by their number among all leaves."""
+    rest = iter(range(len(leaves(tree))))
+
+    def build(node):
+        if isinstance(node, list | tuple):
+            return type(node)(build(child) for child in node)
+        if isinstance(node, dict):
+            return {key: build(child) for key, child in node.items()}
+        number = next(rest)
+        return new.get(number, node)
+
+    return build(tree)

@@ -1,0 +1,64 @@
+"""Inputs are moved where something is rounded, and nowhere else."""
+
+import pytest
+import torch
+
+from nanotriton.executor.judge.nudging import Nudging
+
+X = torch.arange(1, 65, dtype=torch.float32) / 8
+
+
+def run(forward, x=X):
+    """forward's answer in float64, with operands moved by a thousandth."""
+    mode, wide = Nudging(lambda t: t.double() * 1.001), x.double()
+    mode.follow(wide, x.dtype)
+    with mode:
+        return forward(wide)
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        lambda x: x * 4,
+        lambda x: torch.round(x * 4).int(),
+        lambda x: x >= 0.5,
+        lambda x: (x.view(8, 8).T * 2 - 1).sum(0),
+        lambda x: x.clone().mul_(2).add_(x),
+    ],
+)
+def test_what_is_exact_is_left_alone(exact):
+    assert torch.equal(run(exact), exact(X.double()))
+
+
+@pytest.mark.parametrize(
+    "rounding",
+    [
+        lambda x: x / 3,
+        lambda x: (x * 4) / 3,
+        lambda x: torch.exp(-x),
+        lambda x: x.clone().div_(3),
+        lambda x: torch.nn.functional.linear(x.view(8, 8), torch.full((8, 8), 1 / 3, dtype=torch.float64)),
+    ],
+)
+def test_what_rounds_gets_moved_operands(rounding):
+    moved, plain = run(rounding), rounding(X.double())
+    off = ((moved - plain) / plain).abs()
+    assert 5e-4 < float(off.median()) < 1e-2
+
+
+def test_of_one_operator_only_the_elements_that_round_are_moved():
+    moved, plain = run(lambda x: x / 3), X.double() / 3
+    assert torch.equal(moved[23::24], plain[23::24])  # 3, 6: divided by 3 without rest
+    assert (moved != plain).sum() > 40
+
+
+def test_operands_are_moved_once_where_they_first_round():
+    x = X[:20]  # of these 3, 6 ... are exact after the first step, none after the second
+    assert torch.allclose(run(lambda x: x / 3 / 7 * 11, x), x.double() / 3 / 7 * 11 * 1.001, rtol=1e-6)
+
+
+def test_another_dtype_rounds_elsewhere():
+    third = lambda x: x * 1.0625  # needs five bits more
+    x = X.bfloat16()
+    assert torch.equal(run(third), third(X.double()))
+    assert not torch.equal(run(third, x), third(x.double()))
