@@ -326,6 +326,7 @@ class ModelNew(nn.Module):
         mean[(1,)](sums, out, m, n, B=64)
         return out
 """
+TWICE = "x = x[None].expand(2, -1, -1).clone()[1]"
 ROWS = task(
     "return self.table[x]",
     "torch.randint(0, 50, (7,))",
@@ -373,6 +374,18 @@ def test_what_is_read_and_where_the_answer_lies():
         "one number is not": (
             TOTAL,
             MEAN.replace("SKIP", "123456"),
+            "wrong_value",
+            "1 of 240000 elements of input 0",
+        ),
+        "all is read, through a copy of an expanded input": (
+            TOTAL,
+            MEAN.replace("SKIP", "-1").replace("x = x.clone()", TWICE),
+            "correct",
+            "",
+        ),
+        "one number of it is not": (
+            TOTAL,
+            MEAN.replace("SKIP", "123456").replace("x = x.clone()", TWICE),
             "wrong_value",
             "1 of 240000 elements of input 0",
         ),

@@ -21,6 +21,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     patches.py      the same for functions and modules that it replaces
     asserts.py      what CUDA would assert inside a kernel, as an exception
     draws.py        draws of inputs that a candidate cannot foresee: the table of stress kinds
+    computing.py    what a reference computes: its ATen calls, watched as it runs once
     kinds.py        which of them a candidate of a task is judged under: the table of trials
     moves.py        ways to move arguments that are the same in every draw
     constants.py    finds those arguments, and the way that the reference survives
@@ -30,6 +31,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     compare.py      the tolerance, and what else an answer must be: a table of named checks
     values.py       errors of one output, measured for these checks
     twin.py         the reference in float64
+    nudging.py      the same with operands moved by what rounding may do, where something is rounded
     fairness.py     what the reference is sensitive to is forgiven
     ties.py         which of equal numbers was chosen is forgiven too
     faint.py        weights and inputs whose effect is smaller than the tolerance: is it there?

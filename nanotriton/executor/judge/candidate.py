@@ -87,13 +87,13 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
             for t in (plan.tensors[i] for i in plan.output_tensors())
         )
-        if shared := shared_memory(plan, reference.facts.fresh):
-            raise Fault("wrong_value", shared)
         if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
             raise Fault(
                 "wrong_shape",
                 f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}",
             )
+        if shared := shared_memory(plan, reference.facts.fresh):
+            raise Fault("wrong_value", shared)
     if worker.gpu is None:
         return Runner(worker, job, reference, plan, second, seed)
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver

@@ -112,9 +112,9 @@ class CpuBackend:
         return self.addresses[index]
 
     def loaded(self) -> dict[int, torch.Tensor]:
-        """By storage, for each of its bytes whether a kernel has loaded it (0 or 255)."""
+        """For each byte of a storage whether a kernel has loaded it (0 or 255); of those with a load."""
         found = {index: self.memory.find(address).loaded for index, address in self.addresses.items()}
-        return {index: torch.from_numpy(flags) for index, flags in found.items()}
+        return {index: torch.from_numpy(flags) for index, flags in found.items() if flags is not None}
 
     def launch(self, kernel: Kernel, call: Launch, args: list[tuple[str, Any]]) -> None:
         flat: list = []

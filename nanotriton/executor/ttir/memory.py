@@ -43,11 +43,13 @@ class Buffer:
     views: its bytes as words, by the size of a word. keep: an object that keeps the memory alive.
     writer, reader: the owner of each `unit` bytes of it in this launch, that stored or loaded them: program
     + 1, 0 for none, MANY for several. tracked: loads are noted, because stores may race with them.
-    loaded: for each byte, whether any launch has loaded it (0 or 255); None if that is not noted.
+    notes: whether it is noted which bytes are loaded. loaded: for each byte, whether any launch has loaded it
+    (0 or 255); None if none has, or that is not noted.
     """
 
-    def __init__(self, base: int, data: np.ndarray, keep: object):
+    def __init__(self, base: int, data: np.ndarray, keep: object, notes: bool = False):
         self.base = base
+        self.notes = notes
         self.data = data
         self.nbytes = data.size
         self.keep = keep
@@ -85,8 +87,10 @@ class Buffer:
 
     def note_loaded(self, index, mask, size: int) -> None:
         """index, mask: of the elements that are loaded, as in GlobalMemory.load."""
-        if self.loaded is None:
+        if not self.notes:
             return
+        if self.loaded is None:
+            self.loaded = np.zeros(self.nbytes, np.uint8)
         if mask is not None:
             index, mask = np.broadcast_arrays(index, mask)
             index = index[mask]
@@ -124,9 +128,7 @@ class GlobalMemory:
         return buffer.base + tensor.storage_offset() * tensor.element_size()
 
     def _buffer(self, data: np.ndarray, keep: object) -> Buffer:
-        self.buffers.append(Buffer((len(self.buffers) + 1) << SHIFT, data, keep))
-        if self.notes:
-            self.buffers[-1].loaded = np.zeros(data.size, np.uint8)
+        self.buffers.append(Buffer((len(self.buffers) + 1) << SHIFT, data, keep, self.notes))
         return self.buffers[-1]
 
     def find(self, address: int) -> Buffer | None:
