@@ -47,8 +47,8 @@ class Config:
     # dynamic sampling: rounds in which groups of equal rewards are replaced by fresh tasks
     resample: Annotated[int, ">= 0"] = 0
 
-    # the baseline, and whether it is divided by the group's std
-    advantage: Literal["mean_std", "mean", "rloo"] = "mean_std"
+    # the baseline, and whether it is divided by the group's std; rejection: none, what is paid is imitated
+    advantage: Literal["mean_std", "mean", "rloo", "rejection"] = "mean_std"
     # token mean, sequence mean, constant length, ...
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
     epochs: Annotated[int, ">= 1"] = 2  # passes over the samples of one rollout; with --model 1

@@ -58,19 +58,24 @@ def advantages(
         mean      A = R - mean(R)                                      Dr. GRPO, arXiv 2503.20783
         mean_std  A = (R - mean(R)) / (max(std(R), std_floor) + eps)   GRPO, arXiv 2402.03300; std with ddof 1
         rloo      A = R - mean of the others' R                        RLOO, arXiv 2402.14740
+        rejection A = max(R, 0): no baseline, only what is paid        RAFT, arXiv 2304.06767, 2504.11343
+                  is imitated, as in rejection-sampling fine-tuning
 
     rewards [B]: a sample with None or NaN leaves the batch (the infrastructure failed, the answer was cut
     off). It takes no part in its group's mean and std, its advantage is 0 and its spread False. group_ids
     [B]: any integers, one a prompt *index* (by text, equal prompts would merge). std_floor: the reward's
     noise, in its own units, so that noise is not blown up to unit variance. spread: whether the sample's
     group has rewards that differ. Where it has none, the advantage is exactly 0. Max and min decide, since
-    the mean of equal rewards may be off by an ulp.
+    the mean of equal rewards may be off by an ulp. For `rejection` it is whether the sample is paid.
 
     >>> [x.tolist() for x in advantages([1.0, 0.0, 0.5, 0.5, None], [7, 7, 3, 3, 3], kind="mean")]
     [[0.5, -0.5, 0.0, 0.0, 0.0], [True, True, False, False, False]]
     """
     r = torch.tensor([float("nan") if x is None else float(x) for x in rewards], dtype=torch.float64)  # [B]
     valid = ~r.isnan()  # [B]
+    if kind == "rejection":
+        paid = torch.where(valid, r, 0.0).clamp(min=0)  # [B]
+        return paid, paid > 0
     _, group = torch.unique(torch.as_tensor(group_ids), return_inverse=True)  # [B], from 0 on
 
     n = per_group(torch.ones_like(r), group, valid, "sum")  # [B]
@@ -86,7 +91,7 @@ def advantages(
     if kind == "mean_std":
         variance = per_group(centred**2, group, valid, "sum") / (n - 1).clamp(min=1)  # [B]
         return centred / (variance.sqrt().clamp(min=std_floor) + eps), spread
-    raise ValueError(f"unknown advantage {kind!r}: mean_std, mean or rloo")
+    raise ValueError(f"unknown advantage {kind!r}: mean_std, mean, rloo or rejection")
 
 
 def per_group(x: Tensor, group: Tensor, valid: Tensor, reduce: str) -> Tensor:

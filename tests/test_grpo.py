@@ -83,6 +83,14 @@ def test_advantages_equal_the_oracle_group_by_group(kind, mode):
     assert spread.all()
 
 
+def test_rejection_imitates_what_is_paid_and_nothing_else():
+    advantage, taught = grpo.advantages(
+        [1.0, 1.0, 0.0, -0.5, None, 0.5], [0, 0, 1, 1, 1, 2], kind="rejection"
+    )
+    assert advantage.tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.5]
+    assert taught.tolist() == [True, True, False, False, False, True]
+
+
 @pytest.mark.parametrize("kind", ["mean", "mean_std", "rloo"])
 def test_advantages_of_constant_single_and_missing_rewards(kind):
     # three equal 0.1: their mean is not exactly 0.1 in floating point, yet nothing may come of it

@@ -1,17 +1,19 @@
-"""The evidence for the laptop run: three seeds, each beside a control and beside as long a time of SFT.
+"""The evidence for the laptop run: three seeds, each beside a control and beside two other uses of the time.
 
     python -m bench.speed.laptop main --seed 0
+    python -m bench.speed.laptop rejection --seed 0
     python -m bench.speed.laptop control --seed 0
     python -m bench.speed.laptop sft --seed 0
     python -m bench.speed.laptop table --out results/laptop.json
 
-main is what `torchrun train_grpo.py` does: SFT, then GRPO. control is the same with rewards shuffled within
-the batch. sft is --factor times the SFT steps and no GRPO, measured on the same test tasks. table collects
-what has finished.
+main is what `torchrun train_grpo.py` does: SFT, then GRPO. rejection imitates the samples that are paid
+instead, with the same number of samples and updates (rejection-sampling fine-tuning). control is main with
+rewards shuffled within the batch. sft is --factor times the SFT steps and no GRPO, measured on the same test
+tasks. table collects what has finished.
 
 Runs live in out/bench-ARM-SEED and continue when they are started again. No arm reads another's folder, so
 all may run at once, each on cores of its own: `taskset -c 0,1 python -m bench.speed.laptop main --seed 0`.
-The control trains its own SFT model, which is the same for the same seed.
+All but sft train an SFT model of their own first, which is the same for the same seed.
 """
 
 import json
@@ -32,7 +34,14 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 from nanotriton.world import World
 
-ARMS = ("main", "control", "sft", "table")
+ARMS = ("main", "rejection", "control", "sft", "table")
+FLAGS = {"main": [], "rejection": ["--advantage", "rejection"], "control": ["--shuffle-rewards"]}
+NAMES = {
+    "main": "SFT, then GRPO",
+    "rejection": "SFT, then rejection sampling",
+    "control": "shuffled rewards",
+    "sft": "more SFT",
+}
 HEAD = [
     "arm",
     "seed",
@@ -105,10 +114,10 @@ def grpo_config(name: str, cfg: Config) -> train_grpo.Config:
 
 
 def grpo_arm(cfg: Config, arm: str) -> None:
-    """`torchrun train_grpo.py`, as a user runs it."""
+    """`torchrun train_grpo.py`, as a user runs it, with the flags of an arm."""
     folder = Path(cfg.root) / f"bench-{arm}-{cfg.seed}"
     command = ["train_grpo.py", "--name", folder.name, "--out", cfg.root, "--seed", str(cfg.seed)]
-    command += ["--shuffle-rewards"] if arm == "control" else []
+    command += FLAGS[arm]
     whole, started = not folder.exists(), time.perf_counter()
     # torchrun is started by its module, as it need not be on the PATH. With --standalone each run has its own
     # port.
@@ -148,10 +157,10 @@ def cells(row: dict) -> list[str]:
     """The line of a run, of HEAD's form."""
     if row["arm"] == "sft":
         after, greedy = plus_minus(row["success"], row["success_se"]), f"{row['greedy']:.3f}"
-        return ["more SFT", str(row["run"]), "", after, "", "", greedy, f"{row['seconds']:.0f} s", ""]
+        return [NAMES["sft"], str(row["run"]), "", after, "", "", greedy, f"{row['seconds']:.0f} s", ""]
     before, after = row["heldout_before"], row["heldout_after"]
     return [
-        "SFT, then GRPO" if row["arm"] == "main" else "shuffled rewards",
+        NAMES[row["arm"]],
         str(row["run"]),
         plus_minus(before, row["heldout_se_before"]),
         plus_minus(after, row["heldout_se_after"]),
@@ -167,12 +176,12 @@ def table(cfg: Config) -> None:
     """Print the summaries of all arms and seeds as a Markdown table, and write the numbers."""
     rows = finished(Path(cfg.root))
     if not rows:
-        config.die(f"{cfg.root}: no finished bench-* run; run the arms main, control and sft first")
+        config.die(f"{cfg.root}: no finished bench-* run; run the arms {', '.join(FLAGS)} and sft first")
     for line in (HEAD, ["---"] * len(HEAD), *map(cells, rows)):
         print("| " + " | ".join(line) + " |")
     about = environment() | {
         "machine": cfg.machine,
-        "command": "python -m bench.speed.laptop main|control|sft --seed S",
+        "command": "python -m bench.speed.laptop main|rejection|control|sft --seed S",
     }
     write_json(cfg.out, about | {"runs": rows})
 
