@@ -34,8 +34,8 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 from nanotriton.world import World
 
-ARMS = ("main", "rejection", "control", "sft", "table")
 FLAGS = {"main": [], "rejection": ["--advantage", "rejection"], "control": ["--shuffle-rewards"]}
+ARMS = (*FLAGS, "sft", "table")
 NAMES = {
     "main": "SFT, then GRPO",
     "rejection": "SFT, then rejection sampling",
@@ -181,7 +181,7 @@ def table(cfg: Config) -> None:
         print("| " + " | ".join(line) + " |")
     about = environment() | {
         "machine": cfg.machine,
-        "command": "python -m bench.speed.laptop main|rejection|control|sft --seed S",
+        "command": f"python -m bench.speed.laptop {'|'.join(NAMES)} --seed S",
     }
     write_json(cfg.out, about | {"runs": rows})
 

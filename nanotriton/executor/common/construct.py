@@ -71,10 +71,9 @@ def moved_constants(
     """While modules are constructed, add noise of up to 0.25 to parameters that would be constant or tiny.
 
     Yields a function of a finished module that moves the constants it still has, and returns the module:
-    `weight.data = torch.ones(8)` goes past the patches.
-    buffers: the names of buffers that are moved too. found: if it is given, every buffer is moved and its
-    name is added to it. The reference's names are collected so, because a candidate may keep constants of
-    its own that must stay as they are.
+    `weight.data = torch.ones(8)` goes past the patches. buffers: the names of buffers that are moved too.
+    found: if it is given, every buffer is moved and its name is added to it. The reference's names are
+    collected so, because a candidate may keep constants of its own that must stay as they are.
 
     The noise depends on the seed, the size and the value alone, and draws nothing from the usual random
     stream: a candidate whose layers differ in number, order, kind or shape from the reference's gets the
@@ -240,6 +239,18 @@ def named_state(model: object) -> dict[str, torch.Tensor]:
     }
 
 
+def replicas(model: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
+    """What copy.deepcopy shall put in place of a module's tensors, by id: them on the device, also those that
+    are plain attributes."""
+    found: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(t, torch.Tensor) and id(t) not in found:
+                there = t.detach().to(device)
+                found[id(t)] = nn.Parameter(there, t.requires_grad) if isinstance(t, nn.Parameter) else there
+    return found
+
+
 # ---- training ----
 
 Parameters = list[list]  # [shape, dtype] of each, in the order of their registration: fit for JSON
@@ -252,15 +263,26 @@ def parameters_of(model: object) -> Parameters | None:
     return [[list(p.shape), str(p.dtype)] for p in model.parameters()]
 
 
+def trainable(model: nn.Module) -> bool:
+    """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them,
+    unless each call makes it anew."""
+    stale = any(
+        isinstance(t, torch.Tensor)
+        for m in model.modules()
+        if not m._forward_pre_hooks
+        for t in vars(m).values()
+    )
+    return not stale and any(p.is_floating_point() and p.numel() > 1 for p in model.parameters())
+
+
 def train_(model: nn.Module, seed: int) -> None:
     """Change parameters as training may, so that what a constructor made of one (a copy, a norm) is no longer
     that of it.
 
     Each element gets a factor of its own, from 3/4 to 1, so that no recurrence explodes. No tensor of several
-    has one
-    sign alone. Single zeros, which an initialisation may have left, become numbers; those of a padding index
-    stay,
-    because no training moves them. Half of the rows of an embedding with a `max_norm` are above it.
+    has one sign alone. Single zeros, which an initialisation may have left, become numbers; those of a
+    padding index stay, because no training moves them. Half of the rows of an embedding with a `max_norm` are
+    above it.
     """
     generator = torch.Generator().manual_seed(abs(seed))
     with torch.no_grad():

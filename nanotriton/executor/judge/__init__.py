@@ -22,6 +22,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     asserts.py      what CUDA would assert inside a kernel, as an exception
     draws.py        draws of inputs that a candidate cannot foresee: the table of stress kinds
     computing.py    what a reference computes: its ATen calls, watched as it runs once
+    watching.py     what dispatch modes share, that see a task's ATen calls
     kinds.py        which of them a candidate of a task is judged under: the table of trials
     moves.py        ways to move arguments that are the same in every draw
     constants.py    finds those arguments, and the way that the reference survives

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanotriton.executor.judge.watching import Watching
 
 Range = tuple[Tensor, float, float]  # an operand, the least and the most that it may be
 
@@ -98,7 +99,7 @@ for name in ("index_add", "index_copy", "index_fill", "index_reduce"):
 RANGES = {name: ranges for ranges, names in CALLED.items() for name in names}
 
 
-class Asserts(TorchDispatchMode):
+class Asserts(Watching):
     """Raises RuntimeError in place of a failing assertion.
 
     looks: whether it does. met: whether an operator that has one was called.
@@ -107,10 +108,6 @@ class Asserts(TorchDispatchMode):
     def __init__(self, looks: bool = True):
         super().__init__()
         self.looks, self.met = looks, False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in computing.Computing
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__

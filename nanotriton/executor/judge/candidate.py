@@ -2,8 +2,8 @@
 wing child/.
 
 Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and
-returns the facts for a
-Verdict. While one candidate waits for its child the worker goes on with another, so that all cores stay busy.
+returns the facts for a Verdict. While one candidate waits for its child the worker goes on with another, so
+that all cores stay busy.
 """
 
 import contextlib
@@ -212,9 +212,8 @@ def judge_other_weights(
         except Fault as fault:
             if is_final(fault):
                 raise
-            failed = (
-                fault  # it may prepare numbers in the constructor: only a recording with this seed can tell
-            )
+            # it may prepare numbers in the constructor: only a recording with this seed can tell
+            failed = fault
     runner = yield from record(job, worker, reference, trial.weights)
     if failed and alike(runner.plan, first.plan):
         raise failed
@@ -255,9 +254,8 @@ def prepares_numbers(plan: Plan, other: Plan, names: Collection[str]) -> bool:
     weights.
 
     A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a
-    weight may
-    not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of the
-    reference's weights.
+    weight may not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of
+    the reference's weights.
     """
     return made_tensors(plan, names) == made_tensors(other, names)
 

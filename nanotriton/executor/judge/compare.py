@@ -47,8 +47,8 @@ ROUNDING = 0.38  # RMS error of one rounding to nearest, in units of UNIT times 
 class Answer:
     """A reference's answer in the task's dtype and in float64 (None: there is none).
 
-    inputs, inputs_exact: its inputs as each left them, if they were kept.
-    length: the most numbers that the reference sums for one value.
+    inputs, inputs_exact: its inputs as each left them, if they were kept. length: the most numbers that the
+    reference sums for one value.
     """
 
     own: object

@@ -2,9 +2,9 @@
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nanotriton.executor.judge.watching import Watching, is_view, new_memory
 from nanotriton.plan.aten import words
 from nanotriton.plan.facts import CREATE, MATMULS, MOVE, Facts, overlaps_itself
 
@@ -34,12 +34,12 @@ class Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Computing(TorchDispatchMode):
+class Computing(Watching):
     """Facts of the reference as it runs: the ATen calls that compute (no views, no copies) and their FLOPs,
     counted as on plans.
 
-    called: the names of all calls, and of what only their arguments tell.
-    draws: whether one of them takes random numbers.
+    called: the names of all calls, and of what only their arguments tell. draws: whether one of them takes
+    random numbers.
     """
 
     def __init__(self):
@@ -58,21 +58,13 @@ class Computing(TorchDispatchMode):
         super().__exit__(*error)
         self.functions.__exit__(*error)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
-        return False
-
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws |= not any(part in name for part in MAY_DRAW)
-        if all(r.alias_info is None for r in func._schema.returns):
-            self.made |= {
-                t.untyped_storage().data_ptr() for t in tree_leaves(out) if isinstance(t, torch.Tensor)
-            }
-        if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
-            return out  # a view
+        self.made |= new_memory(func, out)
+        if is_view(func):
+            return out
         reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
         writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         self.called |= {name} | told_by_arguments(name, reads, writes, kwargs or {})

@@ -1,15 +1,10 @@
 """Draws of inputs that a candidate cannot foresee: the task's own, and the task's own under stress.
 
 Stress happens inside the draw. What a random operator of torch gives is distorted before the task goes on
-with it, so
-what the task builds from it (triangles, symmetric matrices, masks, sorted lists) keeps its structure. What is
-drawn in
-another way (by NumPy, or as integers that become floats) is distorted once it is returned: `distorted_late`.
-Which
-draws those are, and what no draw varies (moves.py), is found out for each task (reference.py). Integers and
-booleans
-are left alone.
-A seed that the task sets becomes one of ours.
+with it, so what the task builds from it (triangles, symmetric matrices, masks, sorted lists) keeps its
+structure. What is drawn in another way (by NumPy, or as integers that become floats) is distorted once it is
+returned: `distorted_late`. Which draws those are, and what no draw varies (moves.py), is found out for each
+task (reference.py). Integers and booleans are left alone. A seed that the task sets becomes one of ours.
 
 A stress kind is a row of KINDS: the steps that are done to a freshly drawn tensor, in order. Each step is a
 function.
@@ -24,9 +19,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanotriton.executor.common.construct import patched, seed_from
+from nanotriton.executor.judge.watching import Watching
 
 LARGE, SMALL = 64.0, 1 / 64
 DEEP = 200.0  # exp(-200) is 0 in fp32
@@ -35,8 +30,8 @@ NOISE = 0.25
 
 class Luck:
     """Random numbers for the steps. Those for each element are drawn where the tensor is: a CPU takes a
-    second for
-    what a GPU does in a millisecond. Single ones are drawn on the host, where nothing waits for a GPU."""
+    second for what a GPU does in a millisecond. Single ones are drawn on the host, where nothing waits for a
+    GPU."""
 
     def __init__(self, generator: torch.Generator, device: torch.device):
         self.host = self.local = generator
@@ -70,8 +65,7 @@ def signs(x: Tensor, luck: Luck) -> None:
 
 def factors(x: Tensor, luck: Luck) -> None:
     """A scale from 1/2 to 4, and factors from 1/2 to 2 along one dimension. A constant factor of the draw is
-    no longer
-    that of the answer."""
+    no longer that of the answer."""
     x.mul_(2.0 ** luck.number(-1, 2))
     if x.dim():
         dim = luck.below(x.dim())
@@ -82,8 +76,7 @@ def factors(x: Tensor, luck: Luck) -> None:
 
 def one_sign(x: Tensor, luck: Luck) -> None:
     """One slice of the first dimension, and one of the last, has no negative number: a minimum that starts at
-    0, or
-    that is padded with 0, shows. What is all negative is the business of `sink`."""
+    0, or that is padded with 0, shows. What is all negative is the business of `sink`."""
     for dim in {0, x.dim() - 1} if x.dim() else ():
         if x.shape[dim] > 1:
             x.select(dim, luck.below(x.shape[dim])).abs_()
@@ -136,12 +129,10 @@ def sink(x: Tensor, luck: Luck) -> None:
 
 def ties(x: Tensor, luck: Luck) -> None:
     """Half of the elements become multiples of 2, 1, 1/2 ... 1/64: they lie on the edges where rounding,
-    integer
-    division and comparison decide.
+    integer division and comparison decide.
 
     Not the large ones: a scale that is made of a row's maximum would put half of the row on an edge that
-    rounding
-    errors decide.
+    rounding errors decide.
     """
     step = torch.exp2((luck.uniform(x.shape) * 8).floor_().sub_(1))
     snapped = (x.float() * step).round_().div_(step).to(x.dtype)
@@ -266,20 +257,15 @@ def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tens
     return x
 
 
-class Stress(TorchDispatchMode):
+class Stress(Watching):
     """While it is active, what torch draws is distorted, however it was called. The task's own random stream
-    is the
-    same as without it."""
+    is the same as without it."""
 
     def __init__(self, kind: str, seed: int):
         super().__init__()
         self.kind = kind
         self.generator = torch.Generator().manual_seed(seed)
         self.distorted = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports torch._dynamo, for seconds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))

@@ -15,7 +15,7 @@ import torch
 from nanotriton.executor.judge.compare import Answer
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.twin import state_of
+from nanotriton.executor.judge.twin import Which, named, state_of, tensor_of
 from nanotriton.executor.judge.values import FLOOR, floor_of
 from nanotriton.plan.trees import leaves, tensors
 from nanotriton.verdict import ValueFault
@@ -45,7 +45,7 @@ def check_faint(reference: Reference, trial: Trial, got: object, answer: Answer)
                     )
 
 
-def find_faint(reference: Reference) -> list[str | int]:
+def find_faint(reference: Reference) -> list[Which]:
     """Names of weights and numbers of input tensors whose effect on the answer is small and not nothing."""
     seed = reference.seed
     answer = reference.answer("plain", seed, seed)
@@ -76,14 +76,12 @@ def compared(own) -> bool:
     return isinstance(own, torch.Tensor) and own.dtype in FLOOR and own.itemsize > 1 and own.numel() > 0
 
 
-def without_half(
-    reference: Reference, kind: str, inputs: int, weights: int, tensor: str | int
-) -> object | None:
+def without_half(reference: Reference, kind: str, inputs: int, weights: int, tensor: Which) -> object | None:
     """The answer in float64 with one tensor halved, which is exact in every dtype. None: there is none."""
 
     def halve(model: torch.nn.Module, given: list) -> None:
-        target = tensors(given)[tensor] if isinstance(tensor, int) else state_of(model)[tensor]
-        target.detach().copy_(target.detach() * 0.5)
+        target = tensor_of(model, given, tensor)
+        target.copy_(target * 0.5)
 
     try:
         return reference.exactly(kind, inputs, weights, change=halve)[0]
@@ -113,7 +111,3 @@ def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.T
     slope = float((error * left).sum()) / power
     rest = error - slope * left
     return slope, math.sqrt(float((rest * left).square().sum())) / power
-
-
-def named(tensor: str | int) -> str:
-    return f"input {tensor}" if isinstance(tensor, int) else f"the weight {tensor}"

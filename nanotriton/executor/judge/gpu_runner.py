@@ -8,6 +8,7 @@ from nanotriton.executor.gpu.arena import CudaBackend
 from nanotriton.executor.gpu.compiler import Binary
 from nanotriton.executor.gpu.halves import half, may_meet
 from nanotriton.executor.judge.job import Job, Spawn, check_ended
+from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.replay.backend import CpuBackend
@@ -48,15 +49,16 @@ class GpuRunner(Runner):
     def note_unread(self) -> None:
         """A GPU does not say what it loads."""
 
-    def find_unread(self, inputs: list, seed: int, worth: bool) -> Unread | None:
+    def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """The evaluator says it, where that is quick."""
         if not worth:
             return None
+        inputs = self.reference.inputs(trial.kind, trial.inputs)
         backend = CpuBackend(notes=True, budget=QUICK)
         replay = Replay(self.plan, backend=backend, known=self.reference.large_weights(self.recorded))
         replay.chosen = self.replay.chosen
         try:
-            replay.load(mapped(inputs, lambda t: t.cpu()), self.by_name(seed))
+            replay.load(mapped(inputs, lambda t: t.cpu()), self.by_name(trial.weights))
             replay.execute()
         except (ReplayError, ValueError, RuntimeError, MemoryError):
             return None

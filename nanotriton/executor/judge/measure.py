@@ -29,8 +29,8 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
     """Time the candidate and the reference in turns, on draws of their own, and check the last answer.
 
     The draws differ because the reference's answers are on the GPU while the candidate runs: they must not be
-    the answers that the candidate has to give.
-    Raises Fault: `too_fast` for a time that memory cannot reach, or the fault of the last answer.
+    the answers that the candidate has to give. Raises Fault: `too_fast` for a time that memory cannot reach,
+    or the fault of the last answer.
     """
     gpu = worker.gpu
     crowded = gpu.crowded(job, reference)
@@ -142,8 +142,7 @@ def needed_bytes(reference: Reference, inputs: list, seed: int) -> int:
 
     In each input PROBES elements are replaced by a NaN, one at a time. An element that brings a NaN into the
     answer is needed. Integers and small inputs count as nothing, and so does all of a reference that must not
-    be asked what its task doesn't draw.
-    No candidate can read fewer bytes, so its time has a floor.
+    be asked what its task doesn't draw. No candidate can read fewer bytes, so its time has a floor.
     """
     if not reference.stress:
         return 0

@@ -2,14 +2,11 @@
 Python's numbers.
 
 A candidate that ignores such an argument, and builds the mask that it knows, is right on all that the task
-draws. So
-they are moved, in ways that keep what a kernel may rely on: distinct indices stay distinct, offsets stay in
-order,
-lengths do not grow. Which way a reference survives is found out by trying (reference.py).
+draws. So they are moved, in ways that keep what a kernel may rely on: distinct indices stay distinct, offsets
+stay in order, lengths do not grow. Which way a reference survives is found out by trying (reference.py).
 
 A way is a row of WAYS: a function that changes a tensor in place. `ways` says which of them fit, the best
-first. `Moves`
-are those of one task, and constants.py finds them.
+first. `Moves` are those of one task, and constants.py finds them.
 """
 
 import copy
@@ -147,8 +144,7 @@ def moved_number(value: float | int) -> float | int:
     its code.
 
     A float becomes a power of two: what a reference rounds by it then lies on an edge exactly, whether one
-    divides or
-    multiplies by the inverse. An integer is lowered by 1.
+    divides or multiplies by the inverse. An integer is lowered by 1.
     """
     if isinstance(value, int):
         return value - 1 if value > 1 else value

@@ -8,14 +8,15 @@ either side of a half.
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
+
+from nanotriton.executor.judge.watching import Watching, is_view
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
 
 
-class Nudging(TorchDispatchMode):
+class Nudging(Watching):
     """Runs operators in float64, those that round on moved operands.
 
     dtypes: of the tensors that come of inputs, what each would be in the task. An element that this dtype can
@@ -26,10 +27,6 @@ class Nudging(TorchDispatchMode):
         super().__init__()
         self.nudge = nudge
         self.dtypes = WeakIdKeyDictionary()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as computing.Computing
 
     def follow(self, t: torch.Tensor, dtype: torch.dtype) -> None:
         """An input in float64, and its dtype in the task."""
@@ -68,8 +65,7 @@ class Nudging(TorchDispatchMode):
 
 def may_round(func) -> bool:
     """Neither a view, which shares its operand's memory, nor a draw, which would come out otherwise."""
-    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    return not view and torch.Tag.nondeterministic_seeded not in func.tags
+    return not is_view(func) and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

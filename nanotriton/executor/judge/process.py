@@ -2,8 +2,7 @@
 its answers over.
 
 The child has a CUDA context of its own. Inputs and answers pass through memory files that the worker owns,
-the answer's size
-capped by the reference's own. There is no trusted clock here: `speedup` stays None.
+the answer's size capped by the reference's own. There is no trusted clock here: `speedup` stays None.
 """
 
 import glob

@@ -2,9 +2,8 @@
 and in float64.
 
 Inputs are drawn as the task draws them, or under stress (draws.py); weights as its constructor makes them, or
-with others. What is known of a task
-(which stresses its reference survives, whether a constant would pass) is found once and cached by content.
-Answers never are.
+with others. What is known of a task (which stresses its reference survives, whether a constant would pass) is
+found once and cached by content. Answers never are.
 """
 
 import contextlib
@@ -173,7 +172,7 @@ class Reference:
         """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy
         goes to its device."""
         host = self.on_host(seed)
-        return copy.deepcopy(host, {} if self.device.type == "cpu" else replicas(host, self.device))
+        return copy.deepcopy(host, {} if self.device.type == "cpu" else construct.replicas(host, self.device))
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
@@ -342,7 +341,9 @@ class Reference:
         if self.stress:
             fixed, places = self.find_fixed()
             self.find_stress(fakes)
-        self.trains = trainable(self.on_host(seed)) and self.stands(self.chosen(TRIALS[1]), fakes, -seed)
+        self.trains = construct.trainable(self.on_host(seed)) and self.stands(
+            self.chosen(TRIALS[1]), fakes, -seed
+        )
         if self.stress:
             self.find_moves(Search(self, fixed, places), fakes)
         if fakes.passing:
@@ -502,29 +503,3 @@ class Reference:
                 raise
             return False
         return True
-
-
-def trainable(model: torch.nn.Module) -> bool:
-    """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them,
-    unless each call makes it anew."""
-    stale = any(
-        isinstance(t, torch.Tensor)
-        for m in model.modules()
-        if not m._forward_pre_hooks
-        for t in vars(m).values()
-    )
-    return not stale and any(p.is_floating_point() and p.numel() > 1 for p in model.parameters())
-
-
-def replicas(model: torch.nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
-    """What copy.deepcopy shall put in place of a module's tensors, by id: them on the device, also those that
-    are plain attributes."""
-    found: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
-            if isinstance(t, torch.Tensor) and id(t) not in found:
-                there = t.detach().to(device)
-                found[id(t)] = (
-                    torch.nn.Parameter(there, t.requires_grad) if isinstance(t, torch.nn.Parameter) else there
-                )
-    return found

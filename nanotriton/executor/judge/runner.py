@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from nanotriton.executor.judge.job import Job
+from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError
@@ -54,7 +55,7 @@ class Runner:
             self.unread = Unread(self.plan, self.replay.chosen, backend)
             backend.notes = False
 
-    def find_unread(self, inputs: list, seed: int, worth: bool) -> Unread | None:
+    def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """What a call never looks at. None: that is not known. worth: it may cost another run."""
         return self.unread
 
@@ -123,8 +124,7 @@ class Runner:
 
 def pulled_apart(twins: list[torch.Tensor]) -> bool:
     """Whether two weights have the same tensor as their twin: the reference ties them, and they are two,
-    which
-    training would pull apart."""
+    which training would pull apart."""
     whole = {(t.data_ptr(), t.shape, t.stride()) for t in twins if t.numel()}
     return len(whole) < sum(t.numel() > 0 for t in twins)
 

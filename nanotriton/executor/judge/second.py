@@ -91,10 +91,8 @@ def compare_state(state: State, want: Twice) -> None:
     """state: the candidate's, of what it may have written to.
 
     What the reference updates may have another name in the candidate: any tensor of its state will do that
-    has
-    the right shape, dtype and values. A parameter that the candidate keeps in another shape is its own
-    matter,
-    as long as its answers are right.
+    has the right shape, dtype and values. A parameter that the candidate keeps in another shape is its own
+    matter, as long as its answers are right.
     """
     if not want.updated and same_bits(state, want.state):
         return

@@ -6,11 +6,11 @@
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.judge.values import FLOOR
+from nanotriton.executor.judge.watching import Watching, new_memory
 from nanotriton.plan.aten import words
 
 # Operators that choose: of their results the integer one says where along a dimension the chosen lie.
@@ -32,7 +32,7 @@ class Choice:
     free: bool
 
 
-class Choices(TorchDispatchMode):
+class Choices(Watching):
     """Runs a reference as it is. outputs: its tensors afterwards, so that `of` can tell which were chosen."""
 
     def __init__(self):
@@ -40,10 +40,6 @@ class Choices(TorchDispatchMode):
         self.known = WeakIdKeyDictionary()
         self.outputs: list[torch.Tensor] = []
         self.made: set[int] = set()  # addresses of storages that operators made
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as computing.Computing
 
     def of(self, number: int) -> Choice | None:
         """The choice behind an output, counted over the tensors of the answer."""
@@ -53,8 +49,7 @@ class Choices(TorchDispatchMode):
         kwargs = kwargs or {}
         out, name = func(*args, **kwargs), func.overloadpacket.__name__
         results = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        if all(r.alias_info is None for r in func._schema.returns):
-            self.made |= {t.untyped_storage().data_ptr() for t in results}
+        self.made |= new_memory(func, out)
         made = [t for t in results if t.dtype in (torch.int64, torch.int32)]
         if len(made) != 1:
             return out

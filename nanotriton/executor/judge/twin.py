@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.judge.nudging import Nudge, Nudging
+from nanotriton.executor.judge.watching import Watching
 from nanotriton.plan.trees import mapped, tensors, widen
 from nanotriton.verdict import out_of_memory
 
@@ -103,7 +103,19 @@ def state_of(model: torch.nn.Module) -> State:
     return {name: t.detach() for name, t in construct.named_state(model).items()}
 
 
-class Beside(TorchDispatchMode):
+Which = int | str  # an input tensor's number, or a weight's name
+
+
+def tensor_of(model: torch.nn.Module, inputs: list, which: Which) -> torch.Tensor:
+    """The input or the weight, for writing to it."""
+    return (tensors(inputs)[which] if isinstance(which, int) else state_of(model)[which]).detach()
+
+
+def named(which: Which) -> str:
+    return f"input {which}" if isinstance(which, int) else f"the weight {which}"
+
+
+class Beside(Watching):
     """Runs each operator as it is, and again with every floating tensor's float64 twin in its place.
 
     A view of a tensor has a view of its twin, and what is written in place is written to both. Integers and
@@ -114,10 +126,6 @@ class Beside(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.twins = WeakIdKeyDictionary()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as computing.Computing
 
     def twin(self, t):
         if not isinstance(t, torch.Tensor) or not t.is_floating_point():

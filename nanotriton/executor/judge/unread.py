@@ -9,7 +9,7 @@ import torch
 
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.twin import state_of
+from nanotriton.executor.judge.twin import Which, named, state_of, tensor_of
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import Plan
@@ -23,13 +23,12 @@ NOTICED = 1e-8  # of a value and of the RMS: the reference may move by so much, 
 REDUCED = 256  # numbers of an input for one of the answer: fewer can't hide in it
 OTHER = 2  # added to the seed of the inputs, for the ones that are put in place of what is not read
 
-Masks = dict[int | str, torch.Tensor]  # by an input tensor's number, or a weight's name
+Masks = dict[Which, torch.Tensor]
 
 
 def check_unread(reference: Reference, trial: Trial, runner) -> None:
     """Raise Fault if the reference depends on elements that a call of the candidate never looks at."""
-    inputs = reference.inputs(trial.kind, trial.inputs)
-    unread = runner.find_unread(inputs, trial.weights, worth=reduces(runner.plan))
+    unread = runner.find_unread(trial, worth=reduces(runner.plan))
     masks = {} if unread is None else masks_of(runner.plan, unread)
     if not masks:
         return
@@ -39,8 +38,7 @@ def check_unread(reference: Reference, trial: Trial, runner) -> None:
     for which, mask in masks.items():
         after = redrawn(reference, trial, which, mask)
         if after is not None and noticed(before, after):
-            what = f"input {which}" if isinstance(which, int) else f"the weight {which}"
-            count = f"{int(mask.sum())} of {mask.numel()} elements of {what}"
+            count = f"{int(mask.sum())} of {mask.numel()} elements of {named(which)}"
             raise Fault("wrong_value", f"{count} are never read, and the reference's answer depends on them")
 
 
@@ -63,16 +61,15 @@ def masks_of(plan: Plan, unread: Unread) -> Masks:
     return {which: mask for which, mask in found.items() if 0 < int(mask.sum()) <= MOST * mask.numel()}
 
 
-def redrawn(reference: Reference, trial: Trial, which: int | str, mask: torch.Tensor) -> object | None:
+def redrawn(reference: Reference, trial: Trial, which: Which, mask: torch.Tensor) -> object | None:
     """The float64 answer to a trial with some elements of one tensor as in another draw, or None."""
     mask = mask.to(reference.device)
 
     def change(model: torch.nn.Module, inputs: list) -> None:
+        target = tensor_of(model, inputs, which)
         if isinstance(which, int):
-            target = tensors(inputs)[which]
             source = tensors(reference.inputs(trial.kind, trial.inputs + OTHER))[which]
         else:
-            target = state_of(model)[which].detach()
             source = state_of(reference.build(abs(trial.weights) + OTHER))[which].detach()
         target.copy_(torch.where(mask, source, target))
 

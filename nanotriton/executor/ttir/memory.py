@@ -270,9 +270,8 @@ class GlobalMemory:
     ) -> np.ndarray | None:
         """For each element, in order of program and position: old = memory, memory = update(old, *values).
 
-        All are raw words.
-        ufunc: (a NumPy ufunc, its dtype) that does the same to memory if nobody reads the old values.
-        Returns the old values, or None with `ufunc`.
+        All are raw words. ufunc: (a NumPy ufunc, its dtype) that does the same to memory if nobody reads the
+        old values. Returns the old values, or None with `ufunc`.
         """
         arrays = (address, *values)
         programs = np.broadcast_shapes((frame.n,), *(x.shape[:1] for x in arrays))

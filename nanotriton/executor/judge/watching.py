@@ -1,0 +1,24 @@
+"""What the judge's dispatch modes share: they see a task's ATen calls as its own code makes them."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Watching(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # else the first call imports torch._dynamo, for seconds, to turn off what is never on here
+        return False
+
+
+def is_view(func) -> bool:
+    """Whether what an ATen operator returns shares its operand's memory, and was not written in place."""
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+def new_memory(func, out) -> set[int]:
+    """The addresses of the storages that a call has made; none for a view, or a write in place."""
+    if any(r.alias_info is not None for r in func._schema.returns):
+        return set()
+    return {t.untyped_storage().data_ptr() for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
