@@ -101,6 +101,7 @@ from nanotriton.executor.executor import Executor
 from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
 from nanotriton.model import Transformer
 from nanotriton.report import Step, Update, report, summary
+from nanotriton.reward.reward import reward_config, reward_function
 from nanotriton.rollout import Episode, prompts_of, rollout
 from nanotriton.run import (
     Clock,
@@ -120,7 +121,6 @@ from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores
-from reward.reward import reward_config, reward_function
 
 
 @dataclass

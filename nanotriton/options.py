@@ -64,7 +64,7 @@ class JudgeOptions:
 
 @dataclass
 class RewardOptions:
-    """The reward (reward/reward.py)"""
+    """The reward (nanotriton/reward/reward.py)"""
 
     # a Python file with reward(verdict, completion, task) -> float | None; empty: 1 for a candidate that is
     # Triton and correct, and the next two options

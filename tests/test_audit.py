@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 import pytest
 
+from nanotriton.reward import audit
+from nanotriton.reward.audit import Sample, fenced, main, page, read_samples, suspect
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from reward import audit
-from reward.audit import Sample, fenced, main, page, read_samples, suspect
 from tests.candidates import read
 
 CASES = {case.name: case for case in read("exploits")}
@@ -148,7 +148,10 @@ def test_a_run_with_an_undeserved_reward(tmp_path):
     names = ["relu/honest", "relu/skips_relu_on_non_negative_inputs", "softmax/torch_compile"]
     write(tmp_path, [row(CASES[name]) for name in names])
     done = subprocess.run(
-        [sys.executable, "-m", "reward.audit", str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "nanotriton.reward.audit", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 1, done.stderr
     assert "3 of 3 rewarded candidates judged again, 2 differ" in done.stdout

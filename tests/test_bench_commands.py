@@ -17,7 +17,7 @@ FOLDERS = sorted(path.name for path in (ROOT / "bench").iterdir() if (path / "__
 
 def texts() -> list[Path]:
     found = [*ROOT.glob("*.md"), *ROOT.glob("*.py"), ROOT / "pyproject.toml"]
-    for folder in ("bench", "docs", "nanotriton", "results", "reward", "tests"):
+    for folder in ("bench", "docs", "nanotriton", "results", "tests"):
         found += [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md")]
     return [path for path in found if path != Path(__file__)]  # it names an old command
 

@@ -27,12 +27,12 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import Episode
 from nanotriton.run import Run, heldout, launch
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores, setup
-from reward.audit import read_samples
 
 ROOT = Path(__file__).parent.parent
 LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]

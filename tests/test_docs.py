@@ -11,14 +11,12 @@ import pytest
 import train_grpo
 import train_sft
 from nanotriton import config
+from nanotriton.reward.reward import load_reward
 from nanotriton.verdict import STATUSES, Verdict
-from reward.reward import load_reward
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SOURCES = sorted(
-    file for name in ("nanotriton", "reward", "bench", "tests") for file in (ROOT / name).rglob("*.py")
-)
+SOURCES = sorted(file for name in ("nanotriton", "bench", "tests") for file in (ROOT / name).rglob("*.py"))
 # Where a relative path in the text may begin.
 STARTS = (ROOT, ROOT / "docs", ROOT / "nanotriton", ROOT / "nanotriton" / "executor")
 WINGS = ["plan", "rules", "executor"]
@@ -119,7 +117,7 @@ def module_file(module: str) -> Path | None:
 def test_modules_that_are_named_exist(doc):
     text = doc.read_text()
     named = re.findall(r"-m (?:-- )?([\w.]+\w)", text) + re.findall(r"`(bench\.[\w.]+\w)", text)
-    ours = [name for name in named if name.split(".")[0] in ("nanotriton", "reward", "bench", "tests")]
+    ours = [name for name in named if name.split(".")[0] in ("nanotriton", "bench", "tests")]
     assert [name for name in ours if module_file(name) is None] == []
 
 

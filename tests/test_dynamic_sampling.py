@@ -8,11 +8,11 @@ import pytest
 
 import train_grpo
 from nanotriton.report import Update
+from nanotriton.reward.reward import reward_function
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World
-from reward.reward import reward_function
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
 

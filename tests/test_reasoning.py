@@ -12,6 +12,7 @@ from bench.channels import sources
 from bench.channels.kernelbench import Config as KernelBenchConfig
 from bench.channels.kernelbench import KernelBench
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import rollout
 from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.scheduler import Sample
@@ -22,7 +23,6 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
 from nanotriton.weights import save_model
 from nanotriton.world import World
-from reward.audit import read_samples
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 OPENS = PLAIN + "{{ '<think>\n' }}"

@@ -9,13 +9,13 @@ import torch
 
 import train_grpo
 from nanotriton import config, grpo, run
+from nanotriton.reward.execution import PROGRESS, speed
+from nanotriton.reward.reward import RewardConfig, load_reward, reward, reward_function
 from nanotriton.rollout import rollout
 from nanotriton.sampler import Sample
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.world import World
-from reward.execution import PROGRESS, speed
-from reward.reward import RewardConfig, load_reward, reward, reward_function
 
 
 def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():

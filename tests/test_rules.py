@@ -20,6 +20,7 @@ from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.report import Step, Update, report
+from nanotriton.reward.reward import reward
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock
 from nanotriton.sampler import Request, Sampler
@@ -28,7 +29,6 @@ from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.weights import load_config, load_model, save_model
 from nanotriton.world import World
-from reward.reward import reward
 
 RULES = Path(__file__).parent.parent / "docs" / "rules.md"
 VOCAB, VALID = 24, 20  # the embedding is padded by four rows

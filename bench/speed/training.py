@@ -40,6 +40,7 @@ from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
+from nanotriton.reward.reward import reward
 from nanotriton.run import launch, make_executor, make_sampler, sync_weights
 from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
@@ -47,7 +48,6 @@ from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.weights import shard_rows
 from nanotriton.world import World
-from reward.reward import reward
 
 TINY = dict(
     model_type="qwen3",

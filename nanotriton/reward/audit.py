@@ -1,8 +1,8 @@
 """Were the rewards of a run deserved? Judge its rewarded samples again, with other draws and the strictest
 rules.
 
-    python -m reward.audit RUN [--device cpu|cuda] [--split train] [--limit 500] [--worst 20] [--page
-    RUN/audit.md]
+    python -m nanotriton.reward.audit RUN [--device cpu|cuda] [--split train] [--limit 500] [--worst 20]
+                                          [--page RUN/audit.md]
 
 RUN is a run's folder, or a samples.jsonl. Each distinct rewarded candidate is judged under policy strict with
 a fresh secret seed. Those
@@ -187,7 +187,9 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m reward.audit", description="Judge a run's rewarded samples again.", allow_abbrev=False
+        prog="python -m nanotriton.reward.audit",
+        description="Judge a run's rewarded samples again.",
+        allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="a run's folder, or a samples.jsonl")
     parser.add_argument(

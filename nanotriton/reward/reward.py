@@ -18,8 +18,8 @@ from typing import Any
 
 from nanotriton.config import ConfigError
 from nanotriton.options import RewardOptions
+from nanotriton.reward import execution
 from nanotriton.verdict import Verdict
-from reward import execution
 
 
 @dataclass(frozen=True)
