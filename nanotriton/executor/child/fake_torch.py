@@ -10,8 +10,6 @@ The installed torch need not be built with CUDA.
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from nanotriton.executor.child import fake_card
 from nanotriton.executor.child.tape import CUDA, META, Tape
 from nanotriton.executor.common.card import Card
 from nanotriton.plan.aten import ALLOWED, encode
@@ -43,6 +42,7 @@ HOST_READS = {  # calls that need a tensor's values on the host
     Tensor.apply_,
     Tensor.map_,
 }
+STORAGES = {Tensor.untyped_storage, Tensor.storage, Tensor._typed_storage}
 UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
 # ATen calls that return a value to the host, or a shape that depends on values.
 READ_OPS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "is_set_to"}
@@ -121,6 +121,8 @@ class Functions(TorchFunctionMode):
             if "/triton/" in caller.co_filename or caller.co_name == "dynamic_func":
                 return t.storage_offset() * t.element_size() % 16
             tape.unrecordable("data_ptr(): addresses are not known while recording")
+        if func in STORAGES:
+            tape.unrecordable("a tensor's storage: its address is not known while recording")
         if func in HOST_READS:
             name = getattr(func, "__name__", "a call")
             tape.unrecordable(f"{name}() reads a GPU tensor's values on the host")
@@ -416,7 +418,6 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
     None of them initialises CUDA.
     """
     cuda = torch.cuda
-    properties = SimpleNamespace(**asdict(card), is_multi_gpu_board=0, gcnArchName="")
     constants = {
         "is_available": True,
         "is_initialized": True,
@@ -425,12 +426,6 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
         "is_bf16_supported": True,
         "get_device_name": card.name,
         "get_device_capability": (card.major, card.minor),
-        "get_device_properties": properties,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
-        "mem_get_info": (card.total_memory, card.total_memory),
         "is_current_stream_capturing": False,
         "get_arch_list": [card.sm],
     }
@@ -464,6 +459,7 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
     )
     graphs = ("CUDAGraph", "graph", "make_graphed_callables")
     return [
+        *fake_card.answers(card),
         *[(cuda, name, _answering(value)) for name, value in constants.items()],
         *[(cuda, name, _answering(None)) for name in nothing],
         *[(cuda.nvtx, name, _answering(None)) for name in ("range_push", "range_pop", "mark")],

@@ -108,7 +108,7 @@ def prepare(device: torch.device, defaults: dict) -> None:
 
 
 def launch_nothing() -> None:
-    """Let every kernel of this process be compiled and launched on an empty grid, which Triton passes over."""
+    """Let every kernel be compiled and launched on an empty grid, which Triton passes over."""
     run, launcher = JITFunction.run, CompiledKernel.__getitem__
 
     def run_empty(self, *args, grid, warmup, **options):
