@@ -42,7 +42,6 @@ HOST_READS = {  # calls that need a tensor's values on the host
     Tensor.apply_,
     Tensor.map_,
 }
-STORAGES = {Tensor.untyped_storage, Tensor.storage, Tensor._typed_storage}
 UPLOADS = (torch.tensor, torch.as_tensor, torch.asarray)
 # ATen calls that return a value to the host, or a shape that depends on values.
 READ_OPS = {"_local_scalar_dense", "equal", "is_nonzero", "item", "allclose", "is_set_to"}
@@ -121,8 +120,6 @@ class Functions(TorchFunctionMode):
             if "/triton/" in caller.co_filename or caller.co_name == "dynamic_func":
                 return t.storage_offset() * t.element_size() % 16
             tape.unrecordable("data_ptr(): addresses are not known while recording")
-        if func in STORAGES:
-            tape.unrecordable("a tensor's storage: its address is not known while recording")
         if func in HOST_READS:
             name = getattr(func, "__name__", "a call")
             tape.unrecordable(f"{name}() reads a GPU tensor's values on the host")
