@@ -1,9 +1,11 @@
 """CUDA's fast intrinsics (`__nv_fast_sinf`, ...) with the error that they have on a GPU.
 
-Source: the code that libdevice has for them and ptxas makes for sm_90, and the bounds of the PTX ISA (sin.approx,
-cos.approx, ex2.approx, lg2.approx, div.approx, all with ftz). Each is a product or two in float32 around one
-operation of the special function unit. The products' rounding is done as it is there; it is most of the error
-for large arguments. A result of the unit itself is correct to some 22 bits: here it is rounded to as many.
+Source: the code that libdevice has for them and ptxas makes for sm_90, and the bounds of the PTX ISA
+(sin.approx, cos.approx, ex2.approx, lg2.approx, div.approx, all with ftz). Each is a product or two in
+float32 around one operation of the special function unit. The products' rounding is done as it is there: it
+is most of the error for large arguments. A result of the unit itself is correct to some 22 bits: here it is
+rounded to as many. For sines and cosines beyond 100 pi the PTX ISA promises nothing, so what comes out here
+is no sine.
 
 All take and return float32 arrays.
 """
@@ -18,6 +20,7 @@ LOG2_10 = np.float32(3.321928)
 LN_2 = np.float32(0.6931472)
 LOG10_2 = np.float32(0.30103)
 BITS = 22  # of a result that are correct
+TURNS = 50  # 100 pi: beyond so many nothing is promised of a sine
 
 
 def _flush(x: np.ndarray) -> np.ndarray:
@@ -40,9 +43,13 @@ def _turns(x: np.ndarray) -> np.ndarray:
 
 
 def _wave(f, x: np.ndarray) -> np.ndarray:
-    """f of a whole turn, with an absolute error: 2**-22 at most is from this step."""
-    turns = np.fmod(_turns(x).astype(np.float64), 1)
-    return (np.rint(f(2 * np.pi * turns) * 2.0**BITS) * 2.0**-BITS).astype(np.float32)
+    """f of a whole turn, with an absolute error: 2**-22 at most is from this step.
+
+    Beyond TURNS its phase is off by a quarter of a turn.
+    """
+    turns = _turns(x).astype(np.float64)
+    turns = np.where(np.abs(turns) > TURNS, turns + 0.25, turns)
+    return (np.rint(f(2 * np.pi * np.fmod(turns, 1)) * 2.0**BITS) * 2.0**-BITS).astype(np.float32)
 
 
 def sin(x):
