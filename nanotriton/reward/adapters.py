@@ -20,7 +20,7 @@ from typing import Any
 
 from nanotriton.library import as_task, shared_executor
 from nanotriton.options import RewardOptions
-from nanotriton.reward.reward import reward_function
+from nanotriton.reward.reward import reward_function, total
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.verdict import Verdict
 
@@ -40,7 +40,7 @@ def trl_reward(reward: str = "", **options: Any) -> Callable[..., list[float | N
         if "log_extra" in columns:  # a column of TRL's table of completions
             columns["log_extra"]("status", [verdict.status for verdict in verdicts])
         judged = zip(verdicts, texts, task, strict=True)
-        return [worth(verdict, text, as_task(source)) for verdict, text, source in judged]
+        return [total(worth(verdict, text, as_task(source))) for verdict, text, source in judged]
 
     return triton_reward
 
@@ -60,7 +60,7 @@ def verl_score(
         leave a sample out of its batch, so without this number a ValueError names the cause.
     """
     verdict = submit(ground_truth, solution_str, options).result()
-    score = reward_file(reward)(verdict, solution_str, as_task(ground_truth))
+    score = total(reward_file(reward)(verdict, solution_str, as_task(ground_truth)))
     score = unscored if score is None else score
     if score is None:
         raise ValueError(
