@@ -22,7 +22,6 @@ from nanotriton.verdict import STATUSES, UNSCORED, Verdict
 from nanotriton.world import World
 from tests.ranks import Ranks
 
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
