@@ -81,7 +81,8 @@ HONEST = {
     ),
     "properties": (
         "p = torch.cuda.get_device_properties(x.device)\n"
-        "assert p.max_threads_per_block >= 256 and p.total_memory > 0 and str(p.uuid) and p.major >= 8\n" + PLAIN
+        "assert p.max_threads_per_block >= 256 and p.total_memory > 0 and str(p.uuid) and p.major >= 8\n"
+        + PLAIN
     ),
     "a stream that is waited for": (
         "stream = torch.cuda.Stream()\nstream.wait_stream(torch.cuda.current_stream())\n"

@@ -28,30 +28,44 @@ def indented(text: str) -> str:
 
 REGISTERED = f"    {indented(LAUNCH)}\n"
 HONEST = {
-    "operator's comparisons": module(LAUNCH, "import operator as op\nassert op.lt(1, 2) and op.not_(op.eq(1, 2))\n"),
-    "a template with a name": module("print(NOTE.format(x, n=x.numel()))\n" + LAUNCH, "NOTE = '{0.shape}: {n:>8}'\n"),
+    "operator's comparisons": module(
+        LAUNCH, "import operator as op\nassert op.lt(1, 2) and op.not_(op.eq(1, 2))\n"
+    ),
+    "a template with a name": module(
+        "print(NOTE.format(x, n=x.numel()))\n" + LAUNCH, "NOTE = '{0.shape}: {n:>8}'\n"
+    ),
     "a template of two literals": module("print(('got {} ' '{:{w}d}').format(x.shape, 2, w=3))\n" + LAUNCH),
     "a dtype by its name": module("assert getattr(tl, str(x.dtype).split('.')[-1]) == tl.float32\n" + LAUNCH),
     "a dtype out of a table": module(
-        "assert getattr(torch, NAMES[0 if x.is_cuda else 1])\n" + LAUNCH, "NAMES = {0: 'float32', 1: 'float16'}\n"
+        "assert getattr(torch, NAMES[0 if x.is_cuda else 1])\n" + LAUNCH,
+        "NAMES = {0: 'float32', 1: 'float16'}\n",
     ),
-    "names in a loop": module(LAUNCH, "for name in ('sum', 'max'):\n    assert hasattr(tl, name) and getattr(tl, name)\n"),
-    "the module of a device's type": module("device_type = x.device.type\ngetattr(torch, device_type).synchronize()\n" + LAUNCH),
+    "names in a loop": module(
+        LAUNCH, "for name in ('sum', 'max'):\n    assert hasattr(tl, name) and getattr(tl, name)\n"
+    ),
+    "the module of a device's type": module(
+        "device_type = x.device.type\ngetattr(torch, device_type).synchronize()\n" + LAUNCH
+    ),
     "what is installed": module(
-        LAUNCH, "from importlib.util import find_spec\nfrom importlib import metadata\nHAS = find_spec('xformers')\n"
-        "try:\n    metadata.version('xformers')\nexcept metadata.PackageNotFoundError:\n    pass\n"
+        LAUNCH,
+        "from importlib.util import find_spec\nfrom importlib import metadata\nHAS = find_spec('xformers')\n"
+        "try:\n    metadata.version('xformers')\nexcept metadata.PackageNotFoundError:\n    pass\n",
     ),
     "a lock": module("with LOCK:\n    pass\n" + LAUNCH, "import threading\nLOCK = threading.Lock()\n"),
-    "torch.jit's questions": module("if torch.jit.is_scripting() or torch.jit.is_tracing():\n    return x\n" + LAUNCH),
+    "torch.jit's questions": module(
+        "if torch.jit.is_scripting() or torch.jit.is_tracing():\n    return x\n" + LAUNCH
+    ),
     "dynamo's switches": module(
-        LAUNCH, "import torch._dynamo\ntorch._dynamo.config.suppress_errors = True\n@torch._dynamo.disable\ndef f(x):\n    return x\n"
+        LAUNCH,
+        "import torch._dynamo\ntorch._dynamo.config.suppress_errors = True\n@torch._dynamo.disable\ndef f(x):\n    return x\n",
     ),
     "helpers under compilers": module(
         LAUNCH,
         "@torch.compile(fullgraph=True)\ndef check(x):\n    return torch.exp(x)\n@torch.jit.script\ndef other(x):\n    return x.exp()\n",
     ),
     "triton's private names": module(
-        LAUNCH, "try:\n    from triton.language.standard import _log2\nexcept ImportError:\n    _log2 = None\nconstant = tl.core._unwrap_if_constexpr\n"
+        LAUNCH,
+        "try:\n    from triton.language.standard import _log2\nexcept ImportError:\n    _log2 = None\nconstant = tl.core._unwrap_if_constexpr\n",
     ),
     "an operator by its name": module(
         "return torch.ops.harmless.exp(x)",
@@ -105,15 +119,22 @@ HIDING = {
 @pytest.mark.parametrize("policy", ["strict", "kernelbench"])
 @pytest.mark.parametrize("name", HIDING)
 def test_a_text_that_hides_what_it_runs_is_refused(name, policy):
-    source = module(f"hidden = {HIDING[name]}\n{LAUNCH}", "import importlib.util\nimport operator\nimport threading\n")
+    source = module(
+        f"hidden = {HIDING[name]}\n{LAUNCH}", "import importlib.util\nimport operator\nimport threading\n"
+    )
     violation = check_source(source, policy)
     assert violation is not None and "not allowed" in violation.message
 
 
 TORCH = "    return torch.exp(x)\n"
 CHEATS = {
-    "compiled": module(f"y = fast(x)\n{LAUNCH.replace('return y', 'return fast(x)')}", f"@torch.compile\ndef fast(x):\n{TORCH}"),
-    "scripted": module(f"{LAUNCH.replace('return y', 'return fast(x)')}", f"@torch.jit.script\ndef fast(x):\n{TORCH}"),
+    "compiled": module(
+        f"y = fast(x)\n{LAUNCH.replace('return y', 'return fast(x)')}",
+        f"@torch.compile\ndef fast(x):\n{TORCH}",
+    ),
+    "scripted": module(
+        f"{LAUNCH.replace('return y', 'return fast(x)')}", f"@torch.jit.script\ndef fast(x):\n{TORCH}"
+    ),
     "registered": module(
         LAUNCH.replace("return y", "return torch.ops.cheat.exp(x)"),
         "library = torch.library.Library('cheat', 'DEF')\nlibrary.define('exp(Tensor x) -> Tensor')\n"

@@ -31,11 +31,12 @@ MODULES = words("""
     torch.nn torch.autograd torch.amp torch.types torch.library torch.testing torch.profiler torch.Tensor
     torch.cuda torch.backends torch.utils._triton torch.utils._pytree torch.utils.checkpoint
     torch.utils.benchmark torch.version torch.special torch.linalg torch.fft torch.optim torch.random
-    torch.overrides torch.functional torch.accelerator torch.compiler torch.distributions torch.nested torch.sparse torch.ao
-    torch._inductor.runtime.triton_helpers torch._inductor.runtime.hints torch._C._cuda_getCurrentRawStream
-    torch._C._dynamo.guards triton __future__ abc argparse bisect collections contextlib copy cmath dataclasses
-    datetime decimal enum fractions functools hashlib heapq itertools json logging math numbers numpy packaging
-    pprint random re statistics struct textwrap time typing typing_extensions warnings weakref
+    torch.overrides torch.functional torch.accelerator torch.compiler torch.distributions torch.nested
+    torch.sparse torch.ao torch._inductor.runtime.triton_helpers torch._inductor.runtime.hints
+    torch._C._cuda_getCurrentRawStream torch._C._dynamo.guards triton __future__ abc argparse bisect
+    collections contextlib copy cmath dataclasses datetime decimal enum fractions functools hashlib heapq
+    itertools json logging math numbers numpy packaging pprint random re statistics struct textwrap time
+    typing typing_extensions warnings weakref
 """)
 STAR_MODULES = words("math typing")
 # Of these modules only these attributes may be used.
@@ -81,7 +82,8 @@ REFUSED = words("""
 # Names internal to a module that real kernels use all the same: by path, and by name wherever it stands.
 INTERNAL = frozenset(path for path in MODULES if "._" in path)
 _PRIVATE_FUNCTIONS = words("""
-    _assert _check _check_is_size _check_type _check_value _int_mm _scaled_mm _weight_norm _softmax _log_softmax _reinterpret_tensor _DeviceGuard
+    _assert _check _check_is_size _check_type _check_value _int_mm _scaled_mm _weight_norm _softmax
+    _log_softmax _reinterpret_tensor _DeviceGuard
 """)
 # names that layers copied from torch.nn take from there
 _PRIVATE_OF_LAYERS = words("""

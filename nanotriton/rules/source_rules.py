@@ -7,7 +7,6 @@ from nanotriton.rules.constants import Constants
 from nanotriton.rules.policy import Violation
 from nanotriton.rules.source import Source, always_executed, mentions, walk
 
-
 SWITCHES = ("torch.backends.", "torch._dynamo.config.", "os.environ")
 
 

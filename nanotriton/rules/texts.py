@@ -1,7 +1,8 @@
-"""The texts that an expression may be, as far as a candidate's source tells: literals and choices among them.
+"""The texts that an expression may be, as far as a candidate's source tells: literals and choices among
+them.
 
-With this a template or an attribute's name need not stand where it is used: a constant with a name, an item of
-a table and a loop over names are as good.
+With this a template or an attribute's name need not stand where it is used: a constant with a name, an
+item of a table and a loop over names are as good.
 """
 
 import ast

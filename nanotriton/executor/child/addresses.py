@@ -1,8 +1,8 @@
 """Addresses of "GPU" tensors: numbers that a candidate may ask for and compare, and that lead nowhere.
 
 Honest code asks for an address to check its alignment, or whether two tensors share memory. Both have an
-answer without a GPU. An address that is handed to a kernel, or put into a tensor, has none: no plan can say
-where its memory will lie.
+answer without a GPU. An address that is handed to a kernel, or put into a tensor, has none: no plan can
+say where its memory will lie.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 ALIGNMENT = 512  # bytes, as torch's allocator aligns its blocks
 FIRST = 0x7F00_0000_0000  # the address of the first storage
-TABLE = "an address (data_ptr()) is put into a tensor: a plan does not know addresses; pass the tensors themselves"
+TABLE = "an address (data_ptr()) is put into a tensor: pass the tensors themselves to the kernel"
 ARGUMENT = "an address (data_ptr()) is passed to a kernel: pass the tensor itself"
 
 

@@ -8,7 +8,6 @@ The installed torch need not be built with CUDA.
 """
 
 import re
-from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode

@@ -347,7 +347,9 @@ def _run(self: JITFunction, *args, **kwargs):
     except TypeError as error:
         if UNKNOWN_ARGUMENT not in str(error):
             raise
-        raise TypeError(f"{error}: give a kernel tensors and Python's own numbers, int(n) or float(x)") from None
+        raise TypeError(
+            f"{error}: give a kernel tensors and Python's own numbers, int(n) or float(x)"
+        ) from None
 
 
 def _best_config(self: Autotuner):

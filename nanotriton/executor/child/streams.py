@@ -1,7 +1,7 @@
 """Streams and events of a recording. All of its steps are in order, whatever stream they are put on.
 
-A kernel on a stream of its own is honest only if forward waits for it. So each stream remembers whether it has
-work that no other stream has waited for, and a forward that ends before such work is refused.
+A kernel on a stream of its own is honest only if forward waits for it. So each stream remembers whether
+it has work that no other stream has waited for, and a forward that ends before such work is refused.
 """
 
 import torch
