@@ -32,6 +32,7 @@ def properties(card: Card) -> _CudaDeviceProperties:
     return _CudaDeviceProperties(
         **asdict(card),
         is_multi_gpu_board=0,
+        max_threads_per_block=1024,
         gcnArchName=card.name,
         uuid="5e1c9c1c-6f0e-5d0b-9a43-2f4b3d1e8a77",
         pci_bus_id=27,
