@@ -37,7 +37,7 @@ class Config:
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
 
-    steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
+    steps: Annotated[int, ">= 1"] = 80  # rollouts; with --model 200
     prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
     group: Annotated[int, ">= 2"] = 8  # samples of each task (G), of which equal ones are run once
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
@@ -76,7 +76,7 @@ class Config:
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
 # save.
-PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
+PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, kl=0.0, max_tokens=2048, save_every=10)
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(
     prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, kl_estimator="k3", max_tokens=16384

@@ -38,7 +38,7 @@ class Config:
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
-    steps: Annotated[int, ">= 0"] = 540  # optimizer steps; 0: as many as --epochs says
+    steps: Annotated[int, ">= 0"] = 1600  # optimizer steps; 0: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU

@@ -205,7 +205,7 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
         "metrics.jsonl", [{}]
     )
-    assert "laptop/sft holds a run with --sft-steps 540: give" in mistake(
+    assert "laptop/sft holds a run with --sft-steps 1600: give" in mistake(
         capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7"
     )
 
