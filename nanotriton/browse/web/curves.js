@@ -109,10 +109,17 @@ function commonFailure(runs) {
   return status ? [statusBadge(status), ` ${percent(number / total)}`] : ["–"];
 }
 
+// The main curves, with the named parts of the reward behind the reward.
+function mainCurves(page) {
+  const keys = new Set(page.runs.flatMap((run) => Object.keys(run.curves.grpo ?? {})));
+  const parts = [...keys].filter((key) => key.startsWith("reward/"));
+  return [MAIN_CURVES[0], ...parts.map((key) => ["grpo", key, key, "mean of this part of the reward"]), ...MAIN_CURVES.slice(1)];
+}
+
 function curveSections(page) {
   const groups = page.groups.map((group, number) => ({ ...group, number })).filter((g) => !curves.hidden.has(g.number));
   const known = new Set();
-  const main = MAIN_CURVES.flatMap(([stages, key, title, says, options]) => {
+  const main = mainCurves(page).flatMap(([stages, key, title, says, options]) => {
     for (const stage of stages.split(" ")) known.add(`${stage} ${key}`);
     return curveCard(page, groups, stages.split(" "), key, title, says, options);
   });

@@ -46,6 +46,7 @@ class Detail {
     const run = this.page.runs[columns.run[i]];
     const facts = [
       ["reward", columns.reward[i] === null ? "none" : show(columns.reward[i])],
+      ...Object.entries(this.texts.others.parts ?? {}).map(([name, value]) => [`of it ${name}`, show(value)]),
       ["advantage", show(columns.advantage[i])],
       ["step", show(columns.step[i])],
       ["split", splits[columns.split[i]]],
