@@ -84,7 +84,7 @@ class Detail {
         `${reward === null ? this.samples.status(k) : show(reward)}${many}`,
       );
     });
-    return el("div", { class: "group" }, el("span", { class: "muted small" }, `its group of ${members.length}`), ...pills);
+    return el("div", { class: "group" }, el("span", { class: "muted small" }, `its group of ${members.reduce((sum, k) => sum + columns.count[k], 0)}`), ...pills);
   }
 
   tabs() {
