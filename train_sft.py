@@ -4,8 +4,8 @@
     torchrun train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
-`--data` is a JSONL file of {"task": a module's source, "completion": ...}, {"prompt": ..., "completion": ...} or
-{"messages": [...]}; empty means pairs from the synthetic grammar. Rows with a task are asked as GRPO asks it.
+`--data` is a JSONL file of {"task": a module's source, "completion": ...}, {"prompt": ..., "completion": ...}
+or {"messages": [...]}; empty means pairs from the synthetic grammar. A task is asked as GRPO asks it.
 The loss is on the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
 summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder. The same command
 continues a run that was stopped.
@@ -31,7 +31,8 @@ class Config:
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
-    prompt: str = ""  # a file with {source} in it: how tasks are put to the model; empty: nanotriton/tasks/prompt.py
+    # a file with {source} in it: how tasks are put to the model; empty: as nanotriton/tasks/prompt.py does it
+    prompt: str = ""
     data: str = ""  # JSONL of {"task", "completion"} and such; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
     # who wrote their solutions; habits: a teacher that is wrong in 28% of them, always in the same ways
@@ -61,7 +62,6 @@ class Config:
 
     def validate(self) -> None:
         config.json_object("--template", self.template)
-        read_prompt(self.prompt)
         if self.width % 32:
             raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
 
@@ -95,7 +95,6 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
 
-
 Text = tuple[Prompt, str]  # a prompt and its completion
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -103,14 +102,15 @@ Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end
 def main(cfg: Config, world: World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
     distributed.check_optimizer(cfg.optimizer, world)
+    prompt = read_prompt(cfg.prompt)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.data:
-        read_pairs(cfg.data, read_prompt(cfg.prompt))  # a mistake in what was named comes out before --fresh deletes anything
+        read_pairs(cfg.data)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "sft")
     if run.finished():
         return str(run.folder / "model")
-    texts, held_texts, dev = data_sets(cfg)
+    texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
@@ -153,6 +153,7 @@ def main(cfg: Config, world: World) -> str:
                     tokenizer=tokenizer,
                     max_tokens=cfg.max_tokens,
                     seed=cfg.seed,
+                    prompt=prompt,
                 )
             sampler.free()  # train_grpo.py, which may have called this, makes a sampler of its own
         run.evaluated("eval", steps, steps, **result)
@@ -206,7 +207,8 @@ def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     folder = run.folder / "scratch"
     # else it is there, and the checkpoints are of it
     if run.main and not (run.folder / "metrics.jsonl").exists():
-        train_tokenizer([t for p, completion in texts for t in (p.bare or p.plain, completion)], cfg.vocab, str(folder))
+        read = [text for prompt, completion in texts for text in (prompt.bare, completion)]
+        train_tokenizer(read, cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
         model = Transformer(
             ModelConfig(
@@ -226,9 +228,8 @@ def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     return str(folder)
 
 
-def data_sets(cfg: Config) -> tuple[list[Text], list[Text], list[Task]]:
-    """(training pairs, held-out pairs, held-out tasks to execute)."""
-    prompt = read_prompt(cfg.prompt)
+def data_sets(cfg: Config, prompt: Prompt) -> tuple[list[Text], list[Text], list[Task]]:
+    """(training pairs, held-out pairs, held-out tasks to execute). prompt: how a task is put to the model."""
     if cfg.data:
         pairs = read_pairs(cfg.data, prompt)
         held = max(len(pairs) // 50, 1)

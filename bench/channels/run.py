@@ -25,7 +25,6 @@ FREE = {
     "out",
     "fresh",
     "endpoint",  # the journal knows which model it serves
-
     "ids",
     "limit",
     "n",

@@ -187,7 +187,7 @@ class TritonBench(BenchmarkRun):
         seed = seed_of(
             self.cfg.seed, Stream.TRITONBENCH, "GT".index(self.cfg.channel), zlib.crc32(p.name.encode()), s
         )
-        return sources.Ask(p.name, s, Prompt((("system", SYSTEM), ("user", text)), text), seed)
+        return sources.Ask(p.name, s, Prompt((("system", SYSTEM), ("user", text)), text, text), seed)
 
     # ---- verdicts ----
 

@@ -13,13 +13,13 @@ import re
 from pathlib import Path
 
 from nanotriton.config import ConfigError, reason
-from nanotriton.tasks.prompt import Prompt, check_message, of_messages, of_text
+from nanotriton.tasks.prompt import DEFAULT, Prompt, check_message, of_messages, of_text
 
 FORMS = '{"task" or "prompt": ..., "completion": ...} or {"messages": [...]} is expected'
 MODEL = re.compile(r"^class[ \t]+Model\b", re.M)  # what makes a text a task's source, and not its name
 
 
-def read_pairs(path: str, pattern: Prompt) -> list[tuple[Prompt, str]]:
+def read_pairs(path: str, pattern: Prompt = DEFAULT) -> list[tuple[Prompt, str]]:
     """The (prompt, completion) pairs of a file. pattern: how a task's source is put to the model.
 
     ConfigError names the first line that is no pair, and why.
@@ -51,13 +51,12 @@ def read_pair(line: str, pattern: Prompt) -> tuple[Prompt, str]:
         raise ValueError("not an object")
     if "completion" not in row and "messages" in row:
         *asked, answer = messages_of(row, "messages")
-        return of_messages(asked), answer_of(answer)
-    completion = row.get("completion")
-    if isinstance(completion, list):  # as TRL has it: the answer is a message too
-        completion = answer_of(*messages_of(row, "completion"))
-    else:
-        completion = text_of(row, "completion")
-    return prompt_of(row, pattern), completion
+        completion = answer_of(answer)
+        return of_messages(asked), completion
+    prompt = prompt_of(row, pattern)
+    if isinstance(row.get("completion"), list):  # as TRL has it: the answer is a message too
+        return prompt, answer_of(*messages_of(row, "completion"))
+    return prompt, text_of(row, "completion")
 
 
 def prompt_of(row: dict, pattern: Prompt) -> Prompt:

@@ -10,12 +10,11 @@ The answer is a fenced Python block in all cases, which is what nanotriton/rules
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanotriton.config import ConfigError, reason
-from nanotriton.model import ModelError
 from nanotriton.rules.extract import CLOSE, opened_reasoning
 from nanotriton.tasks.task import Task
 
@@ -53,7 +52,7 @@ class Prompt:
 
     messages: tuple[tuple[str, str], ...]  # (role, text), for a model with a chat template and for a server
     plain: str  # for a pretrained model without a chat template
-    bare: str = ""  # for a model that was trained here from nothing; "": the plain text
+    bare: str  # for a model that was trained here from nothing
 
     def of(self, source: str) -> "Prompt":
         """The prompt for a task's source. How the source's file begins and ends makes no difference."""
@@ -80,7 +79,9 @@ DEFAULT = Prompt(
 
 
 def of_text(text: str) -> Prompt:
-    """The prompt that is this text: one message of the user, or the text as it stands."""
+    """The prompt that is this text: one message of the user, or the text as it stands. To a model that was
+    trained here from nothing it is a source.
+    """
     return Prompt((("user", text),), text, tidy(text) + "\n")
 
 
@@ -96,7 +97,8 @@ def of_messages(messages: Sequence[dict]) -> Prompt:
         raise ValueError(f"the prompt's last message is the {pairs[-1][0]}'s; the user's is expected")
     if len(pairs) == 1:
         return of_text(pairs[0][1])
-    return Prompt(pairs, "".join(f"{text.strip()}\n\n" for _, text in pairs))
+    plain = "".join(f"{text.strip()}\n\n" for _, text in pairs)
+    return Prompt(pairs, plain, plain)
 
 
 def check_message(message: object) -> tuple[str, str]:
@@ -122,14 +124,14 @@ def read_prompt(path: str) -> Prompt:
         if path.endswith(".json"):
             found = of_messages(json.loads(text))
         else:  # a model without a chat template goes on where the file ends
-            found = Prompt((("user", text.strip()),), text)
+            found = Prompt((("user", text.strip()),), text, text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--prompt {path}: cannot read: {reason(error)}") from None
     except ValueError as error:
         raise ConfigError(f"--prompt {path}: {error}; a JSON list of messages is expected") from None
     if not any(HOLE in content for _, content in found.messages):
         raise ConfigError(f"--prompt {path}: it has no {HOLE}, where the task's source is to go")
-    return replace(found, bare=found.plain)
+    return found
 
 
 # ---- as a model reads it ----
@@ -139,7 +141,7 @@ def text_of(prompt: Prompt, tokenizer: "Tokenizer") -> str:
     """The prompt as the model reads it, up to where the answer begins."""
     if tokenizer.has_chat_template:
         return chat_text(prompt.dicts(), tokenizer)
-    return prompt.bare or prompt.plain if tokenizer.reads_source else prompt.plain
+    return prompt.bare if tokenizer.reads_source else prompt.plain
 
 
 def ids_of(prompt: Prompt, tokenizer: "Tokenizer") -> list[int]:
@@ -163,7 +165,7 @@ def chat_text(messages: list[dict], tokenizer: "Tokenizer") -> str:
         return tokenizer.chat(messages)
     try:
         text = tokenizer.chat(messages)
-    except ModelError:
+    except ValueError:  # the template's own refusal
         return tokenizer.chat(fold_system(messages))
     return text if messages[0]["content"].strip() in text else tokenizer.chat(fold_system(messages))
 
