@@ -74,6 +74,7 @@ class Config:
     def validate(self) -> None:
         config.json_object("--template", self.template)
         self.losses.validate(self.loss)
+        self.paid.validate()
 
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
@@ -90,7 +91,7 @@ if __name__ == "__main__":
     options = config.parse(Config, presets=PRESETS)
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -104,7 +105,7 @@ from nanotriton.executor.executor import Executor
 from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
 from nanotriton.model import Transformer
 from nanotriton.report import Step, Update, report, summary
-from nanotriton.reward.reward import reward_config, reward_function
+from nanotriton.reward.reward import RewardFunction, reward_function, total
 from nanotriton.rollout import Episode, prompts_of, rollout
 from nanotriton.run import (
     Clock,
@@ -123,7 +124,6 @@ from nanotriton.tasks.prompt import DEFAULT, Prompt, read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores
 
 
@@ -134,7 +134,7 @@ class Trainer:
     cfg: Config
     world: World
     tasks: Sequence[Task]
-    reward_of: Callable[[Verdict, str, Task], float | None]
+    reward_of: RewardFunction
     tokenizer: Tokenizer
     model: Transformer  # the policy, sharded over the ranks
     reference: Transformer | None  # the policy at the start, for the KL term
@@ -179,7 +179,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     trainer.sampler.free()  # the KV memory is the training's until the next rollout
 
     # 3. Advantages: how much better a sample is than the others of its task.
-    set_advantages(episodes, cfg)
+    set_advantages(episodes, trainer)
     scored = [e for e in episodes if e.reward is not None]
 
     # 4. Policy gradient: a few optimizer steps, each on its own groups.
@@ -322,27 +322,32 @@ def sample(
 def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
     """The reward of each sample, after the policy on long answers. None: our failure, or the task is void."""
     cfg = trainer.cfg
+    earned = [trainer.reward_of(e.verdict, e.completion, e.task) for e in episodes]
     rewards = grpo.truncation(
-        [trainer.reward_of(e.verdict, e.completion, e.task) for e in episodes],
+        [total(value) for value in earned],
         [len(e.ids) for e in episodes],
         [e.finish_reason == "length" for e in episodes],
         cfg.truncated,
         cfg.max_tokens,
         cache=max(cfg.max_tokens // 4, 1),
     )
+    for episode, value, reward in zip(episodes, earned, rewards):
+        if isinstance(value, dict) and reward is not None:
+            penalty = reward - total(value)
+            episode.parts = value | ({"overlong": penalty} if penalty else {})
     if cfg.paid.shuffle_rewards:
         random.Random(seed).shuffle(rewards)
     for episode, value in zip(episodes, rewards):
         episode.reward = value
 
 
-def set_advantages(episodes: list[Episode], cfg: Config) -> None:
+def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
     """The advantage of each sample, and whether its group has rewards that differ."""
     advantages, spread = grpo.advantages(
         [e.reward for e in episodes],
         [e.group for e in episodes],
-        cfg.advantage,
-        std_floor=reward_config(cfg.paid).noise,  # noise of the clock is not blown up to unit variance
+        trainer.cfg.advantage,
+        std_floor=trainer.reward_of.noise,  # noise of the clock is not blown up to unit variance
     )
     for episode, advantage, differs in zip(episodes, advantages.tolist(), spread.tolist()):
         episode.advantage = advantage
@@ -388,8 +393,9 @@ def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
 # ---- the run
 def main(cfg: Config, world: World) -> None:
     distributed.check_optimizer(cfg.optimizer, world)
-    if cfg.paid.speed:
-        check_timed(world, cfg.judge.mode)
+    timed = cfg.judge.time or cfg.paid.speed > 0
+    if timed:
+        check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
     # mistakes in what was named come out before anything is trained, or deleted by --fresh
     tasks, dev, test = task_sets(cfg)
     reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
@@ -401,9 +407,7 @@ def main(cfg: Config, world: World) -> None:
 
     trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
-    with make_executor(
-        world, cfg.seed, judge.mode, judge.policy, judge.timeout, cfg.paid.speed > 0
-    ) as executor:
+    with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:
         trainer.executor = executor
         train(run, trainer, dev, test)
     run.plot()

@@ -60,13 +60,15 @@ class JudgeOptions:
     policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
     mode: Literal["replay", "process"] = "replay"  # how candidates are run
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
+    # time correct candidates, for a --reward that reads verdict.speedup (replay on a GPU); --speed implies it
+    time: bool = False
 
 
 @dataclass
 class RewardOptions:
     """The reward (nanotriton/reward/reward.py)"""
 
-    # a Python file with reward(verdict, completion, task) -> float | None; empty: 1 for a candidate that is
+    # a Python file with reward(verdict, completion, task) (docs/rewards.md); empty: 1 for a candidate that is
     # Triton and correct, and the next two options
     reward: str = ""
     # credit of a candidate that fails in its values only; one that fails earlier gets less
@@ -76,6 +78,16 @@ class RewardOptions:
     speed: Annotated[float, ">= 0"] = 0.0
     # a control: rewards are permuted within the batch, and success must not rise
     shuffle_rewards: bool = False
+
+    def validate(self) -> None:
+        """ConfigError for options that don't go together."""
+        if self.reward and self.partial:
+            raise ConfigError("--partial: not with --reward, whose file decides what is paid")
+        if self.reward and self.speed:
+            raise ConfigError(
+                "--speed: not with --reward, whose file decides what is paid; "
+                "--time has candidates timed for it"
+            )
 
 
 @dataclass

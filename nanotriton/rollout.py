@@ -32,6 +32,7 @@ class Episode:
     # the place of its task in the step's batch, over all ranks: samples of one group are compared
     group: int = 0
     reward: float | None = None  # None: the sample leaves the batch
+    parts: dict[str, float] = field(default_factory=dict)  # named parts of the reward, if it has any
     advantage: float = 0.0
     spread: bool = False  # the group has rewards that differ, so the advantage means something
 
@@ -49,6 +50,7 @@ class Episode:
             "finish_reason": self.finish_reason,
             "tokens": len(self.ids),
             "reward": self.reward,
+            **({"parts": self.parts} if self.parts else {}),
             "advantage": self.advantage,
         }
 

@@ -269,10 +269,10 @@ def read_settings(path: Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def check_timed(world: World, mode: str) -> None:
-    """ConfigError where candidates can't be timed. Call it before anything else is done."""
+def check_timed(world: World, mode: str, flag: str) -> None:
+    """ConfigError where candidates can't be timed, as a flag asks. Call it before anything else is done."""
     if world.device.type != "cuda" or mode != "replay":
-        raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
+        raise config.ConfigError(f"{flag} needs a GPU and --mode replay: nowhere else are candidates timed")
 
 
 def make_executor(

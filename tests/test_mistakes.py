@@ -257,7 +257,6 @@ def test_as_a_library_it_leaves_the_programs_own_tracebacks_alone():
     tell = "import nanotriton; print(sys.excepthook is nanotriton.excepthook)"
     for before, ours in (
         ("import sys\n", False),
-        ("import sys; sys.argv[0] = '-m'\n", True),
         (AS_SCRIPT, True),
     ):
         assert run_to(subprocess.PIPE, before + tell).stdout == f"{ours}\n"
