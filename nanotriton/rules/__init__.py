@@ -21,6 +21,7 @@ Who may import it. The executor, the trainer, the benchmarks and the audit may. 
     texts.py          which texts an expression may be
     constants.py      which expressions of a function hold no data
     plan_rules.py     rules on the plan
+    moves.py          moves of torch's that do a kernel's work
     names.py          the lists of names behind the rules
     policy.py         the names of the policies, and `Violation`
 """

@@ -3,17 +3,19 @@
 facts.py says which calls touch data.
 """
 
-from nanotriton.plan.facts import cast, computes, reads_of, steps_on_data
+from nanotriton.plan.facts import Facts, cast, computes, facts, reads_of, steps_on_data
 from nanotriton.plan.plan import DTYPES, Aten, Plan
+from nanotriton.rules.moves import moving_work
 from nanotriton.rules.policy import Violation
 
 
-def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
-    """Policy strict: the first ATen call that computes on data.
+def forbidden_call(plan: Plan, layout_task: bool, reference: Facts | None = None) -> Violation | None:
+    """Policy strict: the first ATen call that computes on data, or moves that do a kernel's work.
 
     layout_task: the task is all about layout, so a call that moves data is forbidden too.
     """
-    for call in steps_on_data(plan, first_alternative=False):
+    calls = list(steps_on_data(plan, first_alternative=False))
+    for call in calls:
         line = call.line or None
         if computes(plan, call):
             what = cast(plan, call) or f"torch.{call.name} computes in torch"
@@ -21,7 +23,7 @@ def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
         if layout_task and not _moves_indices(plan, call):
             what = f"torch.{call.name} moves data in a task that is about moving it"
             return Violation(line, f"{what}: under strict, Triton moves it")
-    return None
+    return moving_work(plan, calls, facts(plan).moved_bytes, reference) if calls else None
 
 
 def strided_answer(plan: Plan) -> Violation | None:

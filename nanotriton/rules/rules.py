@@ -79,7 +79,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    violation = forbidden_call(plan, layout_task)
+    violation = forbidden_call(plan, layout_task, reference)
     if violation is None and layout_task and reference.contiguous:
         violation = strided_answer(plan)
     return violation
