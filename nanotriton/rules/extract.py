@@ -18,7 +18,8 @@ import re
 import warnings
 
 OPEN, CLOSE = "<think>", "</think>"  # of reasoning
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$")
+# No part of it can match what the next one does, so a line is read once, however it ends.
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)([^`\r\n]*+)$")
 _LANGUAGES = frozenset({"", "python", "py", "python3"})
 MAX_CHARS = 200_000  # a longer source is no kernel; it would only cost the parser time
 

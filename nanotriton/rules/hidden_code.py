@@ -119,10 +119,13 @@ def _start(key: ast.AST) -> str:
 
     It is "weight_ih_l" for f"weight_ih_l{i}", "weight_ih_l" + str(i) and "weight_ih_l%d" % i.
     """
-    if isinstance(key, ast.JoinedStr) and key.values:
-        return _start(key.values[0])
-    if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add):
-        return _start(key.left)
+    while True:
+        if isinstance(key, ast.JoinedStr) and key.values:
+            key = key.values[0]
+        elif isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add):
+            key = key.left
+        else:
+            break
     if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Mod):
         return _text(key.left).split("%")[0]
     return _text(key)

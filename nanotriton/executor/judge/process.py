@@ -167,7 +167,12 @@ def confinement(job: Job, output: int) -> tuple[Limits, dict]:
     """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a
     folder and exec."""
     limits = Limits(
-        job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096
+        job.timeout + STARTUP,
+        None,
+        resident=job.memory,
+        output=max(output, 64 << 20),
+        files=4096,
+        threads=256,  # the driver and torch start some
     )
     # the last is where Triton sends what its C compiler prints
     devices = [*glob.glob("/dev/nvidia*"), os.devnull]
