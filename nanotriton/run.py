@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from nanotriton import config, distributed
+from nanotriton import config, distributed, lora
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
@@ -200,10 +200,14 @@ class Run(Log):
         )
         self.plot()
 
-    def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
+    def export(self, model: Transformer, tokenizer: Tokenizer, base: str) -> None:
+        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk. If adapters were
+        trained, adapter/ has them alone. base: the folder or hub id that the run began from.
+        """
         self.checkpoints.finish()
         save_model(model, self.folder / "model", tokenizer.files)
+        if lora.adapted(model):
+            lora.save_adapter(model, self.folder / "adapter", base, self.world.is_main)
 
 
 def lock(path: Path) -> IO:
