@@ -59,6 +59,7 @@ class Config:
     # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     lr: Annotated[float, "> 0"] = 2e-4
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
+    min_lr: Annotated[float, ">= 0", "<= 1"] = 0.0  # share of the peak that it never falls below
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
 
@@ -95,11 +96,13 @@ import torch
 from torch import Tensor
 
 import train_sft
-from nanotriton import distributed, grpo, schedule
+from nanotriton import distributed, grpo, schedule, stop
 from nanotriton.data import score
 from nanotriton.executor.executor import Executor
+from nanotriton.heldout import heldout
 from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
 from nanotriton.model import Transformer
+from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, report, summary
 from nanotriton.reward.reward import reward_config, reward_function
 from nanotriton.rollout import Episode, prompts_of, rollout
@@ -108,7 +111,6 @@ from nanotriton.run import (
     Run,
     check_model,
     check_timed,
-    heldout,
     launch,
     make_executor,
     make_sampler,
@@ -186,7 +188,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
         for number, chosen in enumerate(plan):
             done, of = step * len(plan) + number, cfg.steps * len(plan)
-            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup)
+            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
             updates.append(update_policy(of_groups(scored, chosen), trainer, clock, first=number == 0))
 
@@ -293,20 +295,21 @@ def sample(
 ) -> list[list[Episode]]:
     """[len(batch)][G] judged samples of these (group, task) pairs."""
     cfg = trainer.cfg
-    groups = rollout(
-        [task for _, task in batch],
-        cfg.group,
-        trainer.sampler,
-        trainer.executor,
-        trainer.tokenizer,
-        seeds=[
-            [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
-            for number, _ in batch
-        ],
-        temperature=cfg.temperature,
-        max_tokens=cfg.max_tokens,
-        clock=clock,
-    )
+    with stop.at_once(trainer.world):
+        groups = rollout(
+            [task for _, task in batch],
+            cfg.group,
+            trainer.sampler,
+            trainer.executor,
+            trainer.tokenizer,
+            seeds=[
+                [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
+                for number, _ in batch
+            ],
+            temperature=cfg.temperature,
+            max_tokens=cfg.max_tokens,
+            clock=clock,
+        )
     for (number, _), group in zip(batch, groups):
         for episode in group:
             episode.group = number
@@ -385,7 +388,7 @@ def main(cfg: Config, world: World) -> None:
     if cfg.paid.speed:
         check_timed(world, cfg.judge.mode)
     # mistakes in what was named come out before anything is trained, or deleted by --fresh
-    tasks, dev, test = task_sets(cfg)
+    given = [GivenTasks("--tasks", cfg.tasks), GivenTasks("--heldout", cfg.trace.heldout)]
     reward_of = reward_function(cfg.paid)
     if cfg.model:
         check_model(cfg.model)
@@ -393,6 +396,7 @@ def main(cfg: Config, world: World) -> None:
     if run.finished():
         return
 
+    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge))
     trainer = make_trainer(cfg, run, tasks, test, reward_of)
     judge = cfg.judge
     with make_executor(
@@ -431,16 +435,17 @@ def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None
     cfg, world, model = trainer.cfg, trainer.world, trainer.model
     start = run.resume(model, trainer.optimizer)
     sync_weights(trainer.sampler, model, world)
-    if start == 0:
-        measure(run, trainer, "test", test, 0)
-    for step in range(start, cfg.steps):
-        if step > 0 and step % cfg.trace.eval_every == 0:
-            measure(run, trainer, "eval", dev, step)
-        report(run, step + 1, cfg, grpo_step(step, trainer))
-        if (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps:
-            if world.world_size > 1:
+    with run.training(model, trainer.optimizer):
+        if start == 0:
+            measure(run, trainer, "test", test, 0)
+        for step in range(start, cfg.steps):
+            if step > 0 and step % cfg.trace.eval_every == 0:
+                measure(run, trainer, "eval", dev, step)
+            report(run, step + 1, cfg, grpo_step(step, trainer))
+            due = (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps
+            if due and world.world_size > 1:
                 distributed.check_same(trainer.sampler.model.named_parameters(), world)
-            run.save(step + 1, model, trainer.optimizer)
+            run.end_step(step + 1, model, trainer.optimizer, due)
     run.export(model, trainer.tokenizer)  # before it is measured: an evaluation that dies costs no training
     measure(run, trainer, "test", test, cfg.steps)
 

@@ -83,9 +83,10 @@ import torch
 
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
+from nanotriton.heldout import heldout
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.rules.extract import CLOSE, opened_reasoning
-from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, check_model, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import build_completion, encode_prompt, prompt_text
@@ -111,7 +112,7 @@ def main(cfg: Config, world: World) -> str:
         read_pairs(cfg.data)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.model:
         check_model(cfg.model)
-    run = Run(cfg, world, "sft")
+    run = Run(cfg, world, "sft", grows="steps" if cfg.steps else "epochs")
     if run.finished():
         return str(run.folder / "model")
     texts, held_texts, dev = data_sets(cfg)
@@ -122,20 +123,24 @@ def main(cfg: Config, world: World) -> str:
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
-    for step in range(run.resume(model, optimizer), steps):
-        if step % cfg.eval_every == 0 and not run.found("eval", step):
-            run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
-        clock = Clock()
-        batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
-        lr = distributed.set_lr(
-            optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
-        )
-        with idle_cores(world):
-            loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
-        clock("train")
-        run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
-        if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
-            run.save(step + 1, model, optimizer)
+    start = run.resume(model, optimizer)
+    with run.training(model, optimizer):
+        for step in range(start, steps):
+            if step % cfg.eval_every == 0 and not run.found("eval", step):
+                run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
+            clock = Clock()
+            batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
+            lr = distributed.set_lr(
+                optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
+            )
+            with idle_cores(world):
+                loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
+            clock("train")
+            run.step(
+                "sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr
+            )
+            due = (step + 1) % cfg.save_every == 0 or step + 1 == steps
+            run.end_step(step + 1, model, optimizer, due)
 
     run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
     result = run.found("eval", steps)

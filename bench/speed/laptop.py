@@ -29,7 +29,8 @@ import train_grpo
 import train_sft
 from bench.results import environment, write_json
 from nanotriton import config, distributed
-from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
+from nanotriton.heldout import heldout
+from nanotriton.run import Run, launch, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 from nanotriton.world import World
@@ -85,7 +86,7 @@ def sft_arm(cfg: Config) -> None:
         tokenizer = Tokenizer(folder)
         model, model_config = load_model(folder, world.dtype, world.device)
         trace = Run(grpo_config(name + "-test", cfg), world, "grpo")
-        test = train_grpo.task_sets(grpo)[2]
+        test = train_grpo.task_sets(grpo, [], [])[2]
         sampler = make_sampler(model_config, world, tokenizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
         with make_executor(world, cfg.seed) as executor:
@@ -149,7 +150,7 @@ def finished(root: Path) -> list[dict]:
 
 
 def plus_minus(share: float, error: float) -> str:
-    """A share of the samples with its standard error, which run.clustered_error() made."""
+    """A share of the samples with its standard error, which heldout.clustered_error() made."""
     return f"{share:.3f} ± {error:.3f}"
 
 
