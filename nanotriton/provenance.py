@@ -102,7 +102,7 @@ def fingerprint(path: Path) -> str:
 
 
 def differences(was: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
-    """What became of the files of an earlier start: "--reward r.py changed", "--tasks b.py is new"."""
+    """What became of the files of an earlier start: "--reward FILE changed", "--tasks FILE is new"."""
     told = []
     for option in sorted(was.keys() | now.keys()):
         before, after = was.get(option, {}), now.get(option, {})

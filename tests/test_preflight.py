@@ -190,3 +190,12 @@ def test_two_ranks_agree_on_the_tasks(folder, tmp_path, monkeypatch):
     run.world = RankZero(rank=0, world_size=2)
     (found,) = fit_tasks([given], run, JudgeOptions())
     assert checked == names[::2] and [task.name for task in found] == names
+
+
+def test_a_folder_without_a_task_is_a_mistake_at_once(tmp_path):
+    (tmp_path / "__init__.py").write_text("")
+    with pytest.raises(config.ConfigError, match="it holds no task"):
+        GivenTasks("--tasks", str(tmp_path))
+    (tmp_path / "half.py").write_text("class Model:\n    pass\n")
+    with pytest.raises(config.ConfigError, match=r"no task in this folder; half\.py: .* lacks get_inputs"):
+        GivenTasks("--tasks", str(tmp_path))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from nanotriton import config, schedule
@@ -27,12 +28,19 @@ def task_sets(cfg: Any, own: list[Task], heldout: list[Task]) -> tuple[list[Task
 
 def read_tasks(option: str, path: str) -> tuple[list[Task], dict[str, str]]:
     """The tasks that an option names, and {name: why it is no task} of the other files; nothing for "".
-    ConfigError if nothing is there.
+    ConfigError if there is no task.
     """
+    if not path:
+        return [], {}
     try:
-        return find_tasks(path) if path else ([], {})
+        tasks, others = find_tasks(path)
     except ValueError as error:
         raise config.ConfigError(f"{option} {error}") from None
+    if not tasks:
+        name, reason = next(iter(others.items()), ("", "it holds no task"))
+        where = f"no task in this folder; {name}.py: " if Path(path).is_dir() and name else ""
+        raise config.ConfigError(f"{option} {path}: {where}{reason}")
+    return tasks, others
 
 
 def tasks_of(

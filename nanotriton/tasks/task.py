@@ -59,7 +59,7 @@ def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
     """
     path = Path(path)
     if not path.exists():
-        raise ValueError(f"{path}: cannot read: no such file or folder")
+        raise ValueError(f"{path}: cannot read: No such file or directory")
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: no .py file in this folder; a task defines {', '.join(REQUIRED)}")
