@@ -14,6 +14,7 @@ from nanotriton.rollout import rollout
 from nanotriton.run import Run
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks.prompt import DEFAULT, Prompt
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 
@@ -44,6 +45,7 @@ def heldout(
     tokenizer: Tokenizer,
     max_tokens: int,
     seed: int,
+    prompt: Prompt = DEFAULT,
 ) -> dict[str, Any]:
     """Success on held-out tasks: two samples each at temperature 1, and one greedy.
 
@@ -66,6 +68,7 @@ def heldout(
                 seeds=seeds,
                 temperature=temperature,
                 max_tokens=max_tokens,
+                prompt=prompt,
                 desc=f"{split} {key}",
             )
         run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)

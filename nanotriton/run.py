@@ -253,6 +253,9 @@ class Run(Log):
     def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
         """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
         self.checkpoints.finish()
+        # Whoever samples from the folder must stop where the model was taught to end.
+        known = model.config.eos_token_ids
+        model.config.eos_token_ids = (*known, *sorted(tokenizer.eos_ids - set(known)))
         save_model(model, self.folder / "model", tokenizer.files)
 
 
@@ -287,10 +290,10 @@ def check_model(name: str) -> None:
     WeightFiles(find_folder(name))
 
 
-def check_timed(world: World, mode: str) -> None:
-    """ConfigError where candidates can't be timed. Call it before anything else is done."""
+def check_timed(world: World, mode: str, flag: str) -> None:
+    """ConfigError where candidates can't be timed, as a flag asks. Call it before anything else is done."""
     if world.device.type != "cuda" or mode != "replay":
-        raise config.ConfigError("--speed needs a GPU and --mode replay: nowhere else are candidates timed")
+        raise config.ConfigError(f"{flag} needs a GPU and --mode replay: nowhere else are candidates timed")
 
 
 def make_executor(
