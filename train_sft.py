@@ -81,13 +81,16 @@ if __name__ == "__main__":
     options = config.parse(Config, presets=PRESETS)
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
+from nanotriton.heldout import heldout
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, check_model, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
@@ -110,7 +113,7 @@ def main(cfg: Config, world: World) -> str:
         read_pairs(cfg.data)
     if cfg.model:
         check_model(cfg.model)
-    run = Run(cfg, world, "sft")
+    run = Run(cfg, world, "sft", grows="steps" if cfg.steps else "epochs")
     if run.finished():
         return str(run.folder / "model")
     texts, held_texts, dev = data_sets(cfg, prompt)
@@ -123,20 +126,24 @@ def main(cfg: Config, world: World) -> str:
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
-    for step in range(run.resume(model, optimizer), steps):
-        if step % cfg.eval_every == 0 and not run.found("eval", step):
-            run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
-        clock = Clock()
-        batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
-        lr = distributed.set_lr(
-            optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
-        )
-        with idle_cores(world):
-            loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
-        clock("train")
-        run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
-        if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
-            run.save(step + 1, model, optimizer)
+    start = run.resume(model, optimizer)
+    with run.training(model, optimizer):
+        for step in range(start, steps):
+            if step % cfg.eval_every == 0 and not run.found("eval", step):
+                run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
+            clock = Clock()
+            batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
+            lr = distributed.set_lr(
+                optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
+            )
+            with idle_cores(world):
+                loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
+            clock("train")
+            run.step(
+                "sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr
+            )
+            due = (step + 1) % cfg.save_every == 0 or step + 1 == steps
+            run.end_step(step + 1, model, optimizer, due)
 
     # saved before it is measured: an evaluation that dies costs no training
     run.export(model, tokenizer, source)
@@ -264,6 +271,35 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
             f"{len(pairs) - len(kept)} too long, left out"
         )
     return kept
+
+
+# ---- for train_grpo.py, where there is no --model
+
+
+def small_model(grpo: Any, world: World) -> str:
+    """Make the model that a GRPO run starts from, or find it made -> its folder. grpo: train_grpo.Config."""
+    try:
+        return main(small_config(grpo), world)
+    except config.ConfigError as error:
+        told = str(error)
+        for option in ("steps", "examples", "teacher"):
+            told = told.replace(f"--{option}", f"--sft-{option}")
+        raise config.ConfigError(told) from None
+
+
+def small_config(grpo: Any) -> Config:
+    """The SFT run inside a GRPO run's folder, out/NAME/sft. It measures on no more tasks than that run."""
+    return Config(
+        name="sft",
+        out=str(Path(grpo.out) / grpo.name),
+        seed=grpo.seed,
+        steps=grpo.small.sft_steps,
+        examples=grpo.small.sft_examples,
+        teacher=grpo.small.sft_teacher,
+        eval_tasks=min(grpo.trace.eval_tasks, Config.eval_tasks),
+        max_tokens=min(grpo.max_tokens, Config.max_tokens),
+        prompt=grpo.prompt,
+    )
 
 
 if __name__ == "__main__":
