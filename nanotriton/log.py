@@ -9,6 +9,7 @@ checkpoint: resuming cuts the files back to it, so a killed run leaves no row tw
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ from tqdm import tqdm
 
 FILES = ("metrics.jsonl", "samples.jsonl")
 EVERY = 20.0  # seconds between two lines of progress in a log file
+PLOT_EVERY = 30.0  # seconds between two drawings of curves.png, at least
+PLOT_SHARE = 0.02  # of a run's time that goes into drawing, at most
 
 
 def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
@@ -63,6 +66,7 @@ class Log:
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
+        self.next_plot = time.monotonic() + PLOT_EVERY
         if main:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -139,6 +143,9 @@ class Log:
             + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05)
         )
 
+        if time.monotonic() >= self.next_plot:
+            self.plot()
+
     def samples(self, rows: Iterable[dict]) -> None:
         """Rows of {step, split, group, task, task_source, completion, verdict, reward, advantage,
         finish_reason, tokens}, and `parts` where the reward has parts. Equal ones (of a small model two in
@@ -165,9 +172,13 @@ class Log:
 
     def plot(self) -> None:
         """Redraw curves.png from metrics.jsonl (and the SFT stage's, when it lies in the same folder)."""
-        if self.main:
-            sft = Log(self.folder / "sft").read() if (self.folder / "sft").is_dir() else []
-            draw(sft + self.read(), self.folder / "curves.png")
+        if not self.main:
+            return
+        began = time.monotonic()
+        sft = Log(self.folder / "sft").read() if (self.folder / "sft").is_dir() else []
+        draw(sft + self.read(), self.folder / "curves.png")
+        ended = time.monotonic()
+        self.next_plot = ended + max(PLOT_EVERY, (ended - began) / PLOT_SHARE)
 
 
 def smooth(values: list[float], weight: float = 0.9) -> list[float]:
