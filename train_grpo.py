@@ -494,6 +494,8 @@ def sft_config(cfg: Config) -> train_sft.Config:
         teacher=cfg.small.sft_teacher,
         eval_tasks=min(cfg.trace.eval_tasks, train_sft.Config.eval_tasks),
         max_tokens=min(cfg.max_tokens, train_sft.Config.max_tokens),
+        tensorboard=cfg.trace.tensorboard,
+        wandb=cfg.trace.wandb,
     )
 
 

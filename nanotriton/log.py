@@ -17,6 +17,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nanotriton.trackers import Trackers
+
 FILES = ("metrics.jsonl", "samples.jsonl")
 EVERY = 20.0  # seconds between two lines of progress in a log file
 PLOT_EVERY = 30.0  # seconds between two drawings of curves.png, at least
@@ -66,6 +68,7 @@ class Log:
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
+        self.trackers = Trackers()  # run.py has those that were asked for
         self.next_plot = time.monotonic() + PLOT_EVERY
         if main:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,9 @@ class Log:
     ) -> None:
         """One step: every number to metrics.jsonl, `show_keys` to the console."""
         times = {k: round(v, 4) for k, v in seconds.items()}
-        self.append("metrics.jsonl", [{"stage": stage, "step": step, **numbers, "seconds": times}])
+        row = {"stage": stage, "step": step, **numbers, "seconds": times}
+        self.append("metrics.jsonl", [row])
+        self.trackers.step(row)
         shown = "  ".join(f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
         self.say(
             f"{stage} {step:>4}/{of}  {shown}  "
@@ -155,6 +160,7 @@ class Log:
         for row in rows:
             found.setdefault(json.dumps(row), row | {"count": 0})["count"] += 1
         self.append("samples.jsonl", found.values())
+        self.trackers.samples(list(found.values()))
 
     def read(self, name: str = "metrics.jsonl") -> list[dict]:
         path = self.folder / name

@@ -27,11 +27,12 @@ from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
+from nanotriton.trackers import check_packages, open_trackers
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
 # options that may differ when a run is continued: they change nothing in it
-FREE = {"name", "out", "fresh", "workers"}
+FREE = {"name", "out", "fresh", "workers", "tensorboard", "wandb"}
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 T = TypeVar("T")
@@ -88,6 +89,7 @@ class Run(Log):
         if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
             raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
         settings = {k: v for k, v in config.flat(cfg).items() if k not in FREE}
+        check_packages(config.flat(cfg))
         was = read_settings(path)
         began = (was or {}).pop("began", None)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
@@ -108,6 +110,8 @@ class Run(Log):
         self.began = datetime.fromisoformat(began)  # when the run was started first
         world.barrier()
         if world.is_main:
+            told = config.flat(cfg) | {"began": began}
+            self.trackers = open_trackers(folder, told, self.say)
             path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
