@@ -147,7 +147,6 @@ class Log:
             f"{stage} {step:>4}/{of}  {shown}  "
             + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05)
         )
-
         if time.monotonic() >= self.next_plot:
             self.plot()
 
