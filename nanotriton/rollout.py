@@ -43,6 +43,7 @@ class Episode:
         return {
             "step": step,
             "split": split,
+            "group": self.group,
             "task": self.task.name,
             "task_source": self.task.source,
             "completion": self.completion,
