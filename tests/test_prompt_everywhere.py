@@ -221,7 +221,7 @@ def test_an_exported_model_stops_where_it_was_taught_to_end(tmp_path):
     cfg = train_sft.Config(name="r", out=str(tmp_path))
     run = Run(cfg, World(), "sft")
     with torch.device("cpu"):
-        run.export(Transformer(config).init_weights(0), tokenizer)
+        run.export(Transformer(config).init_weights(0), tokenizer, "base")
     for name in ("config.json", "generation_config.json"):
         found = json.loads((tmp_path / "r" / "model" / name).read_text())
         assert found["eos_token_id"] == [0, tokenizer.end_id]
