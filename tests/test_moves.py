@@ -164,12 +164,14 @@ def test_many_shifted_slices_are_refused():
     assert finished(w).check() is None
 
 
-@pytest.mark.parametrize("join", [True, False])
-def test_a_buffer_of_many_pieces_is_a_gather(join):
+@pytest.mark.parametrize("way", ["joined", "copied", "copied and joined"])
+def test_a_buffer_of_many_pieces_is_a_gather(way):
     def put_together(count: int) -> Writer:
         w = Writer()
         rows = [w.view_of(w.input, (1, COLUMNS), offset=(7 * i % ROWS) * COLUMNS) for i in range(count)]
-        if join:
+        if way == "copied and joined":
+            rows = [w.copy(row) for row in rows]
+        if way != "copied":
             w.join(rows, (count, COLUMNS))
         else:
             into = w.tensor("temp", "float32", SHAPE)
@@ -179,6 +181,18 @@ def test_a_buffer_of_many_pieces_is_a_gather(join):
 
     assert "pieces of another" in put_together(PIECES + 1).check().message
     assert put_together(PIECES).check() is None
+
+
+def test_steps_of_a_recurrence_are_no_pieces():
+    """A slice of the input for each step, and an answer of each step, in memory of their own."""
+    w = Writer()
+    steps = []
+    for i in range(2 * PIECES):
+        row = w.copy(w.view_of(w.input, (1, COLUMNS), offset=i * COLUMNS))
+        steps.append(w.tensor("temp", "float32", (1, COLUMNS)))
+        w.kernel(row, steps[-1])
+    w.join(steps, (2 * PIECES, COLUMNS))
+    assert finished(w).check() is None
 
 
 def test_torch_moves_no_more_than_the_reference():

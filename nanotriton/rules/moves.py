@@ -22,7 +22,7 @@ from nanotriton.rules.policy import Violation
 JOINS = frozenset({"cat", "stack"})
 REPEATS = 2.5  # how often moves may read a storage, in views that differ
 SMALL = 64  # bytes: of a smaller storage nothing is said
-PIECES = 64  # of one storage that moves may put into another
+PIECES = 16  # of one storage that moves may put into another
 SHARE = 3.0  # of the bytes that the reference reads and writes
 SLACK = 1 << 14  # bytes that any candidate may move
 
@@ -107,16 +107,22 @@ def _windows(plan: Plan, calls: list[Aten]) -> Iterator[tuple[int, str]]:
 
 
 def _pieces(plan: Plan, calls: list[Aten]) -> Iterator[tuple[int, str]]:
-    """Buffers that are put together of many pieces of another one."""
+    """Buffers that are put together of many pieces of another one, each copied by itself first or not."""
     pieces: dict[tuple[int, int], set[int]] = defaultdict(set)
+    cut: dict[int, tuple[int, int]] = {}  # storage of a copy -> (storage that it was cut from, the piece)
     for call in calls:
         if call.name not in COPY | JOINS:
             continue
+        sources = _sources(call)
         for target in writes_of(call):
             into = plan.tensors[target].storage
-            for source in _sources(call):
-                found = pieces[plan.tensors[source].storage, into]
-                found.add(source)
+            for source in sources:
+                own = plan.tensors[source].storage
+                root, piece = cut.get(own, (own, source))
+                if len(sources) == 1 and target in call.outs:
+                    cut[into] = root, piece
+                found = pieces[root, into]
+                found.add(piece)
                 if len(found) > PIECES:
                     what = f"puts one tensor together of more than {PIECES} pieces of another"
                     yield call.line, f"torch.{call.name} {what}"
