@@ -97,6 +97,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         if shared := shared_memory(plan, reference.facts.fresh):
             raise Fault("wrong_value", shared)
     if worker.gpu is None:
+        yield from worker.fits.check(job, worker, (plan, second))
         return Runner(worker, job, reference, plan, second, seed)
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 

@@ -36,6 +36,7 @@ from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import ContextLost, Reference
+from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
 from nanotriton.executor.sandbox.servers import CompileServers
@@ -113,6 +114,7 @@ class Worker:
         self.compilers = CompileServers(
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
+        self.fits = Room()
         self.patience = PATIENCE
         self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
         # which tasks have ended a context, for all workers of this executor
