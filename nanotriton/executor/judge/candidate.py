@@ -157,6 +157,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     before = replace(trials[0], kind=reference.before)
     work = partial(judge_second, reference, before, first)
     in_room(worker, reference, "judge", worker.patience, work)
+    work = partial(first.ask_evaluator, trials[0])
+    in_room(worker, reference, "judge", worker.patience, work)
     work = partial(check_unread, reference, trials[0], first)
     in_room(worker, reference, "judge", worker.patience, work)
     if job.time and worker.gpu is not None:
