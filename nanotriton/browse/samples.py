@@ -119,7 +119,7 @@ class Packed:
         return {
             "columns": self.columns,
             "splits": self.splits.values,
-            "tasks": [name for name, _ in self.tasks.values],
+            "tasks": unlike([name for name, _ in self.tasks.values]),
             "statuses": self.statuses.values,
             "reasons": self.reasons.values,
             "messages": self.messages.values,
@@ -127,6 +127,22 @@ class Packed:
             "starts": self.starts,
             "skipped": self.skipped,
         }
+
+
+def unlike(names: Iterable[str]) -> list[str]:
+    """These names, with a number behind each that stood before: of tasks of one name with unlike sources.
+
+    >>> unlike(["a", "b", "a"])
+    ['a', 'b', 'a (2)']
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        number, told = 1, name
+        while told in found:
+            number += 1
+            told = f"{name} ({number})"
+        found[told] = None
+    return list(found)
 
 
 def check_row(row: dict, place: str) -> None:

@@ -4,7 +4,8 @@ const KEEP_CHARS = 60e6; // of unpacked chunks; the ones that nobody looked at f
 
 class Samples {
   constructor(index, unscored) {
-    Object.assign(this, index); // columns, splits, tasks, statuses, reasons, messages, finishes, starts, skipped
+    // columns, the tables that they number (splits, tasks, statuses, reasons, ...), starts, skipped
+    Object.assign(this, index);
     this.size = this.columns.run.length;
     const unsaid = new Set(unscored);
     this.correct = this.statuses.map((status) => status === "correct");
@@ -83,8 +84,8 @@ class Samples {
   }
 }
 
-// Orders of the list: a number for each sample, small ones first. Equal ones stay as they were written, newest
-// first.
+// Orders of the list: a number for each sample, small ones first. Equal ones stay as they were written,
+// newest first.
 const ORDERS = {
   "failures first": (s, i) => (s.correct[s.columns.status[i]] ? 2 : s.unscored[s.columns.status[i]] ? 1 : 0),
   "newest first": () => 0,

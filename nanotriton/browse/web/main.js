@@ -24,11 +24,15 @@ async function start() {
   };
   const tabs = {
     curves: { node: () => curvesTab(page) },
-    samples: { make: () => new SamplesTab(page), node: (made) => made.node, count: page.samples.columns.count.reduce((a, b) => a + b, 0) },
+    samples: {
+      make: () => new SamplesTab(page),
+      node: (made) => made.node,
+      count: page.samples.columns.count.reduce((a, b) => a + b, 0),
+    },
     tasks: { node: () => tasksTab(page), count: page.samples.tasks.length },
     settings: { node: () => settingsTab(page) },
   };
-  if (!page.samples.size) delete tabs.samples, delete tabs.tasks;
+  if (!page.samples.size) (delete tabs.samples, delete tabs.tasks);
   let current = "";
 
   function turnTo(name) {
@@ -36,7 +40,9 @@ async function start() {
     const tab = tabs[name];
     if (tab.make) tab.made ??= tab.make();
     document.getElementById("view").replaceChildren(tab.node(tab.made));
-    document.querySelectorAll("#tabs button").forEach((b) => b.setAttribute("aria-selected", String(b.dataset.tab === name)));
+    document
+      .querySelectorAll("#tabs button")
+      .forEach((b) => b.setAttribute("aria-selected", String(b.dataset.tab === name)));
     tooltip.hide();
   }
 
@@ -58,7 +64,9 @@ async function start() {
       if (name === "samples") tab.made.refresh();
     };
     const count = tab.count ? el("span", { class: "muted" }, ` ${tab.count.toLocaleString("en-US")}`) : "";
-    document.getElementById("tabs").append(el("button", { "data-tab": name, role: "tab", onclick: go }, name, count));
+    document
+      .getElementById("tabs")
+      .append(el("button", { "data-tab": name, role: "tab", onclick: go }, name, count));
   }
   document.getElementById("made").textContent = `written ${index.made}`;
   document.addEventListener("keydown", (event) => {
@@ -89,6 +97,8 @@ function themes() {
 
 themes();
 start().catch((error) => {
-  document.getElementById("view").replaceChildren(el("p", { class: "note" }, `This page can't be shown: ${error.message}`));
+  document
+    .getElementById("view")
+    .replaceChildren(el("p", { class: "note" }, `This page can't be shown: ${error.message}`));
   throw error;
 });

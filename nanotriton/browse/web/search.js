@@ -10,8 +10,9 @@ function queryPattern(query) {
   }
 }
 
-// Calls found(rows, share done) after each chunk, with the rows found so far that hold the pattern in the completion,
-// the task's source or name, or the verdict's message. Stops when isCurrent() says that nobody waits any more.
+// Calls found(rows, share done) after each chunk, with the rows found so far that hold the pattern in the
+// completion, the task's source or name, or the verdict's message. Stops when isCurrent() says that nobody
+// waits any more.
 async function searchTexts(samples, rows, pattern, isCurrent, found) {
   const byChunk = new Map();
   for (const i of rows) {
