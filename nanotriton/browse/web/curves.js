@@ -31,7 +31,8 @@ const MAIN_CURVES = [
   ["sft/eval", "eval_loss", "held-out SFT loss", "nats a token", { log: true, dots: true }],
 ];
 
-const curves = { weight: 0.6, apart: false, hidden: new Set() };
+// What the user chose: smoothing, seeds apart, settings that are not drawn, folds that are open.
+const curves = { weight: 0.6, apart: false, hidden: new Set(), open: new Set() };
 
 function curvesTab(page) {
   const body = el("div", { class: "curves" });
@@ -203,9 +204,9 @@ function curveSections(page) {
 // Cards that are drawn when they are first looked at.
 function folded(title, cards) {
   const inner = el("div", { class: "cards" });
-  const details = el("details", { open: folded.open?.has(title) }, el("summary", {}, title), inner);
+  const details = el("details", { open: curves.open.has(title) }, el("summary", {}, title), inner);
   const fillIt = () => {
-    (folded.open ??= new Set())[details.open ? "add" : "delete"](title);
+    curves.open[details.open ? "add" : "delete"](title);
     if (details.open && !inner.childElementCount) inner.append(...cards());
   };
   details.addEventListener("toggle", fillIt);

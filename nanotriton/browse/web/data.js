@@ -61,22 +61,12 @@ class Samples {
 
   // The samples that were compared with sample i, itself among them, the best first.
   groupOf(i) {
-    if (!this.groups) {
-      this.groups = new Map();
-      for (let k = 0; k < this.size; k++) {
-        const key = this.groupKey(k);
-        if (!this.groups.has(key)) this.groups.set(key, []);
-        this.groups.get(key).push(k);
-      }
-      const worth = (k) => this.columns.reward[k] ?? (this.correct[this.columns.status[k]] ? 1 : -1);
-      for (const members of this.groups.values()) members.sort((a, b) => worth(b) - worth(a));
-    }
-    return this.groups.get(this.groupKey(i));
-  }
-
-  groupKey(i) {
-    const { run, split, step, group, task } = this.columns;
-    return `${run[i]} ${split[i]} ${step[i]} ${group[i]} ${task[i]}`;
+    const { run, split, step, group, task, reward } = this.columns;
+    const keys = [run, split, step, group, task];
+    const members = [];
+    for (let k = 0; k < this.size; k++) if (keys.every((column) => column[k] === column[i])) members.push(k);
+    const worth = (k) => reward[k] ?? (this.correct[this.columns.status[k]] ? 1 : -1);
+    return members.sort((a, b) => worth(b) - worth(a));
   }
 
   status(i) {
@@ -99,8 +89,15 @@ const ORDERS = {
   "fastest first": (s, i) => -(s.columns.speedup[i] ?? -Infinity),
 };
 
-function ordered(samples, rows, order) {
-  const key = Float64Array.from({ length: samples.size }, (_, i) => ORDERS[order](samples, i));
+// All samples in this order; sorted once.
+function ordering(samples, order) {
+  samples.orderings ??= {};
+  return (samples.orderings[order] ??= sorted(samples, ORDERS[order]));
+}
+
+function sorted(samples, keyOf) {
+  const key = Float64Array.from({ length: samples.size }, (_, i) => keyOf(samples, i));
   const { step } = samples.columns;
-  return rows.sort((a, b) => key[a] - key[b] || step[b] - step[a] || a - b);
+  const all = Int32Array.from(key, (_, i) => i);
+  return all.sort((a, b) => key[a] - key[b] || step[b] - step[a] || a - b);
 }

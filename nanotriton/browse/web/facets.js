@@ -23,32 +23,39 @@ function emptyFilter() {
   return filter;
 }
 
-// The rows that pass, and how often each value of each facet occurs among those that pass everything but
-// that facet.
+// The rows that pass, in order, and how often each value of each facet occurs among those that pass
+// everything but that facet.
 function filtered(samples, filter) {
-  const { columns, size } = samples;
-  const counts = Object.fromEntries(FACETS.map(([column]) => [column, new Map()]));
+  const { columns } = samples;
+  const facets = FACETS.map(([name]) => ({ column: columns[name], chosen: filter[name], counts: new Map() }));
   const steps = new Map(); // step -> status -> samples, whatever steps are chosen
   const rows = [];
-  for (let i = 0; i < size; i++) {
-    if (filter.task !== null && columns.task[i] !== filter.task) continue;
-    const reward = columns.reward[i];
-    if (filter.low !== null && !(reward !== null && reward >= filter.low)) continue;
-    if (filter.high !== null && !(reward !== null && reward <= filter.high)) continue;
-    const step = columns.step[i];
-    const early = (filter.from !== null && step < filter.from) || (filter.to !== null && step > filter.to);
-    const failed = FACETS.filter(
-      ([column]) => filter[column].size && !filter[column].has(columns[column][i]),
-    );
-    if (!failed.length) addTo(steps, step, columns.status[i], columns.count[i]);
-    if (early || failed.length > 1) continue;
-    if (!failed.length) rows.push(i);
-    for (const [column] of failed.length ? failed : FACETS) {
-      const value = columns[column][i];
-      counts[column].set(value, (counts[column].get(value) ?? 0) + columns.count[i]);
+  for (const i of ordering(samples, filter.order)) {
+    if (!passesBounds(columns, filter, i)) continue;
+    let failed = null;
+    let failures = 0;
+    for (const facet of facets) {
+      if (!facet.chosen.size || facet.chosen.has(facet.column[i])) continue;
+      failed = facet;
+      failures += 1;
+    }
+    const [step, number] = [columns.step[i], columns.count[i]];
+    if (!failures) addTo(steps, step, columns.status[i], number);
+    if (failures > 1 || step < (filter.from ?? -Infinity) || step > (filter.to ?? Infinity)) continue;
+    if (!failures) rows.push(i);
+    for (const { column, counts } of failed ? [failed] : facets) {
+      counts.set(column[i], (counts.get(column[i]) ?? 0) + number);
     }
   }
+  const counts = Object.fromEntries(FACETS.map(([name], k) => [name, facets[k].counts]));
   return { rows, counts, steps };
+}
+
+function passesBounds(columns, filter, i) {
+  if (filter.task !== null && columns.task[i] !== filter.task) return false;
+  if (filter.low === null && filter.high === null) return true;
+  const reward = columns.reward[i];
+  return reward !== null && reward >= (filter.low ?? -Infinity) && reward <= (filter.high ?? Infinity);
 }
 
 function addTo(steps, step, status, number) {

@@ -104,7 +104,7 @@ class SamplesTab {
   }
 
   pick(i) {
-    this.page.remember("samples", this.words(i));
+    remember("samples", this.words(i));
     this.detail.show(i);
   }
 
@@ -124,7 +124,6 @@ class SamplesTab {
     this.chips.replaceChildren(...chosenChips(this.samples, this.filter, this.changed));
     this.order.value = this.filter.order;
     if (this.search.value !== this.filter.query) this.search.value = this.filter.query;
-    ordered(this.samples, rows, this.filter.order);
     this.pattern = this.filter.query ? queryPattern(this.filter.query) : null;
     this.search.classList.toggle("wrong", this.filter.query !== "" && this.pattern === null);
     this.progress.hidden = true;
@@ -136,12 +135,9 @@ class SamplesTab {
     await searchTexts(this.samples, rows, this.pattern, isCurrent, (hits, share) => {
       this.progress.hidden = share === 1;
       this.progress.value = share;
-      if (share < 1 && !(hits.length && soon)) return;
-      this.showRows(
-        ordered(this.samples, [...hits], this.filter.order),
-        soon ? chosen : this.list.selected,
-        !soon,
-      );
+      if (share < 1 && !(hits.size && soon)) return;
+      const found = rows.filter((i) => hits.has(i));
+      this.showRows(found, soon ? chosen : this.list.selected, !soon);
       soon = false;
     });
   }
