@@ -63,10 +63,13 @@ class Packed:
         every = max(1, -(-sum(map(count_lines, files)) // limit))
         if every > 1:
             self.skipped.append({"run": run, "every": every})
+        places: dict[Any, dict[Any, int]] = {}  # split -> step -> how many steps of that split came before
         for file in files:
             for number, row in enumerate(read_rows(file), start=1):
                 check_row(row, f"{file}:{number}")
-                if row.get("step", 0) % every == 0:
+                steps = places.setdefault(row.get("split"), {})
+                place = steps.setdefault(row.get("step", 0), len(steps))
+                if place % every == 0:
                     self.add(run, row)
         self.close_chunk()
 
