@@ -32,6 +32,7 @@ from concurrent.futures import Future
 
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.common.clock import own_time
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
     Base,
@@ -72,7 +73,8 @@ class Executor:
         recorded, where the policy lets it.
     workers: judging processes. By default there is one for every core of this process's share but one.
     policy: the rules that candidates obey (rules/policy.py).
-    timeout: seconds for each stage of a candidate, counted from the stage's start.
+    timeout: seconds for each stage of a candidate, counted from the stage's start. Those in which it waits
+        for a core do not count.
     time: time correct candidates (on a GPU).
     memory_gib: for each process. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
@@ -315,8 +317,9 @@ class Executor:
         """Kill the workers whose alarm did not help: they are inside of one long native call."""
         for process in list(self._processes):
             job, due, stage = process.computing()
-            overdue = due and time.monotonic() > due + GRACE
-            if overdue and process.pid is not None and job in process.entries:
+            if not due or process.pid is None or job not in process.entries:
+                continue
+            if time.monotonic() > due + GRACE and own_time(process.pid) > due + GRACE:
                 self._kill(process, job, stage)
 
     def _kill(self, process: Process, job: int, stage: str) -> None:
