@@ -41,6 +41,7 @@ from nanotriton.executor.processes import (
     cores,
     end_processes,
     make_root,
+    memory_share,
     read_card,
     start_base,
     visible_devices,
@@ -76,7 +77,8 @@ class Executor:
     timeout: seconds for each stage of a candidate, counted from the stage's start. Those in which it waits
         for a core do not count.
     time: time correct candidates (on a GPU).
-    memory_gib: for each process. depth: candidates that a worker records while it judges.
+    memory_gib: for each process, beside what it needs to begin with. None: a share of what this machine has,
+        and 4 at least. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
     Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
     """
@@ -90,7 +92,7 @@ class Executor:
         timeout: float = 10.0,
         time: bool = False,
         *,
-        memory_gib: float = 4.0,
+        memory_gib: float | None = None,
         depth: int = 3,
         seed: int | None = None,
     ):
@@ -101,7 +103,8 @@ class Executor:
             raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
         if mode == "process" and kind == "cpu":
             raise ValueError(NEEDS_GPU)
-        if timeout <= 0 or memory_gib <= 0 or (workers is not None and workers < 1) or depth < 1:
+        given = 1.0 if memory_gib is None else memory_gib
+        if timeout <= 0 or given <= 0 or (workers is not None and workers < 1) or depth < 1:
             raise ValueError("timeout and memory_gib must be positive, workers and depth at least 1")
         self.device = kind
         self.mode = mode
@@ -110,7 +113,7 @@ class Executor:
         self.time = time
         self.workers = workers or max(1, cores() - 1)
         self.depth = depth
-        self.memory = int(memory_gib * 2**30)
+        self.memory = memory_share(self.workers) if memory_gib is None else int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
         self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")

@@ -90,7 +90,8 @@ class Computing(Watching):
         return made and not overlaps_itself(tuple(output.shape), output.stride())
 
     def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        """Add a computing call's FLOPs."""
+        """Add a computing call's FLOPs and bytes."""
+        self.facts.touched += sum(t.nbytes for t in [*reads, *writes])
         if length := multiplied(name, reads):
             self.facts.flops += 2.0 * writes[0].numel() * length
         else:
