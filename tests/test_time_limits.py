@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanotriton.executor.common import clock
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.judge import worker as workers
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.replay.replayer import ReplayError
-from nanotriton.executor.sandbox import zygote
+from nanotriton.executor.sandbox import clock, zygote
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.verdict import Fault, Unrecordable
 
@@ -39,7 +38,7 @@ def stage_of(monkeypatch, left: float, own: float):
     monkeypatch.setattr(workers.signal, "setitimer", lambda which, seconds: alarms.append(seconds))
     monkeypatch.setattr(workers, "own_time", lambda: 50.0 + own)
     worker = object.__new__(workers.Worker)
-    worker.stages, worker.own_since = [["run", left]], 50.0
+    worker.stages, worker.since = [["run", left]], 50.0
     return worker, alarms
 
 

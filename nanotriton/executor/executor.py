@@ -32,7 +32,6 @@ from concurrent.futures import Future
 
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import DEFAULT
-from nanotriton.executor.common.clock import own_time
 from nanotriton.executor.common.limits import REPLAYERS
 from nanotriton.executor.processes import (
     Base,
@@ -48,6 +47,7 @@ from nanotriton.executor.processes import (
 )
 from nanotriton.executor.queue import Entry, take
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import memory_file, receive, send
 from nanotriton.rules.policy import check_policy
 from nanotriton.tasks.task import Task

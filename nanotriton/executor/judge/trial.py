@@ -12,12 +12,12 @@ from functools import partial
 
 import torch
 
-from nanotriton.executor.common.clock import own_time
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, kernelbench_allclose, passes
 from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, sensitivity
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault
 

@@ -19,7 +19,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from collections import OrderedDict
 from select import POLLIN, poll
 
@@ -30,7 +29,6 @@ from nanotriton.executor.child.record import record_child
 from nanotriton.executor.child.script import script_child
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
-from nanotriton.executor.common.clock import own_time
 from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
 from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
@@ -39,6 +37,7 @@ from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import ContextLost, Reference
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
@@ -127,7 +126,7 @@ class Worker:
         self.job: Job | None = None  # the one that is computing
         self.costs: dict[int, dict[str, float]] = {}
         self.stages: list[list] = []  # of the computing job: [name, seconds left], innermost last
-        self.since = self.own_since = 0.0  # when the stage last changed, by the clock and by own_time
+        self.since = 0.0  # when the stage last changed, by own_time
         self.last = ""  # the stage that was computed last
 
     # ---- stages ----
@@ -153,11 +152,11 @@ class Worker:
 
     def _charge(self) -> None:
         """Count the time since the last change of stage for the innermost one."""
-        now, own = time.monotonic(), own_time()
+        now = own_time()
         if self.stages:
-            self.stages[-1][1] -= own - self.own_since
+            self.stages[-1][1] -= now - self.since
             self.add_cost(self.stages[-1][0], now - self.since)
-        self.since, self.own_since = now, own
+        self.since = now
 
     def _arm(self) -> None:
         """Set the alarm for the innermost stage, and let the executor see when it is due by this process's
@@ -165,7 +164,7 @@ class Worker:
         left = max(self.stages[-1][1], MOMENT) if self.stages else 0.0
         name = self.stages[-1][0] if self.stages else ""
         BEACON.pack_into(
-            self.beacon, 0, self.job.id, self.own_since + left if self.stages else 0.0, name.encode()
+            self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode()
         )
         signal.setitimer(signal.ITIMER_REAL, left)
 
@@ -174,7 +173,7 @@ class Worker:
         cost[name] = cost.get(name, 0.0) + seconds
 
     def add_child(self, name: str, ended: Ended) -> None:
-        """What a child took: wall time under its stage's name, and its CPU time with all the others'."""
+        """What a child took: time under its stage's name, and its CPU time with all the others'."""
         self.add_cost("children_cpu", ended.cpu)
         self.add_cost(name, ended.seconds)
 
@@ -291,7 +290,7 @@ class Worker:
                     return
 
     def _alarm(self, *_):
-        left = self.stages[-1][1] - (own_time() - self.own_since) if self.stages else 0.0
+        left = self.stages[-1][1] - (own_time() - self.since) if self.stages else 0.0
         if left <= MOMENT:
             raise Overtime
         signal.setitimer(signal.ITIMER_REAL, left)  # other processes had the cores meanwhile
@@ -314,7 +313,7 @@ class Worker:
             self.step(job, generator, folder, ended)
 
     def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
-        self.job, self.stages, self.since, self.own_since = job, [], time.monotonic(), own_time()
+        self.job, self.stages, self.since = job, [], own_time()
         try:
             spawn: Spawn = self.resume(generator, ended)
         except ContextLost as lost:

@@ -27,8 +27,8 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 
-from nanotriton.executor.common.clock import waited
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import waited
 from nanotriton.executor.sandbox.protocol import (
     LOG,
     LOG_BYTES,
@@ -190,8 +190,9 @@ def look_at(children: dict[int, Child]) -> None:
 
 def reap(child: Child) -> dict:
     """Wait for a child that has ended: the fields of its `Ended` that the zygote knows."""
+    seconds = time.monotonic() - child.started - waited(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
-    ended = {"id": child.id, "killed": child.killed, "seconds": time.monotonic() - child.started}
+    ended = {"id": child.id, "killed": child.killed, "seconds": seconds}
     ended["cpu"] = usage.ru_utime + usage.ru_stime
     if os.WIFSIGNALED(status):
         return ended | {"signal": os.WTERMSIG(status)}
