@@ -13,10 +13,10 @@ import json
 import sys
 from concurrent.futures import Future
 from dataclasses import asdict
-from pathlib import Path
 
 from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
 from nanotriton.executor.processes import check_card
+from nanotriton.python_text import read_anyhow
 from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import load_task
 from nanotriton.verdict import Verdict
@@ -69,9 +69,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def read(path: str) -> str:
-    """A candidate's source. Bytes that are no UTF-8 are no Python either, but they still get a verdict."""
+    """A candidate's source."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_anyhow(path)
     except OSError as error:
         fail(f"{path}: cannot read: {error.strerror}")
 

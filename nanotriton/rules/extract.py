@@ -17,6 +17,8 @@ import ast
 import re
 import warnings
 
+from nanotriton.python_text import plain
+
 OPEN, CLOSE = "<think>", "</think>"  # of reasoning
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$")
 _LANGUAGES = frozenset({"", "python", "py", "python3"})
@@ -34,7 +36,7 @@ def parse(source: str) -> ast.Module:
         with warnings.catch_warnings():
             # "invalid escape sequence" is the candidate's business, not our console's
             warnings.simplefilter("ignore")
-            return ast.parse(source)
+            return ast.parse(plain(source))
     except SyntaxError:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
