@@ -13,6 +13,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -65,30 +66,42 @@ def line_in_task(error: BaseException) -> int | None:
 # ---- what a task's code may do to the process ----
 
 
-class Console:
-    """Stands in for sys.stdout and sys.stderr: it shows the first PRINTED characters, on stderr."""
+@dataclass
+class Allowance:
+    """What a task may still print."""
 
-    def __init__(self, name: str):
-        self.name = name
-        self.left = PRINTED
+    name: str
+    left: int = PRINTED  # characters
+
+
+class Console:
+    """In place of sys.stdout and sys.stderr: of each task it shows the first PRINTED characters."""
+
+    def __init__(self):
+        self.now = Allowance("")
 
     def write(self, text: str) -> int:
-        if self.left > 0:
-            sys.__stderr__.write(text[: self.left])
-            self.left -= len(text)
-            if self.left <= 0:
-                sys.__stderr__.write(f"\n[task {self.name} prints more than {PRINTED} characters]\n")
+        now = self.now
+        if now.left > 0:
+            sys.__stderr__.write(text[: now.left])
+            now.left -= len(text)
+            if now.left <= 0:
+                sys.__stderr__.write(f"\n[task {now.name} prints more than {PRINTED} characters]\n")
         return len(text)
 
     def __getattr__(self, name: str):
         return getattr(sys.__stderr__, name)
 
 
+console = Console()
+
+
 @contextlib.contextmanager
-def contained(console: Console) -> Iterator[None]:
+def contained(allowance: Allowance) -> Iterator[None]:
     """Run a task's own code. Raises Exited where it raises what is neither an Exception nor ours."""
-    streams = sys.stdout, sys.stderr
+    streams, others = (sys.stdout, sys.stderr), console.now
     sys.stdout = sys.stderr = console
+    console.now = allowance
     try:
         with patched([(torch, "compile", uncompiled)]):
             yield
@@ -98,6 +111,7 @@ def contained(console: Console) -> Iterator[None]:
         raise Exited(f"{type(error).__name__}: {error}") from error
     finally:
         sys.stdout, sys.stderr = streams
+        console.now = others
 
 
 def uncompiled(model: Callable | None = None, **options):

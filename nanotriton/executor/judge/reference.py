@@ -34,7 +34,7 @@ from nanotriton.executor.judge.kinds import (
     late_leaves,
 )
 from nanotriton.executor.judge.module import (
-    Console,
+    Allowance,
     Exited,
     Interruption,
     arguments,
@@ -120,7 +120,7 @@ class Reference:
         self.examined = False
         self.keeps_nothing = False  # known to leave no state between two calls (second.py)
         self.names: dict = {}  # of the task's module
-        self.console = Console(task.name)
+        self.prints = Allowance(task.name)
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
@@ -153,7 +153,7 @@ class Reference:
     @contextlib.contextmanager
     def its_code(self) -> Iterator[None]:
         """Run the task's own code, with its own settings. Raises Exited if it wants to end the process."""
-        with self.settings.active(), contained(self.console):
+        with self.settings.active(), contained(self.prints):
             yield
 
     @contextlib.contextmanager
