@@ -35,9 +35,11 @@ class Config:
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
+    # a file with {source} in it: how tasks are put to the model; empty: as nanotriton/tasks/prompt.py does it
+    prompt: str = ""
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
 
-    steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
+    steps: Annotated[int, ">= 1"] = 80  # rollouts; with --model 200
     prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
     group: Annotated[int, ">= 2"] = 8  # samples of each task (G), of which equal ones are run once
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
@@ -56,9 +58,13 @@ class Config:
 
     # fp32 masters; adam8: bf16 parameters, the sampler's too, and 8-bit moments: an 8B on one GPU
     optimizer: Literal["adamw", "adam8"] = "adamw"
+    # rank of the adapters (LoRA) that are trained on all linear layers while the rest stays as it is; 0: no
+    # adapters, all weights are trained. Adapters want about 10 times the learning rate
+    lora: Annotated[int, ">= 0"] = 0
     # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     lr: Annotated[float, "> 0"] = 2e-4
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
+    min_lr: Annotated[float, ">= 0", "<= 1"] = 0.0  # share of the peak that it never falls below
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
 
@@ -71,11 +77,12 @@ class Config:
     def validate(self) -> None:
         config.json_object("--template", self.template)
         self.losses.validate(self.loss)
+        self.paid.validate()
 
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
 # save.
-PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
+PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, kl=0.0, max_tokens=2048, save_every=10)
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(
     prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, kl_estimator="k3", max_tokens=16384
@@ -87,28 +94,28 @@ if __name__ == "__main__":
     options = config.parse(Config, presets=PRESETS)
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import train_sft
-from nanotriton import distributed, grpo, schedule
+from nanotriton import distributed, grpo, schedule, stop
 from nanotriton.data import score
 from nanotriton.executor.executor import Executor
+from nanotriton.heldout import heldout
 from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
 from nanotriton.model import Transformer
+from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, report, summary
-from nanotriton.reward.reward import reward_config, reward_function
+from nanotriton.reward.reward import RewardFunction, reward_function, total
 from nanotriton.rollout import Episode, prompts_of, rollout
 from nanotriton.run import (
     Clock,
     Run,
     check_model,
     check_timed,
-    heldout,
     launch,
     make_executor,
     make_sampler,
@@ -116,10 +123,10 @@ from nanotriton.run import (
 )
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks.prompt import DEFAULT, Prompt, read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores
 
 
@@ -130,13 +137,14 @@ class Trainer:
     cfg: Config
     world: World
     tasks: Sequence[Task]
-    reward_of: Callable[[Verdict, str, Task], float | None]
+    reward_of: RewardFunction
     tokenizer: Tokenizer
     model: Transformer  # the policy, sharded over the ranks
     reference: Transformer | None  # the policy at the start, for the KL term
     optimizer: torch.optim.Optimizer
     sampler: Sampler
     executor: Executor
+    prompt: Prompt = DEFAULT  # how a task is put to the model
 
 
 # ---- the algorithm
@@ -174,7 +182,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     trainer.sampler.free()  # the KV memory is the training's until the next rollout
 
     # 3. Advantages: how much better a sample is than the others of its task.
-    set_advantages(episodes, cfg)
+    set_advantages(episodes, trainer)
     scored = [e for e in episodes if e.reward is not None]
 
     # 4. Policy gradient: a few optimizer steps, each on its own groups.
@@ -186,7 +194,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
         for number, chosen in enumerate(plan):
             done, of = step * len(plan) + number, cfg.steps * len(plan)
-            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup)
+            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
             updates.append(update_policy(of_groups(scored, chosen), trainer, clock, first=number == 0))
 
@@ -293,20 +301,22 @@ def sample(
 ) -> list[list[Episode]]:
     """[len(batch)][G] judged samples of these (group, task) pairs."""
     cfg = trainer.cfg
-    groups = rollout(
-        [task for _, task in batch],
-        cfg.group,
-        trainer.sampler,
-        trainer.executor,
-        trainer.tokenizer,
-        seeds=[
-            [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
-            for number, _ in batch
-        ],
-        temperature=cfg.temperature,
-        max_tokens=cfg.max_tokens,
-        clock=clock,
-    )
+    with stop.at_once(trainer.world):
+        groups = rollout(
+            [task for _, task in batch],
+            cfg.group,
+            trainer.sampler,
+            trainer.executor,
+            trainer.tokenizer,
+            seeds=[
+                [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
+                for number, _ in batch
+            ],
+            temperature=cfg.temperature,
+            max_tokens=cfg.max_tokens,
+            prompt=trainer.prompt,
+            clock=clock,
+        )
     for (number, _), group in zip(batch, groups):
         for episode in group:
             episode.group = number
@@ -316,27 +326,32 @@ def sample(
 def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
     """The reward of each sample, after the policy on long answers. None: our failure, or the task is void."""
     cfg = trainer.cfg
+    earned = [trainer.reward_of(e.verdict, e.completion, e.task) for e in episodes]
     rewards = grpo.truncation(
-        [trainer.reward_of(e.verdict, e.completion, e.task) for e in episodes],
+        [total(value) for value in earned],
         [len(e.ids) for e in episodes],
         [e.finish_reason == "length" for e in episodes],
         cfg.truncated,
         cfg.max_tokens,
         cache=max(cfg.max_tokens // 4, 1),
     )
+    for episode, value, reward in zip(episodes, earned, rewards):
+        if isinstance(value, dict) and reward is not None:
+            penalty = reward - total(value)
+            episode.parts = value | ({"overlong": penalty} if penalty else {})
     if cfg.paid.shuffle_rewards:
         random.Random(seed).shuffle(rewards)
     for episode, value in zip(episodes, rewards):
         episode.reward = value
 
 
-def set_advantages(episodes: list[Episode], cfg: Config) -> None:
+def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
     """The advantage of each sample, and whether its group has rewards that differ."""
     advantages, spread = grpo.advantages(
         [e.reward for e in episodes],
         [e.group for e in episodes],
-        cfg.advantage,
-        std_floor=reward_config(cfg.paid).noise,  # noise of the clock is not blown up to unit variance
+        trainer.cfg.advantage,
+        std_floor=trainer.reward_of.noise,  # noise of the clock is not blown up to unit variance
     )
     for episode, advantage, differs in zip(episodes, advantages.tolist(), spread.tolist()):
         episode.advantage = advantage
@@ -381,23 +396,23 @@ def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
 
 # ---- the run
 def main(cfg: Config, world: World) -> None:
-    distributed.check_optimizer(cfg.optimizer, world)
-    if cfg.paid.speed:
-        check_timed(world, cfg.judge.mode)
+    distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
+    timed = cfg.judge.time or cfg.paid.speed > 0
+    if timed:
+        check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
     # mistakes in what was named come out before anything is trained, or deleted by --fresh
-    tasks, dev, test = task_sets(cfg)
-    reward_of = reward_function(cfg.paid)
+    given = [GivenTasks("--tasks", cfg.tasks), GivenTasks("--heldout", cfg.trace.heldout)]
+    reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
 
-    trainer = make_trainer(cfg, run, tasks, test, reward_of)
+    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge))
+    trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
-    with make_executor(
-        world, cfg.seed, judge.mode, judge.policy, judge.timeout, cfg.paid.speed > 0
-    ) as executor:
+    with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:
         trainer.executor = executor
         train(run, trainer, dev, test)
     run.plot()
@@ -407,23 +422,27 @@ def main(cfg: Config, world: World) -> None:
     )
 
 
-def make_trainer(cfg: Config, run: Run, tasks, test, reward_of) -> Trainer:
+def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) -> Trainer:
     """Load the model, or make it, and put beside it everything that a step needs but the executor."""
     world = run.world
-    folder = cfg.model or small_model(cfg, world)
+    folder = cfg.model or train_sft.small_model(cfg, world)
     tokenizer = run.tokenizer(folder, cfg.template)
     shared = cfg.optimizer == "adam8"  # the sampler reads the parameters that are trained
     copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard
-    model, model_config = distributed.load(folder, world, cfg.optimizer, cfg.micro_tokens, copies=copies)
+    model, model_config = distributed.load(
+        folder, world, cfg.optimizer, cfg.micro_tokens, copies, rank=cfg.lora, seed=cfg.seed
+    )
     named = [*(tasks if cfg.tasks else []), *(test if cfg.trace.heldout else [])]
     # a prompt that is too long comes out now
-    prompts_of(named, tokenizer, model_config.max_position_embeddings)
+    prompts_of(named, tokenizer, model_config.max_position_embeddings, prompt)
     reference = distributed.load_reference(folder, world) if cfg.losses.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
     sampler = make_sampler(
         model_config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer)
     )
-    return Trainer(cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, None)
+    return Trainer(
+        cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, None, prompt
+    )
 
 
 def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None:
@@ -431,17 +450,20 @@ def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None
     cfg, world, model = trainer.cfg, trainer.world, trainer.model
     start = run.resume(model, trainer.optimizer)
     sync_weights(trainer.sampler, model, world)
-    if start == 0:
-        measure(run, trainer, "test", test, 0)
-    for step in range(start, cfg.steps):
-        if step > 0 and step % cfg.trace.eval_every == 0:
-            measure(run, trainer, "eval", dev, step)
-        report(run, step + 1, cfg, grpo_step(step, trainer))
-        if (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps:
-            if world.world_size > 1:
+    with run.training(model, trainer.optimizer):
+        if start == 0:
+            measure(run, trainer, "test", test, 0)
+        for step in range(start, cfg.steps):
+            if step > 0 and step % cfg.trace.eval_every == 0:
+                measure(run, trainer, "eval", dev, step)
+            report(run, step + 1, cfg, grpo_step(step, trainer))
+            due = (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps
+            if due and world.world_size > 1:
                 distributed.check_same(trainer.sampler.model.named_parameters(), world)
-            run.save(step + 1, model, trainer.optimizer)
-    run.export(model, trainer.tokenizer)  # before it is measured: an evaluation that dies costs no training
+            run.end_step(step + 1, model, trainer.optimizer, due)
+    base = cfg.model or str(run.folder / "sft" / "model")
+    # before it is measured: an evaluation that dies costs no training
+    run.export(model, trainer.tokenizer, base)
     measure(run, trainer, "test", test, cfg.steps)
 
 
@@ -461,36 +483,9 @@ def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int)
         tokenizer=trainer.tokenizer,
         max_tokens=trainer.cfg.max_tokens,
         seed=trainer.cfg.seed,
+        prompt=trainer.prompt,
     )
     run.evaluated(kind, step, trainer.cfg.steps, **result)
-
-
-def small_model(cfg: Config, world: World) -> str:
-    """Make the model with train_sft.py, or find it made -> its folder. A mistake is told in this script's
-    options.
-    """
-    try:
-        return train_sft.main(sft_config(cfg), world)
-    except config.ConfigError as error:
-        raise config.ConfigError(
-            str(error).replace("--steps", "--sft-steps").replace("--examples", "--sft-examples")
-        ) from None
-
-
-def sft_config(cfg: Config) -> train_sft.Config:
-    """The SFT run inside this run's folder: out/NAME/sft. A run that measures on few tasks does so there
-    too.
-    """
-    return train_sft.Config(
-        name="sft",
-        out=str(Path(cfg.out) / cfg.name),
-        seed=cfg.seed,
-        steps=cfg.small.sft_steps,
-        examples=cfg.small.sft_examples,
-        teacher=cfg.small.sft_teacher,
-        eval_tasks=min(cfg.trace.eval_tasks, train_sft.Config.eval_tasks),
-        max_tokens=min(cfg.max_tokens, train_sft.Config.max_tokens),
-    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,12 @@
-"""nanotriton: train language models, from scratch and in the open, to write Triton GPU kernels."""
+"""nanotriton: train language models, from scratch and in the open, to write Triton GPU kernels.
 
+    from nanotriton import Executor, Verdict, judge
+
+These names are imported when they are asked for, so that `import nanotriton` takes no torch with it.
+docs/library.md shows their use. The training scripts are no part of the package: they run from a checkout.
+"""
+
+import importlib
 import os
 import platform
 import select
@@ -31,10 +38,19 @@ def unread() -> bool:
 
 def is_ours() -> bool:
     """Whether the program is one of this project's, and not somebody's that uses it as a library."""
-    program = getattr(sys.modules["__main__"], "__file__", None)  # with `python -m` there is none yet
-    return sys.argv[:1] == ["-m"] or (
-        program is not None and Path(program).resolve().is_relative_to(Path(__file__).resolve().parents[1])
-    )
+    package = Path(__file__).resolve().parent
+    if sys.argv[:1] == [
+        "-m"
+    ]:  # the module of `python -m` is still being looked for; its name is there already
+        module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
+        return module.split(".")[0] in (package.name, "bench")
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program is None:
+        return False
+    path = Path(program).resolve()
+    if path.parent == package.parent:  # a training script. Of an installed package that is no folder of ours
+        return (package.parent / "pyproject.toml").is_file()
+    return path.is_relative_to(package) or path.is_relative_to(package.parent / "bench")
 
 
 if is_ours():
@@ -60,3 +76,23 @@ if missing := [name for name in ("torch", "triton") if find_spec(name) is None]:
 # default it is so often that a training step on two cores, one of which somebody else wants too, takes 25
 # times as long.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# What the package offers as a library: the name, and the module that it comes from.
+OFFERED = {
+    "Executor": "nanotriton.executor.executor",
+    "Task": "nanotriton.tasks.task",
+    "Verdict": "nanotriton.verdict",
+    "judge": "nanotriton.library",
+    "load_task": "nanotriton.tasks.task",
+}
+__all__ = sorted(OFFERED)
+
+
+def __getattr__(name: str) -> object:
+    if name not in OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(OFFERED[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *OFFERED})

@@ -29,7 +29,8 @@ class LossOptions:
     # bounds of those weights: beyond them a weight is truncated, or its token or sequence is masked
     mismatch_low: Annotated[float, ">= 0"] = 0.0
     mismatch_high: Annotated[float, "> 0"] = 2.0  # the upper one
-    kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start
+    # weight of the KL term to the model at the start; with --model 0
+    kl: Annotated[float, ">= 0"] = 0.1
     # estimator of that term: GRPO's k3, k3 times the live ratio (DeepSeek-V3.2), or k2
     kl_estimator: Literal["k2", "k3", "k3_ratio"] = "k3_ratio"
     entropy_bonus: Annotated[float, ">= 0"] = 0.0  # weight of the entropy, which is then made larger
@@ -48,9 +49,10 @@ class LossOptions:
 class SmallModelOptions:
     """The small model that train_sft.py makes when there is no --model"""
 
-    sft_steps: Annotated[int, ">= 1"] = 540  # optimizer steps of its training (train_sft.py's --steps)
+    sft_steps: Annotated[int, ">= 1"] = 1600  # optimizer steps of its training (train_sft.py's --steps)
     sft_examples: Annotated[int, ">= 1"] = 12000  # pairs that it trains on (train_sft.py's --examples)
-    sft_teacher: Literal["exact", "habits"] = "exact"  # who wrote them (train_sft.py's --teacher)
+    # who wrote them (train_sft.py's --teacher): one that is often wrong leaves GRPO something to mend
+    sft_teacher: Literal["exact", "habits"] = "habits"
 
 
 @dataclass
@@ -60,13 +62,15 @@ class JudgeOptions:
     policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
     mode: Literal["replay", "process"] = "replay"  # how candidates are run
     timeout: Annotated[float, "> 0"] = 10.0  # seconds a candidate may take at each stage
+    # time correct candidates, for a --reward that reads verdict.speedup (replay on a GPU); --speed implies it
+    time: bool = False
 
 
 @dataclass
 class RewardOptions:
     """The reward (nanotriton/reward/reward.py)"""
 
-    # a Python file with reward(verdict, completion, task) -> float | None; empty: 1 for a candidate that is
+    # a Python file with reward(verdict, completion, task) (docs/rewards.md); empty: 1 for a candidate that is
     # Triton and correct, and the next two options
     reward: str = ""
     # credit of a candidate that fails in its values only; one that fails earlier gets less
@@ -77,6 +81,16 @@ class RewardOptions:
     # a control: rewards are permuted within the batch, and success must not rise
     shuffle_rewards: bool = False
 
+    def validate(self) -> None:
+        """ConfigError for options that don't go together."""
+        if self.reward and self.partial:
+            raise ConfigError("--partial: not with --reward, whose file decides what is paid")
+        if self.reward and self.speed:
+            raise ConfigError(
+                "--speed: not with --reward, whose file decides what is paid; "
+                "--time has candidates timed for it"
+            )
+
 
 @dataclass
 class TraceOptions:
@@ -86,5 +100,7 @@ class TraceOptions:
     heldout: str = ""
     # held-out test tasks before and after (2 samples each, and a greedy one)
     eval_tasks: Annotated[int, ">= 0"] = 256
-    eval_every: Annotated[int, ">= 1"] = 65  # steps between measurements on the dev set
+    eval_every: Annotated[int, ">= 1"] = 40  # steps between measurements on the dev set
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
+    tensorboard: bool = False  # also write TensorBoard's events into the run's folder
+    wandb: str = ""  # a project of Weights & Biases to log to as well; WANDB_MODE=offline needs no account

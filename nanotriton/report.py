@@ -44,9 +44,10 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
     samples = total["samples"]
     stats = [part for update in done.updates for part in update.stats]
     policy = grpo.summarize(stats, run.world.all_sum, run.world.all_max)
+    parts = mean_parts(done.episodes, total["scored"], run.world)
     run.samples(e.row(step, "train") for e in done.episodes)
 
-    shown = ["reward"]
+    shown = ["reward", *parts]
     if total["scored"] < samples:  # our failure, or the task's: samples.jsonl says which
         shown.append("scored")
     shown += ["spread", "length"]
@@ -59,6 +60,7 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
         shown,
         samples=int(samples),
         reward=total["reward"] / max(total["scored"], 1),
+        **parts,
         spread=total["spread"] / samples,
         length=total["length"] / samples,
         truncated=total["truncated"] / samples,
@@ -70,6 +72,20 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
         norm=sum(update.norm for update in done.updates) / len(done.updates),
         statuses={s: int(total[s]) for s in sorted(STATUSES) if total[s]},
     )
+
+
+def mean_parts(episodes: list[Episode], scored: float, world: World) -> dict[str, float]:
+    """The mean of each named part of the reward over the `scored` samples of all ranks, as reward/NAME.
+
+    A sample without that part has 0 of it, so the means add up to the mean reward.
+    """
+    sums: Counter[str] = Counter()  # whose update() adds, and keeps what is negative
+    for episode in episodes:
+        sums.update(episode.parts)
+    everywhere: Counter[str] = Counter()
+    for rank in world.gather(sums):
+        everywhere.update(rank)
+    return {f"reward/{name}": value / max(scored, 1) for name, value in everywhere.items()}
 
 
 def totals(episodes: list[Episode], world: World) -> dict[str, float]:
@@ -100,7 +116,7 @@ def summary(run: Run, cfg: Any) -> dict:
     tests = [r for r in run.read() if r["stage"] == "grpo/test"]
     out = {
         f"{name}_{when}": row[key]
-        for when, row in zip(("before", "after"), tests)
+        for when, row in zip(("before", "after"), [*tests[:1], *tests[1:][-1:]])  # a run may have grown
         for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
     }
     sft = run.folder / "sft" / "summary.json"

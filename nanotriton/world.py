@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanotriton.config import ConfigError
+from nanotriton.executor.processes import cores
 
 T = TypeVar("T")
 
@@ -116,11 +117,6 @@ def setup() -> World:
             torch.cuda.device_count()
             os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return World(rank, size, local, device)
-
-
-def cores() -> int:
-    """This rank's share of the machine's."""
-    return len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 @contextlib.contextmanager

@@ -12,28 +12,9 @@ from nanotriton.reward.reward import reward_function
 from nanotriton.rollout import Episode
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
-from nanotriton.world import World
+from tests.ranks import Ranks
 
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
-
-
-class Ranks:
-    """`size` ranks that are threads: gather waits for all of them."""
-
-    def __init__(self, size: int):
-        self.size, self.slots, self.barrier = size, [None] * size, threading.Barrier(size)
-
-    def world(self, rank: int) -> World:
-        world = World(rank, self.size)
-        object.__setattr__(world, "gather", lambda x: self.gather(rank, x))
-        return world
-
-    def gather(self, rank: int, x: object) -> list:
-        self.slots[rank] = x
-        self.barrier.wait(10)
-        out = list(self.slots)
-        self.barrier.wait(10)
-        return out
 
 
 def fake_rollout(tasks, n, *_, seeds, clock, **__):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nanotriton import run
+from nanotriton import heldout
 from nanotriton.log import Log, bar, smooth
 
 
@@ -107,6 +107,26 @@ def test_curves_are_drawn_from_few_rows_or_many(tmp_path):
     assert not list(tmp_path.glob("*.tmp*"))
 
 
+def test_curves_are_drawn_while_the_run_goes_on(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("nanotriton.log.time.monotonic", lambda: now)
+    drawn = []
+
+    def draw(rows, path):
+        nonlocal now
+        drawn.append((now, len(rows)))
+        now += 2.0  # what a drawing costs
+
+    monkeypatch.setattr("nanotriton.log.draw", draw)
+    log = Log(tmp_path)
+    for step in range(1, 31):
+        now += 10.0
+        fill(log, range(step, step + 1))
+    assert drawn == [(130.0, 3), (232.0, 13), (334.0, 23)]  # 2 of each 100 seconds
+    log.plot()  # after the end, whenever it was drawn last
+    assert len(drawn) == 4 and drawn[-1][1] == 30
+
+
 def test_smooth_is_a_mean_from_the_first_value_on():
     assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
 
@@ -138,9 +158,10 @@ def test_progress_in_a_log_file_is_a_line_now_and_then(capsys, monkeypatch):
 
 def test_the_error_of_held_out_success_is_clustered_by_task():
     """The two samples of a task are alike: as independent ones, 256 tasks at 0.6 would seem sure to 0.022."""
-    assert doctest.testmod(run, optionflags=doctest.ELLIPSIS) == (0, 1)
+    assert doctest.testmod(heldout, optionflags=doctest.ELLIPSIS) == (0, 1)
     alike = [[[True, True]] * 154, [[False, False]] * 102]  # of two ranks
-    assert run.clustered_error(alike) == pytest.approx((0.6016 * 0.3984 / 255) ** 0.5, rel=1e-3)
+    assert heldout.clustered_error(alike) == pytest.approx((0.6016 * 0.3984 / 255) ** 0.5, rel=1e-3)
     unlike = [[[True, False]] * 256]
-    assert run.clustered_error(unlike) == 0.0
-    assert run.clustered_error([[[], [True, True]]]) == run.clustered_error([[]]) == 0.0  # nothing to compare
+    assert heldout.clustered_error(unlike) == 0.0
+    for nothing_to_compare in ([[[], [True, True]]], [[]]):
+        assert heldout.clustered_error(nothing_to_compare) == 0.0

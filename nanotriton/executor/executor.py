@@ -37,6 +37,7 @@ from nanotriton.executor.processes import (
     Base,
     Process,
     ask_for_worker,
+    cores,
     end_processes,
     make_root,
     read_card,
@@ -70,7 +71,7 @@ class Executor:
     device: cpu, cuda or cuda:N, where candidates run.
     mode: "replay", "process" or None. None is replay, and on a GPU process mode for candidates that can't be
         recorded, where the policy lets it.
-    workers: judging processes. By default there is one for every core but one.
+    workers: judging processes. By default there is one for every core of this process's share but one.
     policy: the rules that candidates obey (rules/policy.py).
     timeout: seconds for each stage of a candidate, counted from the stage's start.
     time: time correct candidates (on a GPU).
@@ -106,7 +107,7 @@ class Executor:
         self.policy = check_policy(policy)
         self.timeout = timeout
         self.time = time
-        self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)
+        self.workers = workers or max(1, cores() - 1)
         self.depth = depth
         self.memory = int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
@@ -127,7 +128,7 @@ class Executor:
         self._failed_starts = 0
         self._next_id = 0
         self._groups: list[int] = []  # process groups, for the last resort
-        self._finalizer = weakref.finalize(self, end_processes, self._groups, self.root)
+        self._finalizer = weakref.finalize(self, end_processes, self._groups, self.root, os.getpid())
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self._thread.start()
 
@@ -329,6 +330,7 @@ class Executor:
         self._worker_died(process)
         if stage in ("task", "judge"):
             status, message = "unsupported", "the reference itself takes too long here"
+            stage = "task"  # it says nothing of the candidate
         else:
             status, message = "timeout", f"{stage}: not done after {self.timeout:g} s"
         self._finish(entry, status, message, stage)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import deque
@@ -86,6 +87,11 @@ class Base:
     unnamed: deque[Process] = field(default_factory=deque)  # workers asked for, in order
 
 
+def cores() -> int:
+    """This process's share of the machine's cores: torchrun and its like say how many were started here."""
+    return len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def visible_devices(index: int | None) -> str | None:
     """CUDA_VISIBLE_DEVICES of processes that may use GPU `index`, counted among those that this process sees.
 
@@ -106,7 +112,9 @@ def environment(folder: str) -> dict[str, str]:
     env = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     env |= {"HOME": folder, "TMPDIR": folder}
-    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # else it is found anyway
+        env["PYTHONPATH"] = root
     env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     return env
 
@@ -234,8 +242,13 @@ def make_root() -> tuple[str, int]:
     return root, fd
 
 
-def end_processes(groups: list[int], root: str) -> None:
-    """Kill every process of these groups, wait until their part of a GPU is free, and remove the folder."""
+def end_processes(groups: list[int], root: str, owner: int) -> None:
+    """Kill every process of these groups, wait until their part of a GPU is free, and remove the folder.
+
+    owner: the process that started them. A fork of it, which ends sooner, leaves them alone.
+    """
+    if os.getpid() != owner:
+        return
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)

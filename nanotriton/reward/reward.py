@@ -1,12 +1,10 @@
-"""A verdict becomes a number, here and nowhere else. Change this function, or name a file of your own on the
-command line.
+"""A verdict becomes a number, here and nowhere else. Change `reward`, or name a file of your own on the
+command line (docs/rewards.md).
 
 Default: 1 if the candidate is Triton and right, else 0. The executor applies the rules
-(nanotriton/rules/rules.py) before and after it runs a
-candidate, so `correct` under policy strict means both.
+(nanotriton/rules/rules.py) before and after it runs a candidate, so `correct` under policy strict means both.
 """
 
-import functools
 import importlib.util
 import inspect
 import math
@@ -20,6 +18,10 @@ from nanotriton.config import ConfigError
 from nanotriton.options import RewardOptions
 from nanotriton.reward import execution
 from nanotriton.verdict import Verdict
+
+# What a reward function returns: a number, or named parts that add up to it, or None for a sample that leaves
+# the batch.
+Value = float | dict[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -67,22 +69,96 @@ def reward_config(options: RewardOptions) -> RewardConfig:
     return RewardConfig(partial=options.partial, speed=options.speed)
 
 
-def reward_function(options: RewardOptions) -> Callable[[Verdict, str, Any], float | None]:
-    """(verdict, completion, task) -> the reward, or None for a sample that leaves the batch."""
+@dataclass(frozen=True)
+class RewardFunction:
+    """(verdict, completion, task) -> the reward.
+
+    noise: what the noise of the clock alone may change a reward by (see RewardConfig.noise).
+    path: the file that the function comes from, if it does.
+    """
+
+    function: Callable[[Verdict, str, Any], Value]
+    noise: float = 0.0
+    path: Path | None = None
+
+    def __call__(self, verdict: Verdict, completion: str, task: Any) -> Value:
+        """ConfigError (one line) where a user's function raises, or returns what is no reward."""
+        if self.path is None:
+            return self.function(verdict, completion, task)
+        try:
+            value = self.function(verdict, completion, task)
+        except Exception as error:
+            raise ConfigError(
+                f"--reward {self.path}{line_in(error, self.path)}: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            return checked(value)
+        except ValueError as error:
+            raise ConfigError(f"--reward {self.path}: {error}") from None
+
+
+def total(value: Value) -> float | None:
+    """The number that a reward comes to: the sum of its parts, if it has parts.
+
+    >>> total({"correct": 1.0, "speed": 0.5}), total(1.0), total(None)
+    (1.5, 1.0, None)
+    """
+    return sum(value.values()) if isinstance(value, dict) else value
+
+
+def checked(value: Any) -> Value:
+    """A reward as floats. ValueError (one line) for anything but a finite number, named ones, or None: a NaN
+    would spread over its whole group.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return finite(value)
+    if not value or not all(isinstance(name, str) and name for name in value):
+        raise ValueError(f"{EXPECTED}; it returned {value!r}")
+    return {name: finite(part) for name, part in value.items()}
+
+
+EXPECTED = "reward() must return a finite number, a dict of named ones, or None"
+
+
+def finite(value: Any) -> float:
+    """The value as a float. ValueError (one line) if it is no finite number."""
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{EXPECTED}; it returned {value!r}")
+    return number
+
+
+def line_in(error: Exception, path: Path) -> str:
+    """ ", line N" for the last line of this file that an error passed through, or ""."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).resolve() == path.resolve()
+    ]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def reward_function(options: RewardOptions) -> RewardFunction:
+    """The reward that the options ask for. ConfigError (one line) if its file can't be used."""
     if not options.reward:
         config = reward_config(options)
-        return lambda verdict, completion, task: reward(verdict, config)
+        return RewardFunction(lambda verdict, completion, task: reward(verdict, config), config.noise)
     try:
         return load_reward(options.reward)
     except ValueError as error:
         raise ConfigError(f"--reward {error}") from None
 
 
-def load_reward(path: str | Path) -> Callable:
-    """A user's own reward: a Python file that defines `reward(verdict, completion, task) -> float | None`.
+def load_reward(path: str | Path) -> RewardFunction:
+    """A user's own reward: a Python file that defines `reward(verdict, completion, task)` -> Value.
 
-    It is the user's code and runs in the training process. Raises ValueError (one line) when it can't be
-    used.
+    It may define NOISE too, a number (see RewardFunction). It is the user's code and runs in the training
+    process. Raises ValueError (one line) when it can't be used.
     """
     path = Path(path)
     if not path.is_file():
@@ -102,29 +178,7 @@ def load_reward(path: str | Path) -> Callable:
         inspect.signature(function).bind(None, None, None)
     except TypeError as error:
         raise ValueError(f"{path}: reward(verdict, completion, task): {error}") from None
-    return functools.partial(checked, function, path)
-
-
-def checked(function: Callable, path: Path, verdict: Verdict, completion: str, task: Any) -> float | None:
-    """What a user's reward returns. ConfigError unless it is None or a finite number: a NaN would spread over
-    its whole group."""
-    try:
-        value = function(verdict, completion, task)
-    except Exception as error:
-        lines = [
-            f.lineno
-            for f in traceback.extract_tb(error.__traceback__)
-            if Path(f.filename).resolve() == path.resolve()
-        ]
-        raise ConfigError(
-            f"--reward {path}{f', line {lines[-1]}' if lines else ''}: {type(error).__name__}: {error}"
-        ) from error
-    try:
-        number = None if value is None or isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        number = None
-    if value is not None and (number is None or not math.isfinite(number)):
-        raise ConfigError(
-            f"--reward {path}: reward() must return a finite number or None; it returned {value!r}"
-        )
-    return number
+    noise = getattr(module, "NOISE", 0.0)
+    if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < math.inf:
+        raise ValueError(f"{path}: NOISE must be a finite number, 0 or above; it is {noise!r}")
+    return RewardFunction(function, float(noise), path)

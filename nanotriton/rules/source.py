@@ -118,6 +118,12 @@ class Source:
             return None
         return ".".join([self.imports[node.id], *reversed(parts)])
 
+    def uses(self, module: str) -> bool:
+        """Whether an expression spells a path in a module, or a name that was imported from it."""
+        below = module + "."
+        spelled = (self.path(node) or "" for node in self.nodes[ast.Attribute])
+        return any((path + ".").startswith(below) for path in [*self.imports.values(), *spelled])
+
     def is_jit(self, node: ast.AST) -> bool:
         """Whether an expression, or the function that it calls, is triton.jit: `@jit`, `@triton.jit(...)`."""
         function = node.func if isinstance(node, ast.Call) else node
@@ -166,27 +172,3 @@ class Source:
             if attribute == "apply":
                 return self.units.get(owner, [])
         return []
-
-
-def always_executed(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a function's body that run on every call.
-
-    A node in a branch, a handler, a nested function or a lambda is not among them.
-    """
-    todo: list[ast.AST] = list(reversed(body))
-    while todo:
-        node = todo.pop()
-        yield node
-        todo += reversed(_always_executed_children(node))
-
-
-def _always_executed_children(node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, ast.If | ast.IfExp | ast.While):
-        return [node.test]
-    if isinstance(node, ast.Try):
-        return [*node.body, *node.finalbody]
-    if isinstance(node, ast.BoolOp):
-        return node.values[:1]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda | ast.Match | ast.Assert):
-        return []
-    return list(ast.iter_child_nodes(node))

@@ -6,10 +6,12 @@ values that it yields are put together again.
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from .analysis import captured, cost, walk
+from .hints import Check, promise, promised
 from .numbers import DTYPE
 from .ops import Descriptor, check, constant
 from .tensor import build
@@ -87,6 +89,14 @@ def put(v: list, slots: list[int], values) -> None:
         v[slot] = x
 
 
+class Part(NamedTuple):
+    """A block's steps with their operations; what the block costs, once and for each program."""
+
+    steps: list[tuple[Op, Step]]
+    fixed: int
+    each: int
+
+
 class Body:
     """A function's blocks as steps. Called with a frame and arguments it returns the values of tt.return.
 
@@ -113,6 +123,7 @@ class Body:
         if not function.body:
             raise Unsupported(f"function {function.name[:40]} without a body")
         self.limit()
+        self.parts: dict[int, Part] = {}  # of every block, by its id
         self.blocks = {block.label: (block, *self.block(block)) for block in function.body}
         self.live += self.callee_live
         self.limit()
@@ -151,15 +162,20 @@ class Body:
             raise ParseError(f"TTIR line {end.line}: {end.name} in the wrong place")
         if end.name.startswith("cf."):
             self.branch(end)
-        steps = []
+        steps, part = [], []
         for op in block.ops[:-1]:
             value = constant(op)
             if value is not None:
                 self.template[op.results[0]] = value
-            elif (step := self.step(op)) is not None:
+            step = self.step(op) if value is None else None
+            if len(op.results) == 1:
+                step = promised(op, step, op.rtypes[0])
+            if step is not None:
                 steps.append(step)
+                part.append((op, step))
         fixed = STEP * (1 + len(steps))
         each = 1 + sum(map(cost, block.ops[:-1]))
+        self.parts[id(block)] = Part(part, fixed, each)
 
         def run(v, frame):
             frame.evaluation.spend(fixed + each * frame.n)
@@ -264,11 +280,14 @@ class Body:
         check(op.otypes[:3] == [kind] * 3, op)
         self.agree(op, inits, args, ends, outs)
         dtype = DTYPE[kind.elem]
+        tests = self.promises(op, [counter, *args])
 
         def iterate(frame: Frame, count: np.ndarray, values: Values) -> Values:
             v = frame.v
             v[counter] = count.astype(dtype)
             put(v, args, values)
+            for slot, test in tests:
+                test(v[slot], frame)
             run(v, frame)
             return [v[slot] for slot in ends]
 
@@ -292,6 +311,11 @@ class Body:
             put(v, outs, merge(parts, frame.n))
 
         return step
+
+    def promises(self, op: Op, args: list[int]) -> list[tuple[int, Check]]:
+        """[(slot, check)] of a loop's block arguments of which it promises something."""
+        found = [(slot, promise(op, self.f.types[slot], f"_arg{i}")) for i, slot in enumerate(args)]
+        return [(slot, test) for slot, test in found if test is not None]
 
     def scf_while(self, op: Op) -> Step:
         (before, test), (after, ends) = (self.region(region) for region in op.regions)
