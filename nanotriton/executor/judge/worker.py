@@ -34,6 +34,7 @@ from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
+from nanotriton.executor.judge.module import Interruption
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import ContextLost, Reference
 from nanotriton.executor.judge.room import Room
@@ -77,9 +78,8 @@ MODES = {
 }
 
 
-class Overtime(BaseException):
-    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of
-    its own."""
+class Overtime(Interruption):
+    """A stage's limit has passed."""
 
 
 def prepare(flavour: str, card: Card) -> None:
