@@ -179,7 +179,7 @@ REFUSED = {  # name: (source, line of the violation or None, words of the messag
     "attributes in a format": (module("s = '{0.f_back}'.format(x)\n" + LAUNCH), 19, "format"),
     "a nested field in a format": (module("s = '{:{0.f_back}}'.format(x)\n" + LAUNCH), 19, "format"),
     "a broken format": (module("s = '{'.format(x)\n" + LAUNCH), 19, "format"),
-    "a format that is computed": (module("s = ('{0' + '.a}').format(x)\n" + LAUNCH), 19, "format"),
+    "a format that is computed": (module("s = ('{0' + '.f_back}').format(x)\n" + LAUNCH), 19, "format"),
     "annotations evaluated": (
         module("import typing\ntyping.get_type_hints(x)\n" + LAUNCH),
         20,
@@ -207,9 +207,7 @@ REFUSED = {  # name: (source, line of the violation or None, words of the messag
     "relative import": (module(LAUNCH, "from . import other\n"), 12, "relative"),
     "another kernel library": (module(LAUNCH, "import flash_attn\n"), 12, "flash_attn"),
     "cpp extension": (module("torch.utils.cpp_extension.load_inline('x')\n" + LAUNCH), 19, "cpp_extension"),
-    "torch.compile": (module("return torch.compile(F.relu)(x)\n" + LAUNCH), 19, "torch.compile"),
     "cuda graph": (module("g = torch.cuda.CUDAGraph()\n" + LAUNCH), 19, "CUDAGraph"),
-    "stream": (module("s = torch.cuda.Stream()\n" + LAUNCH), 19, "Stream"),
     "patched torch": (module("torch.allclose = lambda *a: True\n" + LAUNCH), 19, "torch.allclose"),
     "patched method": (module("torch.Tensor.__eq__ = lambda *a: True\n" + LAUNCH), 19, "__eq__"),
     "patched by setattr": (module("setattr(torch, 'allclose', None)\n" + LAUNCH), 19, "torch"),

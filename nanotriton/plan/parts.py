@@ -38,7 +38,14 @@ DTYPES = {
         torch.float8_e5m2,
     )
 }
-OPTIONS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "launch_cooperative_grid": False}
+OPTIONS = {
+    "num_warps": 4,
+    "num_stages": 3,
+    "num_ctas": 1,
+    "maxnreg": None,
+    "launch_cooperative_grid": False,
+    "enable_fp_fusion": True,
+}
 # Locations and device_print in TTIR, up to two brackets deep.
 _NOT_COMPILED = re.compile(
     r"^#loc.*\n|^ *tt\.print .*\n| loc\((?:[^()\n]|\([^()\n]{0,200}\)){0,200}\)", re.MULTILINE

@@ -114,8 +114,8 @@ def _check_kernel(kernel: Kernel) -> None:
     registers = options["maxnreg"]
     good = registers is None or (type(registers) is int and 16 <= registers <= 255)
     check(good, f"{name}: maxnreg is from 16 to 255")
-    cooperative = options["launch_cooperative_grid"]
-    check(type(cooperative) is bool, f"{name}: launch_cooperative_grid is a boolean")
+    for switch in ("launch_cooperative_grid", "enable_fp_fusion"):
+        check(type(options[switch]) is bool, f"{name}: {switch} is a boolean")
     kernel.signature = signature(kernel.ttir, name)
 
 

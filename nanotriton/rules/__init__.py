@@ -17,6 +17,7 @@ Who may import it. The executor, the trainer, the benchmarks and the audit may. 
     source.py         a candidate's text, with its imports, definitions and kernels looked up
     source_rules.py   rules on the text
     hidden_code.py    the rule against code that hides what it runs
+    texts.py          which texts an expression may be
     constants.py      which expressions of a function hold no data
     plan_rules.py     rules on the plan
     names.py          the lists of names behind the rules

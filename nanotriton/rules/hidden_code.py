@@ -1,12 +1,14 @@
 """The rule on code that hides the code it runs: exec, computed attribute names, ways into the interpreter."""
 
 import ast
+import re
 import symtable
 from string import Formatter
 
 from nanotriton.rules import names
 from nanotriton.rules.policy import Violation
 from nanotriton.rules.source import Source
+from nanotriton.rules.texts import Texts
 
 
 def hidden_code(source: Source) -> Violation | None:
@@ -51,30 +53,30 @@ def _banned_attribute(source: Source) -> Violation | None:
         dunder = _is_dunder(name) and name not in names.DUNDER_ATTRIBUTES
         if dunder or name in names.BANNED_ATTRIBUTES:
             return Violation(node.lineno, f".{name} is not allowed: it reaches into the interpreter")
-        if name in ("format", "format_map") and not _plain_template(node):
+        if name in ("format", "format_map") and not _plain_template(source, node):
             message = f".{name} of this text is not allowed: its fields can reach attributes; use an f-string"
             return Violation(node.lineno, message)
     return None
 
 
-def _plain_template(node: ast.AST) -> bool:
-    """Whether `node` is `"...".format` of a harmless literal.
+def _plain_template(source: Source, node: ast.AST) -> bool:
+    """Whether `node` is `text.format` of a harmless text that the source tells."""
+    texts = Texts(source).of(node.value) if isinstance(node, ast.Attribute) else None
+    return texts is not None and all(_harmless(text) for text in texts)
 
-    The literal's fields name no attribute and no index, and are not nested.
-    """
-    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Constant):
-        return False
-    text = node.value.value
-    if not isinstance(text, str):
-        return False
+
+def _harmless(template: str, nested: bool = False) -> bool:
+    """Whether the fields of a template lead to no private and no banned attribute."""
     try:
-        fields = list(Formatter().parse(text))
+        fields = list(Formatter().parse(template))
     except ValueError:  # it is no template at all
         return False
     for _, field, spec, _ in fields:
-        reaches = "." in (field or "") or "[" in (field or "")
-        if reaches or "{" in (spec or ""):
-            return False
+        for name in re.findall(r"\.([^.\[]*)", field or ""):
+            if name.startswith("_") or name in names.BANNED_ATTRIBUTES:
+                return False
+        if spec and (nested or not _harmless(spec, nested=True)):
+            return "{" not in spec
     return True
 
 
@@ -89,7 +91,7 @@ def _computed_name(source: Source) -> Violation | None:
 
 
 def _spells_name(source: Source, call: ast.Call) -> bool:
-    """Whether a call such as getattr(x, "name") is as good as x.name.
+    """Whether a call such as getattr(x, "name") is as good as x.name, for each name that it may be given.
 
     Layers are numbered, so a name may be computed if it can be none that is banned. Of a module it may not.
     """
@@ -97,10 +99,19 @@ def _spells_name(source: Source, call: ast.Call) -> bool:
     if not reflects or len(call.args) < 2:
         return False
     owner, key = call.args[:2]
-    name = key.value if isinstance(key, ast.Constant) else None
-    if isinstance(name, str):
-        return name not in names.BANNED_ATTRIBUTES and not _is_dunder(name)
-    return name is None and source.path(owner) is None and not _may_be_banned(_start(key))
+    path = source.path(owner)
+    texts = None if isinstance(key, ast.BinOp) else Texts(source).of(key)  # nobody adds a name up to be read
+    if texts is not None:
+        return not any(_is_banned(path, name) for name in texts)
+    literal = isinstance(key, ast.Constant)
+    return not literal and path is None and not _may_be_banned(_start(key))
+
+
+def _is_banned(path: str | None, name: str) -> bool:
+    """Whether an attribute may not be used: of any object, or of the module with this path."""
+    if name in names.BANNED_ATTRIBUTES or _is_dunder(name):
+        return True
+    return path is not None and names.refused(f"{path}.{name}", importing=False) is not None
 
 
 def _start(key: ast.AST) -> str:

@@ -31,29 +31,47 @@ MODULES = words("""
     torch.nn torch.autograd torch.amp torch.types torch.library torch.testing torch.profiler torch.Tensor
     torch.cuda torch.backends torch.utils._triton torch.utils._pytree torch.utils.checkpoint
     torch.utils.benchmark torch.version torch.special torch.linalg torch.fft torch.optim torch.random
-    torch.overrides torch.functional torch.distributions torch.nested torch.sparse torch.ao
-    torch._inductor.runtime.triton_helpers torch._inductor.runtime.hints torch._C._cuda_getCurrentRawStream
-    torch._C._dynamo.guards triton __future__ abc bisect collections contextlib copy cmath dataclasses decimal
-    enum fractions functools heapq itertools json logging math numbers numpy packaging random re textwrap time
-    typing typing_extensions warnings
+    torch.overrides torch.functional torch.accelerator torch.compiler torch.distributions torch.nested
+    torch.sparse torch.ao torch._inductor.runtime.triton_helpers torch._inductor.runtime.hints
+    torch._C._cuda_getCurrentRawStream torch._C._dynamo.guards triton __future__ abc argparse bisect
+    collections contextlib copy cmath dataclasses datetime decimal enum fractions functools hashlib heapq
+    itertools json logging math numbers numpy packaging pprint random re statistics struct textwrap time
+    typing typing_extensions warnings weakref
 """)
 STAR_MODULES = words("math typing")
 # Of these modules only these attributes may be used.
 PARTS = {
-    "os": words("environ getenv linesep sep cpu_count"),
+    "os": words("environ getenv linesep sep cpu_count path"),
     "sys": words("version version_info maxsize platform float_info byteorder"),
     "types": words("SimpleNamespace MappingProxyType NoneType"),
-    "operator": words("itemgetter mul add sub floordiv truediv mod neg index"),
+    "operator": words("""
+        abs add and_ concat contains countOf eq floordiv ge getitem gt index indexOf inv invert is_ is_not
+        itemgetter le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift sub truediv truth xor
+    """),
     "inspect": words("signature Parameter"),
+    "threading": words("Lock RLock local get_ident"),
+    "importlib": words("util metadata"),
+    "importlib.util": words("find_spec"),
+    "importlib.metadata": words("version PackageNotFoundError"),
+    # These mark functions for compilers. While recording, a function is called as it is.
+    "torch.jit": words("""
+        script script_if_tracing trace ignore unused export is_scripting is_tracing annotate Final interface
+    """),
+    "torch._dynamo": words("""
+        disable is_compiling allow_in_graph disallow_in_graph forbid_in_graph graph_break mark_static
+        mark_dynamic maybe_mark_dynamic mark_static_address assume_constant_result nonstrict_trace reset
+        config
+    """),
+    "triton.compiler": words("errors CompilationError"),
 }
 # Parts of admitted modules that load, compile, capture or run code that the rules can't see.
 REFUSED = words("""
-    torch.compile torch.jit torch.load torch.save torch.hub torch.package torch.classes torch.serialization
-    torch.multiprocessing torch.export torch.func.functional_call torch.from_file torch._dynamo torch._export
-    torch.ops.load_library torch.cuda.CUDAGraph torch.cuda.Stream torch.cuda.stream torch.cuda.ExternalStream
-    torch.cuda.Event torch.Stream torch.cuda.graph torch.cuda.graphs torch.cuda.make_graphed_callables
-    torch.cuda.jiterator torch.cuda.nvrtc torch.cuda.cudart torch.utils.cpp_extension torch.utils.data
-    torch.utils.dlpack torch.utils.model_zoo triton.compile triton.compiler triton.backends
+    torch.load torch.save torch.hub torch.package torch.classes torch.serialization
+    torch.multiprocessing torch.export torch.func.functional_call torch.from_file torch._export
+    torch.ops.load_library torch.cuda.CUDAGraph torch.cuda.graph torch.cuda.graphs
+    torch.cuda.make_graphed_callables torch.cuda.jiterator torch.cuda.nvrtc torch.cuda.cudart
+    torch.utils.cpp_extension torch.utils.data torch.utils.dlpack torch.utils.model_zoo
+    triton.compile triton.backends
     triton.tools.compile triton.tools.link triton.tools.disasm triton._C triton._internal_testing
     triton.runtime.interpreter triton.runtime.build triton.runtime.cache triton.knobs triton.experimental
     numpy.ctypeslib numpy.load numpy.save numpy.fromfile numpy.memmap numpy.f2py numpy.distutils numpy.lib
@@ -64,7 +82,8 @@ REFUSED = words("""
 # Names internal to a module that real kernels use all the same: by path, and by name wherever it stands.
 INTERNAL = frozenset(path for path in MODULES if "._" in path)
 _PRIVATE_FUNCTIONS = words("""
-    _assert _int_mm _scaled_mm _weight_norm _softmax _log_softmax _reinterpret_tensor _DeviceGuard
+    _assert _check _check_is_size _check_type _check_value _int_mm _scaled_mm _weight_norm _softmax
+    _log_softmax _reinterpret_tensor _DeviceGuard
 """)
 # names that layers copied from torch.nn take from there
 _PRIVATE_OF_LAYERS = words("""
@@ -87,10 +106,8 @@ def refused(path: str, importing: bool) -> str | None:
     importing: the path stands in an import statement, not in an expression.
     """
     root, *rest = path.split(".")
-    if root in PARTS:
-        if rest and rest[0] not in PARTS[root]:
-            return f"{path} is not allowed; of {root}, only {', '.join(sorted(PARTS[root]))}"
-        return None
+    if (owner := _partial(path)) is not None:
+        return _refused_part(path, owner, importing)
     if root in rest:  # torch.torch, nn.modules.module.torch: the same module again
         last = len(rest) - rest[::-1].index(root)
         return refused(".".join([root, *rest][last:]), importing)
@@ -106,6 +123,21 @@ def refused(path: str, importing: bool) -> str | None:
     return None
 
 
+def _partial(path: str) -> str | None:
+    """The longest of PARTS that a dotted path is, or is below, or None."""
+    owners = [owner for owner in PARTS if path == owner or path.startswith(owner + ".")]
+    return max(owners, key=len, default=None)
+
+
+def _refused_part(path: str, owner: str, importing: bool) -> str | None:
+    """As `refused`, of a path at or below one of PARTS."""
+    first = path.removeprefix(owner).strip(".").split(".")[0]
+    if first in PARTS[owner] or (not first and importing):
+        return None
+    what = path if first else f"{path} (all of it)"
+    return f"{what} is not allowed; of {owner}, only {', '.join(sorted(PARTS[owner]))}"
+
+
 def _may_import(path: str) -> bool:
     """Whether the path is torch, a public name of torch itself, or under a module of the list."""
     if path == "torch" or _under(path, MODULES):
@@ -119,7 +151,12 @@ def _is_private(name: str) -> bool:
 
 
 def _used_all_the_same(path: str) -> bool:
-    """Whether an internal path is one of INTERNAL, below one, or on the way to one."""
+    """Whether an internal path is one of INTERNAL, below one, or on the way to one.
+
+    What a kernel calls of triton.language is in its TTIR, whatever its name.
+    """
+    if path.startswith("triton.language."):
+        return True
     return _under(path, INTERNAL) or any(known.startswith(path + ".") for known in INTERNAL)
 
 

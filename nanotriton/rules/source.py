@@ -118,6 +118,12 @@ class Source:
             return None
         return ".".join([self.imports[node.id], *reversed(parts)])
 
+    def uses(self, module: str) -> bool:
+        """Whether an expression spells a path in a module, or a name that was imported from it."""
+        below = module + "."
+        spelled = (self.path(node) or "" for node in self.nodes[ast.Attribute])
+        return any((path + ".").startswith(below) for path in [*self.imports.values(), *spelled])
+
     def is_jit(self, node: ast.AST) -> bool:
         """Whether an expression, or the function that it calls, is triton.jit: `@jit`, `@triton.jit(...)`."""
         function = node.func if isinstance(node, ast.Call) else node

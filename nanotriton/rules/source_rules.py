@@ -7,11 +7,13 @@ from nanotriton.rules.constants import Constants
 from nanotriton.rules.policy import Violation
 from nanotriton.rules.source import Source, always_executed, mentions, walk
 
+SWITCHES = ("torch.backends.", "torch._dynamo.config.", "os.environ")
+
 
 def patched_module(source: Source) -> Violation | None:
     """No assignment to a member of an imported module (`torch.allclose = ...`).
 
-    torch.backends' own switches and os.environ may be set.
+    Switches that others have may be set: torch.backends', torch._dynamo.config's, os.environ's.
     """
     written = []
     for node in source.nodes[ast.Attribute]:
@@ -22,7 +24,7 @@ def patched_module(source: Source) -> Violation | None:
         if sets and call.args:
             written.append((call, source.path(call.args[0])))
     for node, path in written:
-        if path and not path.startswith(("torch.backends.", "os.environ")):
+        if path and not path.startswith(SWITCHES):
             message = f"assigning to {path} is not allowed: it changes the code of others"
             return Violation(node.lineno, message)
     return None
@@ -64,7 +66,7 @@ def _used(source: Source) -> list[tuple[ast.AST, str]]:
             found.append((node, path))
     for node in source.nodes[ast.Name]:
         if source.imports.get(node.id) in names.PARTS and id(node) not in inner:
-            found.append((node, f"{node.id}.(all of it)"))
+            found.append((node, source.imports[node.id]))
     return found
 
 
@@ -75,7 +77,9 @@ def no_kernel(source: Source, entry: str | None) -> Violation | None:
     decorated = {node.name for node in source.nodes[ast.FunctionDef] if _own_decorator(source, node)}
     mentioned = decorated & source.kernels
     launches = False
-    for unit in source.reachable(entry):
+    # an operator that is registered with torch.library is called by another name than its function's
+    start = None if source.uses("torch.library") else entry
+    for unit in source.reachable(start):
         nodes = walk(unit)
         mentioned |= mentions(nodes) & source.kernels
         launches = launches or any(source.is_launch(node) for node in nodes)

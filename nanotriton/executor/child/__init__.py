@@ -18,6 +18,10 @@ forked from, so the code here knows no reference, no seed and no answer.
     recorder.py      import the file, build ModelNew, run forward on tensors without data
     tape.py          the plan under construction, and which tensors are "on the GPU" in it
     fake_torch.py    PyTorch without a GPU: every ATen call is written down
+    fake_cuda.py     torch.cuda and its relatives: questions about the GPU have answers
+    streams.py       streams and events; work that nobody waits for
+    addresses.py     what data_ptr() answers
+    operators.py     operators that a candidate registers with torch.library
     fake_triton.py   Triton without a GPU: every launch is lowered to TTIR and written down
     process.py       target of process mode: run the candidate for real, on a GPU
     script.py        target for whole files with tests of their own

@@ -8,21 +8,15 @@ The installed torch need not be built with CUDA.
 """
 
 import re
-import sys
-from collections.abc import Callable
-from dataclasses import asdict
-from types import SimpleNamespace
-from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from nanotriton.executor.child import addresses, operators
 from nanotriton.executor.child.tape import CUDA, META, Tape
-from nanotriton.executor.common.card import Card
 from nanotriton.plan.aten import ALLOWED, encode
 
 CPU = torch.device("cpu")
@@ -85,9 +79,11 @@ class Functions(TorchFunctionMode):
             if args and type(args[0]) is int:
                 return torch.device("cuda", args[0])
             return func(*args, **kwargs)
-        if (operator := _registered(func)) is not None:
+        if (operator := operators.implementation(func)) is not None:
             with self:
                 return operator(*args, **kwargs)
+        if not tape.building and tape.addresses.among(args, kwargs):
+            tape.unrecordable(addresses.TABLE)
         first = args[0] if args and isinstance(args[0], Tensor) else None
         on_cuda = first is not None and tape.on_cuda(first)
         if on_cuda:
@@ -115,12 +111,9 @@ class Functions(TorchFunctionMode):
         if tape.building:
             return NotImplemented
         if func is Tensor.data_ptr:
-            # Triton specialises a pointer on its alignment, and storages are aligned. No one else gets an
-            # address.
-            caller = sys._getframe(2).f_code  # above this method and __torch_function__
-            if "/triton/" in caller.co_filename or caller.co_name == "dynamic_func":
-                return t.storage_offset() * t.element_size() % 16
-            tape.unrecordable("data_ptr(): addresses are not known while recording")
+            with torch._C.DisableTorchFunction():
+                known = tape.lower(t)
+                return tape.address(known.untyped_storage(), known.storage_offset() * known.element_size())
         if func in HOST_READS:
             name = getattr(func, "__name__", "a call")
             tape.unrecordable(f"{name}() reads a GPU tensor's values on the host")
@@ -170,14 +163,6 @@ class Functions(TorchFunctionMode):
         if func is Tensor.cuda:
             return Tensor.to(args[0], META)
         return func(*args, **kwargs)
-
-
-def _registered(func) -> Callable | None:
-    """The Python function of an operator that the candidate registered, else None."""
-    if not isinstance(func, torch._ops.OpOverload):
-        return None
-    definition = OPDEFS.get(func._schema.name)
-    return None if definition is None else definition._init_fn
 
 
 def _put_on_cuda(tape: Tape, out) -> None:
@@ -332,149 +317,3 @@ def _written(func) -> set[int]:
 
 def _is_meta(device: torch.device) -> bool:
     return device == META
-
-
-# ---- torch.cuda and its relatives ----
-
-
-class _Stream:
-    """Every stream and every event. There is only one, which is always in order, and no work takes time."""
-
-    cuda_stream, device, stream_id, device_index, priority = 0, CUDA, 0, 0, 0
-
-    def __init__(self, *args, **kwargs):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        return None
-
-    def _nothing(self, *args, **kwargs):
-        return None
-
-    synchronize = wait = wait_stream = wait_event = record = _nothing
-
-    def record_event(self, event=None):
-        return event or _Stream()
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, other):
-        return 1.0
-
-
-def _refuse(what: str) -> Callable:
-    """A function that ends the recording, because `what` cannot be recorded."""
-
-    def call(*args, **kwargs):
-        if Tape.active is not None:
-            Tape.active.unrecordable(f"{what} cannot be recorded")
-        raise RuntimeError(f"{what} cannot be recorded")
-
-    return call
-
-
-def _set_default_device(device) -> None:
-    if Tape.active is not None:
-        Tape.active.default_cuda = is_cuda(device) or type(device) is int
-
-
-def _empty_strided_cuda(size, stride, dtype) -> Tensor:
-    """Code that imitates torch.compile's output allocates with this."""
-    return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
-
-
-_enter_autocast = torch.autocast.__enter__
-
-
-def _autocast(self):
-    if Tape.active is not None and self.device == "cuda" and self._enabled:
-        Tape.active.unrecordable("torch.autocast: the recorder does not see the casts")
-    return _enter_autocast(self)
-
-
-def _answering(value) -> Callable:
-    """A new function that returns `value`, whatever its arguments are. (torch keys tables by functions.)"""
-
-    def answer(*args, **kwargs):
-        return value
-
-    return answer
-
-
-def _unchanged(kernel):
-    """In place of wrap_triton: a kernel needs no wrapper here."""
-    return kernel
-
-
-def answers(card: Card) -> list[tuple[object, str, Any]]:
-    """[(owner, name, new value)]: with these torch.cuda answers as on a machine with that one GPU.
-
-    None of them initialises CUDA.
-    """
-    cuda = torch.cuda
-    properties = SimpleNamespace(**asdict(card), is_multi_gpu_board=0, gcnArchName="")
-    constants = {
-        "is_available": True,
-        "is_initialized": True,
-        "device_count": 1,
-        "current_device": 0,
-        "is_bf16_supported": True,
-        "get_device_name": card.name,
-        "get_device_capability": (card.major, card.minor),
-        "get_device_properties": properties,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
-        "mem_get_info": (card.total_memory, card.total_memory),
-        "is_current_stream_capturing": False,
-        "get_arch_list": [card.sm],
-    }
-    nothing = (
-        "synchronize",
-        "set_device",
-        "empty_cache",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "init",
-        "_lazy_init",
-        "ipc_collect",
-        "reset_peak_memory_stats",
-        "reset_max_memory_allocated",
-        "set_stream",
-        "set_per_process_memory_fraction",
-    )
-    streams = (
-        "Stream",
-        "Event",
-        "ExternalStream",
-        "current_stream",
-        "default_stream",
-        "stream",
-        "StreamContext",
-        "device",
-        "device_of",
-        "_DeviceGuard",
-    )
-    graphs = ("CUDAGraph", "graph", "make_graphed_callables")
-    return [
-        *[(cuda, name, _answering(value)) for name, value in constants.items()],
-        *[(cuda, name, _answering(None)) for name in nothing],
-        *[(cuda.nvtx, name, _answering(None)) for name in ("range_push", "range_pop", "mark")],
-        *[(cuda, name, _Stream) for name in streams],
-        *[(cuda, name, _refuse("a CUDA graph")) for name in graphs],
-        (torch, "compile", _refuse("torch.compile")),
-        (torch.library, "wrap_triton", _unchanged),
-        (torch._library.triton, "wrap_triton", _unchanged),
-        (torch, "set_default_device", _set_default_device),
-        (torch.backends.cuda, "is_built", _answering(True)),
-        (torch._C, "_cuda_getCurrentRawStream", _answering(0)),
-        (torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided_cuda),
-        (torch.autocast, "__enter__", _autocast),
-    ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.testing
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
@@ -19,7 +20,9 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
 
+from nanotriton.executor.child import addresses
 from nanotriton.executor.child.tape import CUDA, Tape
 from nanotriton.executor.common.card import Card
 from nanotriton.plan.plan import OPTIONS, Kernel, digest
@@ -27,6 +30,9 @@ from nanotriton.plan.signature import signature
 
 # Options that act in the front end alone. Their effect is in the TTIR, and later stages don't look at them.
 FRONT_END = {"debug", "sanitize_overflow", "default_dot_input_precision", "max_num_imprecise_acc_default"}
+# Options that say when a launch may begin. A plan's steps follow one another, so it has no use for them.
+SCHEDULING = {"launch_pdl"}
+UNKNOWN_ARGUMENT = "failed to specialize argument"  # Triton says so of a number of NumPy's, say
 INVALID = "error encountered during parsing"  # Triton's front end says so of IR that does not verify
 
 
@@ -97,6 +103,14 @@ def _benchmark(fn, quantiles=None, **options) -> list[float]:
     return [1.0] * len(quantiles or [0])
 
 
+def _do_bench(fn, *args, quantiles=None, return_mode="mean", **options):
+    """In place of triton.testing.do_bench: the candidate's function is called once, and takes 1 ms."""
+    times = _benchmark(fn, quantiles)
+    if quantiles is None:
+        return times if return_mode == "all" else times[0]
+    return times if len(times) > 1 else times[0]
+
+
 class RecordedKernel:
     """In place of Triton's CompiledKernel, which `kernel[grid](...)` and `kernel.warmup(...)` return."""
 
@@ -136,11 +150,24 @@ class RecordedKernel:
         if tape is None or tape.building:
             _tape().unrecordable(f"kernel {self.name} is launched while the module is imported or built")
         flat: list = []
-        types = self.src.signature.values()
-        for i, (ty, value) in enumerate(zip(types, args, strict=True)):
+        types = list(self.src.signature.values())
+        for i, (ty, value) in enumerate(zip(types, _with_constants(types, args), strict=True)):
             _flatten(tape, self, i, ty, value, flat)
         grid = index(grid_x), index(grid_y), index(grid_z)
         tape.launch(self.recorded, grid, flat)
+
+
+def _with_constants(types: list, args: tuple) -> list:
+    """The arguments of a launch of a compiled kernel, one for each parameter.
+
+    Its constants are compiled in, so a launch may leave all of them out.
+    """
+    if len(args) == len(types):
+        return list(args)
+    if len(args) != sum(ty != "constexpr" for ty in types):
+        raise TypeError(f"{len(args)} arguments for the {len(types)} parameters of a compiled kernel")
+    given = iter(args)
+    return [None if ty == "constexpr" else next(given) for ty in types]
 
 
 def _tape() -> Tape:
@@ -200,6 +227,8 @@ def _pointer(tape: Tape, index: int, value) -> int:
     if not isinstance(value, torch.Tensor):
         tape.unrecordable(f"argument {index} is a {type(value).__name__}, neither a number nor a tensor")
     with torch._C.DisableTorchFunction():
+        if not tape.on_cuda(value) and not value.untyped_storage().nbytes():
+            return tape.tensor_id(tape.constant(value))  # without an address, any device's is a null pointer
         if not tape.on_cuda(value):
             raise ValueError(f"Pointer argument (at {index}) cannot be accessed from Triton (cpu tensor?)")
     return tape.tensor_id(value)
@@ -252,12 +281,13 @@ def compile_to_ttir(here: GPUTarget, src, target=None, options=None, _env_vars=N
 
 def _check_options(options, default) -> None:
     """End the recording if a launch option that no plan can hold differs from its default."""
+    known = {*OPTIONS, *FRONT_END, *SCHEDULING}
     for name, value in options.__dict__.items():
-        if name not in OPTIONS and name not in FRONT_END and value != getattr(default, name):
+        if name not in known and value != getattr(default, name):
             allowed = ", ".join(OPTIONS)
             _tape().fail(
                 "rule_violation",
-                f"launch option {name}={str(value)[:40]!r} is not allowed; allowed: {allowed}",
+                f"launch option {name}={str(value)[:40]!r} is not allowed, leave it out; allowed: {allowed}",
             )
 
 
@@ -270,7 +300,9 @@ def autotune(self: Autotuner, *args, **kwargs):
     tape = _tape()
     self.nargs = dict(zip(self.arg_names, args))
     configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
-    alternatives, refused, result = [], None, None
+    if (pinned := tape.pinned.get(id(self))) is not None:
+        configs = [config for config in configs if config is pinned] or configs[:1]
+    alternatives, recorded, refused, result = [], [], None, None
     for config in configs:
         if conflicts := kwargs.keys() & config.kwargs.keys():
             raise ValueError(f"Conflicting meta-parameters: {', '.join(conflicts)}")
@@ -283,11 +315,13 @@ def autotune(self: Autotuner, *args, **kwargs):
                 refused = error  # the real tuner passes over such a configuration too
                 continue
         alternatives.append(steps)
+        recorded.append(config)
         if len(alternatives) == tape.max_configs:
             break
     if not alternatives:
         raise refused
     tape.choose(_tuning_key(self, kwargs), alternatives)
+    self._recorded = recorded[0]
     self.nargs = None
     return result
 
@@ -300,10 +334,33 @@ def _tuning_key(self: Autotuner, kwargs: dict) -> tuple:
     return id(self), named, dtypes
 
 
+_jit_run = JITFunction.run
+
+
+def _run(self: JITFunction, *args, **kwargs):
+    """In place of JITFunction.run: what no kernel can be given is refused in words that say what to give."""
+    tape = _tape()
+    if tape.addresses.among(args, kwargs):
+        tape.unrecordable(addresses.ARGUMENT)
+    try:
+        return _jit_run(self, *args, **kwargs)
+    except TypeError as error:
+        if UNKNOWN_ARGUMENT not in str(error):
+            raise
+        raise TypeError(
+            f"{error}: give a kernel tensors and Python's own numbers, int(n) or float(x)"
+        ) from None
+
+
 def _best_config(self: Autotuner):
-    if len(self.configs) > 1:
-        _tape().unrecordable("best_config is known only after tuning")
-    return self.configs[0]
+    """The configuration that was recorded first. A candidate that asks for the best one gets it everywhere:
+    what it makes of the answer must fit what ran."""
+    if not hasattr(self, "_recorded"):
+        raise AttributeError("best_config: the autotuner has chosen nothing before its first launch")
+    tape = _tape()
+    if len(self.configs) > 1 and id(self) not in tape.pinned:
+        tape.pin(id(self), self._recorded)
+    return self._recorded
 
 
 def answers(card: Card) -> list[tuple[object, str, Any]]:
@@ -313,6 +370,9 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
         (driver, "_active", RecordingDriver(card)),
         (triton.compiler, "compile", compiles),
         (triton, "compile", compiles),
+        (JITFunction, "run", _run),
         (Autotuner, "run", autotune),
+        (triton.testing, "do_bench", _do_bench),
+        (triton.testing, "do_bench_cudagraph", _do_bench),
         (Autotuner, "best_config", property(_best_config)),
     ]

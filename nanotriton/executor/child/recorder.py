@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
-from nanotriton.executor.child import fake_torch, fake_triton
+from nanotriton.executor.child import fake_cuda, fake_torch, fake_triton
 from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.construct import named_state
@@ -28,6 +28,10 @@ from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
 MAX_MESSAGE = 600
+UNWAITED = (
+    "forward ends before the work on its stream is waited for: call "
+    "torch.cuda.current_stream().wait_stream(stream), or launch on the current stream"
+)
 WARM_UP = """
 import torch, triton
 import triton.language as tl
@@ -60,7 +64,7 @@ def install(card: Card) -> None:
     CUDA must not have been initialised.
     """
     if not _replaced:
-        for owner, name, value in [*fake_torch.answers(card), *fake_triton.answers(card)]:
+        for owner, name, value in [*fake_cuda.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
 
@@ -136,6 +140,8 @@ def _call(tape: Tape, model: Any, inputs: list) -> Plan:
         arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
     tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
     result = _stage(tape, "runtime_error", lambda: model(*arguments))
+    if tape.streams.pending:
+        raise RecordError("rule_violation", UNWAITED)
     tape.plan.outputs = _outputs(tape, result)
     return tape.plan
 

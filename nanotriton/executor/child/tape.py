@@ -19,6 +19,8 @@ from contextlib import contextmanager
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from nanotriton.executor.child.addresses import Addresses
+from nanotriton.executor.child.streams import Streams
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Weight, digest
 
@@ -66,6 +68,9 @@ class Tape:
         # by id: `model.cuda()` keeps the objects, so a parameter that is also in a list is on the GPU too
         self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
+        self.addresses = Addresses()
+        self.streams = Streams.active = Streams()
+        self._arguments: dict[int, int] = {}  # address of an input's StorageImpl -> its number
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
         self._first: dict[
             int, int
@@ -82,6 +87,8 @@ class Tape:
         self._written: set[int] = set()  # storages that a step has, or may have, written to
         self._weights: dict[int, Weight] = {}
         self._choices: dict[object, int] = {}
+        self.pinned: dict[int, object] = {}  # an autotuner's id -> the one configuration that it has
+        self._chosen: dict[int, list[tuple[list, Choice]]] = {}  # by that id, and where each choice stands
         self._keep: list = []  # whatever has its address in a dictionary above stays alive
 
     # ---- trouble ----
@@ -121,6 +128,11 @@ class Tape:
     def lower(self, t: torch.Tensor) -> torch.Tensor:
         """The meta tensor of a tensor that is "on the GPU". A real one becomes a weight without a name."""
         return t if t.is_meta else self.weight(t, None)
+
+    def address(self, storage: torch.UntypedStorage, offset: int = 0) -> int:
+        """Where byte `offset` of the storage of a meta tensor seems to lie."""
+        self._keep.append(storage)
+        return self.addresses.of_storage(storage, self._arguments.get(storage._cdata)) + offset
 
     def new_storage(self, t: torch.Tensor, kind: str, blob: str | None = None) -> int:
         """Enter the storage of a meta tensor into the plan."""
@@ -189,6 +201,8 @@ class Tape:
         """A meta tensor for an argument of forward, with the layout of `like` and a storage of its own."""
         with quiet():
             t = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+            number = sum(storage.kind == "input" for storage in self.plan.storages)
+            self._arguments[t.untyped_storage()._cdata] = number
             self.new_storage(t, "input")
             return t
 
@@ -266,6 +280,7 @@ class Tape:
         if None in outs:  # in place
             self._written |= {self.plan.tensors[i].storage for i in tensor_ids([args[:1], kwargs.get("out")])}
         self.steps.append(Aten(op, args, kwargs, outs, self.line()))
+        self.streams.note_work()
 
     def launch(self, kernel: Kernel, grid: tuple[int, int, int], args: list) -> None:
         key = (kernel.ttir, repr(kernel.options))
@@ -275,6 +290,7 @@ class Tape:
         call = Launch(self._kernels[key], grid, args, self.line())
         self._written |= {self.plan.tensors[i].storage for i in call.tensors}
         self.steps.append(call)
+        self.streams.note_work()
 
     @contextmanager
     def alternative(self):
@@ -285,12 +301,22 @@ class Tape:
         finally:
             self.steps = outside
 
-    def choose(self, key: object, alternatives: list[list]) -> None:
+    def choose(self, key: tuple, alternatives: list[list]) -> None:
+        """key: of the tuning; it begins with the autotuner's id."""
         number = self._choices.setdefault(key, len(self._choices))
         if len(alternatives) == 1:
             self.steps.extend(alternatives[0])
         else:
-            self.steps.append(Choice(number, alternatives, self.line()))
+            choice = Choice(number, alternatives, self.line())
+            self.steps.append(choice)
+            self._chosen.setdefault(key[0], []).append((self.steps, choice))
+
+    def pin(self, tuner: int, config: object) -> None:
+        """Settle an autotuner's choices, past and coming, on the configuration that was recorded first."""
+        self.pinned[tuner] = config
+        for steps, choice in self._chosen.pop(tuner, ()):
+            at = next(i for i, step in enumerate(steps) if step is choice)
+            steps[at : at + 1] = choice.alternatives[0]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -141,8 +141,9 @@ def forgiven(got, answer: Answer, found: Sensitivity):
     def settle(g: torch.Tensor, i: int) -> torch.Tensor:
         if found.choices is not None and (choice := found.choices.of(i)) is not None:
             return settled(g, own[i], choice)
-        byte = g.view(torch.uint8) if g.dtype == torch.bool else g  # a truth value's byte may be anything
-        within = (byte.double() >= found.low[i]) & (byte.double() <= found.high[i])
-        return torch.where(within, own[i], g)
+        # A truth value's byte may be anything, and a GPU's torch.where would make it 0 or 1.
+        one, other = (t.view(torch.uint8) if t.dtype == torch.bool else t for t in (g, own[i]))
+        within = (one.double() >= found.low[i]) & (one.double() <= found.high[i])
+        return torch.where(within, other, one).view(g.dtype)
 
     return mapped(got, nearer)

@@ -18,6 +18,7 @@ STATUS = {
     ttir.Race: "nondeterministic",
     ttir.Budget: "timeout",
     ttir.AssertionFailed: "runtime_error",
+    ttir.FalsePromise: "runtime_error",
     ttir.TooLarge: "out_of_resources",
     ttir.TTIRError: "unsupported",
 }

@@ -17,11 +17,13 @@ tensors that it is given.
     evaluator.py, flow.py            a launch; functions, branches and loops
     ops.py, tensor.py, access.py     the operations: by element, on whole tensors, on memory
     memory.py                        global memory, and the checks of every access
-    numbers.py, libdevice.py         number formats and functions in NumPy
+    hints.py                         promises to the compiler are checked
+    numbers.py, libdevice.py, fast.py   number formats and functions in NumPy
 """
 
 from .evaluator import BUDGET, Evaluator
 from .flow import Budget, TooLarge
+from .hints import FalsePromise
 from .memory import GlobalMemory, OutOfBounds, Race
 from .ops import AssertionFailed
 from .types import ParseError, TTIRError, Type, Unsupported
@@ -31,6 +33,7 @@ __all__ = [
     "AssertionFailed",
     "Budget",
     "Evaluator",
+    "FalsePromise",
     "GlobalMemory",
     "OutOfBounds",
     "ParseError",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .analysis import captured, cost, walk
+from .hints import Check, promise, promised
 from .numbers import DTYPE
 from .ops import Descriptor, check, constant
 from .tensor import build
@@ -156,7 +157,10 @@ class Body:
             value = constant(op)
             if value is not None:
                 self.template[op.results[0]] = value
-            elif (step := self.step(op)) is not None:
+            step = self.step(op) if value is None else None
+            if len(op.results) == 1:
+                step = promised(op, step, op.rtypes[0])
+            if step is not None:
                 steps.append(step)
         fixed = STEP * (1 + len(steps))
         each = 1 + sum(map(cost, block.ops[:-1]))
@@ -264,11 +268,14 @@ class Body:
         check(op.otypes[:3] == [kind] * 3, op)
         self.agree(op, inits, args, ends, outs)
         dtype = DTYPE[kind.elem]
+        tests = self.promises(op, [counter, *args])
 
         def iterate(frame: Frame, count: np.ndarray, values: Values) -> Values:
             v = frame.v
             v[counter] = count.astype(dtype)
             put(v, args, values)
+            for slot, test in tests:
+                test(v[slot], frame)
             run(v, frame)
             return [v[slot] for slot in ends]
 
@@ -292,6 +299,11 @@ class Body:
             put(v, outs, merge(parts, frame.n))
 
         return step
+
+    def promises(self, op: Op, args: list[int]) -> list[tuple[int, Check]]:
+        """[(slot, check)] of a loop's block arguments of which it promises something."""
+        found = [(slot, promise(op, self.f.types[slot], f"_arg{i}")) for i, slot in enumerate(args)]
+        return [(slot, test) for slot, test in found if test is not None]
 
     def scf_while(self, op: Op) -> Step:
         (before, test), (after, ends) = (self.region(region) for region in op.regions)

@@ -8,6 +8,7 @@ without the final f. Directed rounding of arithmetic (`__nv_fadd_rd`) and functi
 import numpy as np
 import torch
 
+from .fast import FAST
 from .numbers import (
     clamp,
     float_to_int,
@@ -292,5 +293,5 @@ EXACT["double2float_rn"] = _to_float(np.float32, True)
 
 def find(symbol: str):
     """The function of a libdevice symbol, or None."""
-    name = symbol.removeprefix("__nv_").removeprefix("fast_")
-    return EXACT.get(name) or FLOAT.get(name) or FLOAT.get(name.removesuffix("f"))
+    name = symbol.removeprefix("__nv_")
+    return FAST.get(name) or EXACT.get(name) or FLOAT.get(name) or FLOAT.get(name.removesuffix("f"))

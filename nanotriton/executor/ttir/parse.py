@@ -41,7 +41,7 @@ _TOKEN = re.compile(
 )
 # Locations as Triton prints them; `_Parser.tokens` drops any that are left. They are half of the text.
 _LOCATION = re.compile(rf"[ ]loc\((?:\#\w+|unknown|{_STRING}\(\#\w+\))\)|^\#loc[^\n]*", re.MULTILINE)
-_PAIR = re.compile(rf"([\w.]+)(?: = ({_STRING}|array<[^<>]*>|[^,<>]+))?")
+_PAIR = re.compile(rf"([\w.]+)(?: = ({_STRING}|(?:array|dense)<[^<>]*>|[^,<>]+))?")
 
 
 class _Parser:

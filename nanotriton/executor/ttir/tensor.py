@@ -9,14 +9,13 @@ from collections.abc import Callable
 import numpy as np
 
 from . import access
+from .hints import assume
 from .memory import OutOfBounds
 from .numbers import DTYPE, FLOATS, rounder, tf32
 from .ops import AssertionFailed, Step, check, elementwise, full, integers, need
 from .types import Op, Type, Unsupported
 
-NOTHING = frozenset(
-    ["tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume", "tt.assume"]
-)
+NOTHING = frozenset(["tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier"])
 # Turns the region of an operation into (run, slots that it yields).
 CompileRegion = Callable[[list], tuple[Step, list[int]]]
 
@@ -415,6 +414,8 @@ BUILD = {
     "tt.histogram": histogram,
     "tt.dot": dot,
     "tt.assert": assertion,
+    "llvm.intr.assume": assume,
+    "tt.assume": assume,
     "tt.get_program_id": program,
     "tt.get_num_programs": program,
     **access.BUILD,
