@@ -54,7 +54,8 @@ class Config:
     max_chars: Annotated[int, ">= 1"] = 6000  # longest module that is taken from --modules
     tokenizer: str = ""  # folder of the tokenizer that lengths are counted with; empty: words and marks
     endpoint: str = ""  # of --route distil: base URL of an OpenAI-compatible server
-    model: str = ""  # of --route distil: the teacher's name there
+    model: str = ""  # of --route distil: the teacher's name there; empty: the first that the server lists
+    key_env: str = "OPENAI_API_KEY"  # of --route distil: environment variable with the server's key, if any
     manifest: str = (
         ""  # rebuild the pairs that this manifest lists, without verifying them again; also spelt --from
     )

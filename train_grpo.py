@@ -35,9 +35,12 @@ class Config:
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
+    prompt: str = (
+        ""  # a file with {source} in it: how tasks are put to the model; empty: tasks/prompt.py's way
+    )
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
 
-    steps: Annotated[int, ">= 1"] = 130  # rollouts; with --model 200
+    steps: Annotated[int, ">= 1"] = 80  # rollouts; with --model 200
     prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
     group: Annotated[int, ">= 2"] = 8  # samples of each task (G), of which equal ones are run once
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
@@ -76,7 +79,7 @@ class Config:
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
 # save.
-PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, max_tokens=2048, save_every=10)
+PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, kl=0.0, max_tokens=2048, save_every=10)
 # AutoTriton's numbers (arXiv 2507.05687, section 4.1): mean per sequence, symmetric clip, KL to the start.
 AUTOTRITON = PRETRAINED | dict(
     prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, kl_estimator="k3", max_tokens=16384
@@ -117,6 +120,7 @@ from nanotriton.run import (
 )
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks.prompt import DEFAULT, Prompt, read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
@@ -137,6 +141,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     sampler: Sampler
     executor: Executor
+    prompt: Prompt = DEFAULT  # how a task is put to the model
 
 
 # ---- the algorithm
@@ -305,6 +310,7 @@ def sample(
         ],
         temperature=cfg.temperature,
         max_tokens=cfg.max_tokens,
+        prompt=trainer.prompt,
         clock=clock,
     )
     for (number, _), group in zip(batch, groups):
@@ -392,14 +398,14 @@ def main(cfg: Config, world: World) -> None:
         check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
     # mistakes in what was named come out before anything is trained, or deleted by --fresh
     tasks, dev, test = task_sets(cfg)
-    reward_of = reward_function(cfg.paid)
+    reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
 
-    trainer = make_trainer(cfg, run, tasks, test, reward_of)
+    trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
     with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:
         trainer.executor = executor
@@ -411,7 +417,7 @@ def main(cfg: Config, world: World) -> None:
     )
 
 
-def make_trainer(cfg: Config, run: Run, tasks, test, reward_of) -> Trainer:
+def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) -> Trainer:
     """Load the model, or make it, and put beside it everything that a step needs but the executor."""
     world = run.world
     folder = cfg.model or small_model(cfg, world)
@@ -421,13 +427,15 @@ def make_trainer(cfg: Config, run: Run, tasks, test, reward_of) -> Trainer:
     model, model_config = distributed.load(folder, world, cfg.optimizer, cfg.micro_tokens, copies=copies)
     named = [*(tasks if cfg.tasks else []), *(test if cfg.trace.heldout else [])]
     # a prompt that is too long comes out now
-    prompts_of(named, tokenizer, model_config.max_position_embeddings)
+    prompts_of(named, tokenizer, model_config.max_position_embeddings, prompt)
     reference = distributed.load_reference(folder, world) if cfg.losses.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
     sampler = make_sampler(
         model_config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer)
     )
-    return Trainer(cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, None)
+    return Trainer(
+        cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, None, prompt
+    )
 
 
 def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None:
@@ -465,14 +473,13 @@ def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int)
         tokenizer=trainer.tokenizer,
         max_tokens=trainer.cfg.max_tokens,
         seed=trainer.cfg.seed,
+        prompt=trainer.prompt,
     )
     run.evaluated(kind, step, trainer.cfg.steps, **result)
 
 
 def small_model(cfg: Config, world: World) -> str:
-    """Make the model with train_sft.py, or find it made -> its folder. A mistake is told in this script's
-    options.
-    """
+    """Make the model with train_sft.py, or find it made -> its folder."""
     try:
         return train_sft.main(sft_config(cfg), world)
     except config.ConfigError as error:
@@ -482,9 +489,7 @@ def small_model(cfg: Config, world: World) -> str:
 
 
 def sft_config(cfg: Config) -> train_sft.Config:
-    """The SFT run inside this run's folder: out/NAME/sft. A run that measures on few tasks does so there
-    too.
-    """
+    """The SFT run inside this run's folder: out/NAME/sft. It measures on no more tasks than this run."""
     return train_sft.Config(
         name="sft",
         out=str(Path(cfg.out) / cfg.name),
@@ -494,6 +499,7 @@ def sft_config(cfg: Config) -> train_sft.Config:
         teacher=cfg.small.sft_teacher,
         eval_tasks=min(cfg.trace.eval_tasks, train_sft.Config.eval_tasks),
         max_tokens=min(cfg.max_tokens, train_sft.Config.max_tokens),
+        prompt=cfg.prompt,
     )
 
 

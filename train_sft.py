@@ -4,8 +4,8 @@
     torchrun train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
-`--data` is a JSONL file of {"prompt": ..., "completion": ...}; empty means pairs from the synthetic grammar.
-A row that also has "task", a module's source (collect_data.py's rows have it), is asked as GRPO asks it.
+`--data` is a JSONL file of {"task": a module's source, "completion": ...}, {"prompt": ..., "completion": ...}
+or {"messages": [...]}; empty means pairs from the synthetic grammar. A task is asked as GRPO asks it.
 The loss is on the completion only. The run lives in out/NAME/: checkpoints, metrics.jsonl, curves.png,
 summary.json, samples.jsonl (of synthetic tasks), and model/, a Hugging Face folder. The same command
 continues a run that was stopped.
@@ -31,14 +31,16 @@ class Config:
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id to start from; empty: a small Llama from scratch
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
-    data: str = ""  # JSONL of {"prompt", "completion"}; empty: synthetic tasks with their solutions
+    # a file with {source} in it: how tasks are put to the model; empty: as nanotriton/tasks/prompt.py does it
+    prompt: str = ""
+    data: str = ""  # JSONL of {"task", "completion"} and such; empty: synthetic tasks with their solutions
     examples: Annotated[int, ">= 1"] = 12000  # synthetic pairs to draw
     # who wrote their solutions; habits: a teacher that is wrong in 28% of them, always in the same ways
     teacher: Literal["exact", "habits"] = "exact"
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
-    steps: Annotated[int, ">= 0"] = 540  # optimizer steps; 0: as many as --epochs says
+    steps: Annotated[int, ">= 0"] = 1600  # optimizer steps; 0: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
@@ -75,46 +77,40 @@ if __name__ == "__main__":
     # before torch is imported, which takes seconds: --help and a mistake are answered at once
     options = config.parse(Config, presets=PRESETS)
 
-import json
 import math
-from pathlib import Path
 
 import torch
 
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.rules.extract import CLOSE, opened_reasoning
 from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, encode_prompt, prompt_text
+from nanotriton.tasks.pairs import read_pairs
+from nanotriton.tasks.prompt import Prompt, build_completion, pair_of, read_prompt
 from nanotriton.tasks.task import Task
 from nanotriton.tasks.teacher import taught
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
 
-
-class TaskSource(str):
-    """A prompt that is a task's source: it goes inside the same instructions as in GRPO."""
-
-
-PAIR = '{"prompt": text, "completion": text}'  # what a line of --data is
+Text = tuple[Prompt, str]  # a prompt and its completion
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
 
 def main(cfg: Config, world: World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
     distributed.check_optimizer(cfg.optimizer, world)
+    prompt = read_prompt(cfg.prompt)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.data:
-        read_pairs(cfg.data)  # a mistake in what was named comes out before --fresh deletes anything
+        read_pairs(cfg.data)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "sft")
     if run.finished():
         return str(run.folder / "model")
-    texts, held_texts, dev = data_sets(cfg)
+    texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
@@ -157,6 +153,7 @@ def main(cfg: Config, world: World) -> str:
                     tokenizer=tokenizer,
                     max_tokens=cfg.max_tokens,
                     seed=cfg.seed,
+                    prompt=prompt,
                 )
             sampler.free()  # train_grpo.py, which may have called this, makes a sampler of its own
         run.evaluated("eval", steps, steps, **result)
@@ -205,12 +202,13 @@ def mean_loss(
     return world.all_sum(total).item() / sum(len(completion) for _, completion in pairs)
 
 
-def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
+def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     """Train a tokenizer on `texts`, initialise a small Llama, and leave both as a Hugging Face folder."""
     folder = run.folder / "scratch"
     # else it is there, and the checkpoints are of it
     if run.main and not (run.folder / "metrics.jsonl").exists():
-        train_tokenizer([t for pair in texts for t in pair], cfg.vocab, str(folder))
+        read = [text for prompt, completion in texts for text in (prompt.bare, completion)]
+        train_tokenizer(read, cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
         model = Transformer(
             ModelConfig(
@@ -230,94 +228,26 @@ def scratch_model(cfg: Config, run: Run, texts: list[tuple[str, str]]) -> str:
     return str(folder)
 
 
-def data_sets(cfg: Config) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[Task]]:
-    """(training pairs, held-out pairs, held-out tasks to execute)."""
+def data_sets(cfg: Config, prompt: Prompt) -> tuple[list[Text], list[Text], list[Task]]:
+    """(training pairs, held-out pairs, held-out tasks to execute). prompt: how a task is put to the model."""
     if cfg.data:
-        pairs = read_pairs(cfg.data)
+        pairs = read_pairs(cfg.data, prompt)
         held = max(len(pairs) // 50, 1)
         return pairs[:-held] or pairs, pairs[-held:], []
     train = synthetic.generate("sft", cfg.examples, cfg.seed)
     if cfg.teacher == "habits":
         train = [taught(task) for task in train]
     dev = synthetic.generate("dev", max(cfg.eval_tasks, 64), cfg.seed)
-    text = lambda tasks: [(t.source, build_completion(t)) for t in tasks]
+    text = lambda tasks: [(prompt.of(t.source), build_completion(t)) for t in tasks]
     return text(train), text(dev), dev[: cfg.eval_tasks]
 
 
-def read_pairs(path: str) -> list[tuple[str, str]]:
-    """The (prompt, completion) texts of a JSONL file; ConfigError names the first line that is none, and
-    why.
-    """
-    try:
-        # and at nothing else: U+2028 may stand inside a string
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise config.ConfigError(f"--data {path}: cannot read: {config.reason(error)}") from None
-    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise config.ConfigError(f"--data {path}: the file is empty; {PAIR} a line is expected")
-    pairs = []
-    for number, line in rows:
-        try:
-            pairs.append(read_pair(line))
-        except ValueError as error:
-            raise config.ConfigError(f"--data {path}, line {number}: {error}; {PAIR} is expected") from None
-    return pairs
-
-
-def read_pair(line: str) -> tuple[str, str]:
-    """One line of --data. ValueError says what is wrong with it."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
-    if not isinstance(row, dict):
-        raise ValueError("not an object")
-    for key in ("prompt", "completion"):
-        if key not in row:
-            raise ValueError(f"it has no {key}" + (f", only {', '.join(row)}"[:100] if row else ""))
-        if not isinstance(row[key], str):
-            raise ValueError(f"its {key} is no string but {json.dumps(row[key])[:40]}")
-        if not row[key].strip():
-            raise ValueError(f"its {key} is empty")
-        try:
-            row[key].encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"its {key} has half of a surrogate pair, which is no character") from None
-    task = row.get("task")
-    asked = TaskSource(task) if isinstance(task, str) and task.strip() else row["prompt"]
-    return asked, row["completion"]
-
-
-def chat_text(prompt: str, tokenizer: Tokenizer) -> str:
-    """A prompt as it stands: one user message where there is a chat template."""
-    return tokenizer.chat([{"role": "user", "content": prompt}]) if tokenizer.has_chat_template else prompt
-
-
-def after_opened(reasoning: str, completion: str) -> str:
-    """What a model is to write where the chat template has opened `reasoning` ("<think>", or "" if it has
-    not): a completion without any closes it at once, for nothing before the close counts as an answer; one
-    that opens it too must not do so twice."""
-    if not reasoning or CLOSE in completion:
-        return completion.removeprefix(reasoning)
-    return f"\n{CLOSE}\n\n{completion}"
-
-
-def encode(
-    texts: list[tuple[str, str]], cfg: Config, tokenizer: Tokenizer, run: Run | None = None
-) -> list[Pair]:
-    """Texts -> ids; a completion ends with the end token.
+def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None = None) -> list[Pair]:
+    """Texts -> ids; a completion ends with the token that ends an answer.
 
     Pairs longer than --max-len are left out, and counted.
     """
-    end = min(tokenizer.eos_ids)
-    pairs = []
-    for source, completion in texts:
-        # a task's source goes inside instructions
-        is_task = not cfg.data or isinstance(source, TaskSource)
-        prompt = prompt_text(source, tokenizer) if is_task else chat_text(source, tokenizer)
-        answer = after_opened(opened_reasoning(prompt), completion)
-        pairs.append((encode_prompt(prompt, tokenizer), tokenizer.encode(answer) + [end]))
+    pairs = [pair_of(prompt, completion, tokenizer) for prompt, completion in texts]
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")

@@ -140,9 +140,9 @@ class Log:
         )
 
     def samples(self, rows: Iterable[dict]) -> None:
-        """Rows of {step, split, task, task_source, completion, verdict, reward, advantage, finish_reason,
-        tokens}, and `parts` where the reward has parts. Equal ones (of a small model two in three are) are
-        one, with their number as `count`.
+        """Rows of {step, split, group, task, task_source, completion, verdict, reward, advantage,
+        finish_reason, tokens}, and `parts` where the reward has parts. Equal ones (of a small model two in
+        three are) are one, with their number as `count`.
         """
         found: dict[str, dict] = {}
         for row in rows:

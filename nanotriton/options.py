@@ -29,7 +29,8 @@ class LossOptions:
     # bounds of those weights: beyond them a weight is truncated, or its token or sequence is masked
     mismatch_low: Annotated[float, ">= 0"] = 0.0
     mismatch_high: Annotated[float, "> 0"] = 2.0  # the upper one
-    kl: Annotated[float, ">= 0"] = 0.0  # weight of the KL term to the model at the start
+    # weight of the KL term to the model at the start; with --model 0
+    kl: Annotated[float, ">= 0"] = 0.1
     # estimator of that term: GRPO's k3, k3 times the live ratio (DeepSeek-V3.2), or k2
     kl_estimator: Literal["k2", "k3", "k3_ratio"] = "k3_ratio"
     entropy_bonus: Annotated[float, ">= 0"] = 0.0  # weight of the entropy, which is then made larger
@@ -48,9 +49,10 @@ class LossOptions:
 class SmallModelOptions:
     """The small model that train_sft.py makes when there is no --model"""
 
-    sft_steps: Annotated[int, ">= 1"] = 540  # optimizer steps of its training (train_sft.py's --steps)
+    sft_steps: Annotated[int, ">= 1"] = 1600  # optimizer steps of its training (train_sft.py's --steps)
     sft_examples: Annotated[int, ">= 1"] = 12000  # pairs that it trains on (train_sft.py's --examples)
-    sft_teacher: Literal["exact", "habits"] = "exact"  # who wrote them (train_sft.py's --teacher)
+    # who wrote them (train_sft.py's --teacher): one that is often wrong leaves GRPO something to mend
+    sft_teacher: Literal["exact", "habits"] = "habits"
 
 
 @dataclass
@@ -98,5 +100,5 @@ class TraceOptions:
     heldout: str = ""
     # held-out test tasks before and after (2 samples each, and a greedy one)
     eval_tasks: Annotated[int, ">= 0"] = 256
-    eval_every: Annotated[int, ">= 1"] = 65  # steps between measurements on the dev set
+    eval_every: Annotated[int, ">= 1"] = 40  # steps between measurements on the dev set
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10

@@ -9,7 +9,7 @@ from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
 from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.sampler import Request, Sample, Sampler
-from nanotriton.tasks.prompt import build_prompt, prompt_text
+from nanotriton.tasks.prompt import DEFAULT, Prompt, build_prompt, text_of
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
@@ -43,6 +43,7 @@ class Episode:
         return {
             "step": step,
             "split": split,
+            "group": self.group,
             "task": self.task.name,
             "task_source": self.task.source,
             "completion": self.completion,
@@ -55,13 +56,15 @@ class Episode:
         }
 
 
-def prompts_of(tasks: Sequence[Task], tokenizer: Tokenizer, longest: int) -> list[list[int]]:
+def prompts_of(
+    tasks: Sequence[Task], tokenizer: Tokenizer, longest: int, prompt: Prompt = DEFAULT
+) -> list[list[int]]:
     """ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model."""
-    prompts = [build_prompt(task, tokenizer) for task in tasks]
-    for task, prompt in zip(tasks, prompts):
-        if len(prompt) >= longest:
+    prompts = [build_prompt(task, tokenizer, prompt) for task in tasks]
+    for task, ids in zip(tasks, prompts):
+        if len(ids) >= longest:
             raise ConfigError(
-                f"task {task.name}: its prompt of {len(prompt)} tokens leaves no room for an answer "
+                f"task {task.name}: its prompt of {len(ids)} tokens leaves no room for an answer "
                 f"in the model's {longest}"
             )
     return prompts
@@ -77,18 +80,20 @@ def rollout(
     seeds: Sequence[Sequence[int]],
     temperature: float = 1.0,
     max_tokens: int = 256,
+    prompt: Prompt = DEFAULT,
     desc: str = "sampling",
     clock: Callable[[str], None] = lambda part: None,
 ) -> list[list[Episode]]:
     """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
 
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
-    are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `clock` is
-    told when all are sampled ("sample") and when the last verdict is there ("reward": what didn't hide).
+    are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `prompt` is
+    how tasks are put to the model. `clock` is told when all are sampled ("sample") and when the last verdict
+    is there ("reward": what didn't hide).
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
-    prompts = prompts_of(tasks, tokenizer, longest)
-    opened = [opened_reasoning(prompt_text(task.source, tokenizer)) for task in tasks]
+    prompts = prompts_of(tasks, tokenizer, longest, prompt)
+    opened = [opened_reasoning(text_of(prompt.of(task.source), tokenizer)) for task in tasks]
     requests = [
         Request(
             p,

@@ -25,6 +25,7 @@ from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.rollout import rollout
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks.prompt import DEFAULT, Prompt
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
@@ -203,6 +204,9 @@ class Run(Log):
     def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
         """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
         self.checkpoints.finish()
+        # Whoever samples from the folder must stop where the model was taught to end.
+        known = model.config.eos_token_ids
+        model.config.eos_token_ids = (*known, *sorted(tokenizer.eos_ids - set(known)))
         save_model(model, self.folder / "model", tokenizer.files)
 
 
@@ -356,6 +360,7 @@ def heldout(
     tokenizer: Tokenizer,
     max_tokens: int,
     seed: int,
+    prompt: Prompt = DEFAULT,
 ) -> dict[str, Any]:
     """Success on held-out tasks: two samples each at temperature 1, and one greedy.
 
@@ -377,6 +382,7 @@ def heldout(
             seeds=seeds,
             temperature=temperature,
             max_tokens=max_tokens,
+            prompt=prompt,
             desc=f"{split} {key}",
         )
         run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)

@@ -25,6 +25,7 @@ from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 PROMPT = (
     "nanotriton_prompt"  # in tokenizer_config.json: "source" for a model that was trained here from nothing
 )
+ANSWER = "the assistant's words"  # stands in a conversation that shows what the chat template puts behind
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -32,8 +33,8 @@ class Tokenizer:
     """The tokenizer of a model folder (or hub id): needs tokenizer.json, uses tokenizer_config.json if it is
     there.
 
-    eos_ids: every id that ends a text, the union of what config.json, generation_config.json and the
-    tokenizer say.
+    eos_ids: every id that ends a text, the union of what config.json, generation_config.json, the tokenizer
+    and the chat template say. end_id: the one of them that a model is taught to end its answer with.
     vocab_size: one past the largest id; a model's embedding may be padded beyond it. files: those that `save`
     copies.
     reads_source: the model was trained here from nothing and knows no instructions, only sources and
@@ -69,11 +70,12 @@ class Tokenizer:
         model_config = self._optional("config.json")
         self._check_fits(model_config)
         self.bos_id, self.pad_id = self._id("bos_token"), self._id("pad_token")
-        self.eos_ids = frozenset(
-            as_ids(self._id("eos_token"))
-            + as_ids(model_config.get("eos_token_id"))
-            + as_ids(self._optional("generation_config.json").get("eos_token_id"))
-        )
+        named = as_ids(self._id("eos_token"))
+        for config in (model_config, self._optional("generation_config.json")):
+            named += as_ids(config.get("eos_token_id"))
+        self.ends = [i for i in named if 0 <= i < self.vocab_size]  # some configs say -1 for "none"
+        self.closing_id = self._closing_id()
+        self.eos_ids = frozenset(self.ends + as_ids(self.closing_id))
         decoder = raw.get("decoder") or {}
         parts = decoder.get("decoders", [decoder])
         self.byte_level = len(parts) == 1 and parts[0].get("type") == "ByteLevel"
@@ -105,6 +107,40 @@ class Tokenizer:
         if token_id is None and role == "eos_token":
             raise ModelError(f"{self.folder}: eos_token {self.special[role]!r} is not in the vocabulary")
         return token_id
+
+    def _closing_id(self) -> int | None:
+        """The special token that the chat template writes behind an assistant's message; None if it writes
+        none.
+        """
+        if "default" not in self.templates:
+            return None
+        turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
+        try:
+            text = self.chat(turn, add_generation_prompt=False)
+        except ModelError:  # the template is for other conversations than this one
+            return None
+        if ANSWER not in text:
+            return None
+        special = {i for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        special.update(self.ends)
+        behind = self.encode(text.rpartition(ANSWER)[2])
+        return next((i for i in behind if i in special), None)
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends an answer. With a chat template it is the one that closes the assistant's
+        turn, as `<|im_end|>` does; the end of a document, such as `<|endoftext|>`, is another token.
+
+        Raises ModelError if neither the template nor the model's files name one.
+        """
+        if self.closing_id is not None:
+            return self.closing_id
+        if not self.ends:
+            raise ModelError(
+                f"{self.folder}: no token ends a text: no eos_token in tokenizer_config.json, "
+                "and no eos_token_id in config.json"
+            )
+        return self.ends[0]
 
     # -------------------------------------------------------------------------------------------------- text
     # <-> ids

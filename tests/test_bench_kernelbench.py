@@ -562,7 +562,7 @@ def test_problems_from_the_hub():
 
 def test_prompts_hold_the_problem():
     for style in ("autotriton", "kernelbench"):
-        text = tasks.messages(RELU, style)[-1][1]
+        text = tasks.prompt_of(style).of(RELU).messages[-1][1]
         assert RELU.strip() in text and "ModelNew" in text
 
 

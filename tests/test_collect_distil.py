@@ -15,15 +15,10 @@ from pathlib import Path
 import pytest
 
 from nanotriton.collect.compose import compose
-from nanotriton.collect.distil import (
-    RETRIES,
-    Conversation,
-    Teacher,
-    TeacherError,
-    converse,
-    knowledge,
-    opening,
-)
+from nanotriton.collect.distil import converse, knowledge, opening
+from nanotriton.config import ConfigError
+from nanotriton.endpoint.answer import Later
+from nanotriton.endpoint.client import Client
 from nanotriton.tasks.task import Task
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +102,8 @@ def judge(code):
 
 def talk(script, attempts=3, timeout=5.0):
     server = Server(script)
-    found = converse(Teacher(server.url, "m", timeout, wait=0.01), MODULE.format(number=2), judge, attempts)
+    teacher = Client(server.url, "m", timeout=timeout, backoff=0.01)
+    found = converse(teacher, MODULE.format(number=2), judge, attempts)
     server.shutdown()
     return found, server.seen
 
@@ -136,23 +132,37 @@ def test_never_right_ends_after_its_attempts_and_has_no_solution():
 
 @pytest.mark.parametrize(
     "trouble",
-    [429, 503, b"{not json", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', 1.5],
+    [429, 503, b"{not json", b'{"choices": []}', b'{"choices": [{"message": {"content": 3}}]}', 1.5],
 )
 def test_a_request_that_fails_in_passing_is_made_again(trouble):
     found, _ = talk([trouble, RIGHT], timeout=0.5)
     assert (found.status, found.attempts, found.retries) == ("correct", 1, 1)
 
 
+def test_an_answer_without_text_is_an_attempt():
+    null = b'{"choices": [{"message": {"content": null}, "finish_reason": "length"}]}'
+    found, seen = talk([null, RIGHT])
+    assert (found.status, found.attempts, found.retries) == ("correct", 2, 0)
+    assert "no text (finish_reason length)" in seen[1][-1]["content"] and seen[1][-2]["content"]
+
+
+def test_a_conversation_that_is_refused_ends_and_the_run_goes_on():
+    too_long = lambda messages: 400 if len(messages) > 4 else WRONG  # what is sent back makes it too long
+    found, _ = talk(too_long)
+    assert (found.status, found.attempts, found.solution) == ("refused", 2, "")
+
+
 def test_a_server_that_never_answers_and_one_that_refuses_are_errors_of_one_line():
+    options = dict(backoff=0.001, retries=2)
     server = Server(lambda messages: 429)
-    with pytest.raises(TeacherError, match=f"no answer after {RETRIES} requests .HTTP 429."):
-        Teacher(server.url, "m", wait=0.001).ask([], Conversation())
+    with pytest.raises(Later, match="HTTP 429"):
+        converse(Client(server.url, "m", **options), "x", judge, 1)
     server.script = lambda messages: 401
-    with pytest.raises(TeacherError, match="HTTP 401"):
-        Teacher(server.url, "m", wait=0.001).ask([], Conversation())
+    with pytest.raises(ConfigError, match="HTTP 401"):
+        converse(Client(server.url, "m", **options), "x", judge, 1)
     server.shutdown()
-    with pytest.raises(TeacherError, match="no answer"):
-        Teacher("http://127.0.0.1:1/v1", "m", wait=0.001).ask([], Conversation())
+    with pytest.raises(Later, match="refused"):
+        converse(Client("http://127.0.0.1:1/v1", "m", **options), "x", judge, 1)
 
 
 def test_knowledge_is_about_the_operators_at_hand():

@@ -271,4 +271,4 @@ def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
     tokenizer = Tokenizer(tmp_path)
     cfg = train_sft.Config(data=str(path), max_len=10_000)
     (task_ids, _), (plain_ids, _) = train_sft.encode(texts, cfg, tokenizer)
-    assert task_ids == build_prompt(Task("t", PROBLEM), tokenizer) and plain_ids == tokenizer.encode("ask")
+    assert task_ids == build_prompt(Task("t", PROBLEM), tokenizer) and plain_ids == tokenizer.encode("ask\n")

@@ -17,6 +17,7 @@ from nanotriton import config
 from nanotriton.config import ConfigError
 from nanotriton.run import Run, launch
 from nanotriton.tasks.bpe import train_tokenizer
+from nanotriton.tasks.prompt import of_text
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +33,16 @@ GOOD = '{"prompt": "a", "completion": "b"}'
         ('{"prompt": "a", "text": "b"}', "it has no completion, only prompt, text"),
         ('{"completion": "b"}', "it has no prompt, only completion"),
         ("{}", "it has no prompt"),
-        ('{"prompt": ["a"], "completion": "b"}', 'its prompt is no string but ["a"]'),
+        ('{"prompt": 3, "completion": "b"}', "its prompt is no string but 3"),
+        ('{"prompt": ["a"], "completion": "b"}', 'a message is no {"role": ..., "content": text}: "a"'),
+        ('{"task": "relu", "completion": "b"}', "its task is no module's source: it has no class Model"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            "its last message is the user's; the assistant's",
+        ),
+        ('{"messages": [{"role": "assistant", "content": "b"}]}', "there are no messages"),
+        ('{"messages": [{"role": "robot", "content": "b"}]}', 'the role "robot" of a message is none of'),
+        ('{"messages": []}', "its messages are no list of messages but []"),
         ('{"prompt": "a", "completion": null}', "its completion is no string but null"),
         ('{"prompt": "a", "completion": " "}', "its completion is empty"),
         (r'{"prompt": "\ud800", "completion": "b"}', "its prompt has half of a surrogate pair"),
@@ -44,7 +54,7 @@ def test_a_bad_line_of_data_says_what_is_wrong_with_it(tmp_path, line, says):
         train_sft.read_pairs(str(path))
     assert str(error.value).startswith(
         f"--data {path}, line 3: {says}"
-    ) and '; {"prompt": text, "completion": text} is expected' in str(error.value)
+    ) and '; {"task" or "prompt": ..., "completion": ...} or {"messages"' in str(error.value)
 
 
 def test_data_that_is_no_file_of_lines(tmp_path):
@@ -52,7 +62,7 @@ def test_data_that_is_no_file_of_lines(tmp_path):
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9"}')
     (tmp_path / "marked").write_text(GOOD + "\r\n", encoding="utf-8-sig")
     for name, says in (
-        ("empty", "the file is empty; {"),
+        ("empty", "the file is empty; a line of {"),
         ("latin", "cannot read: no UTF-8 text (byte 12)"),
         (".", "cannot read: Is a directory"),
         ("no", "cannot read: No such file"),
@@ -60,7 +70,7 @@ def test_data_that_is_no_file_of_lines(tmp_path):
         with pytest.raises(ConfigError) as error:
             train_sft.read_pairs(str(tmp_path / name))
         assert str(error.value).startswith(f"--data {tmp_path / name}: {says}")
-    assert train_sft.read_pairs(str(tmp_path / "marked")) == [("a", "b")]
+    assert train_sft.read_pairs(str(tmp_path / "marked")) == [(of_text("a"), "b")]
 
 
 def run(*argv: str, **kw) -> subprocess.CompletedProcess:
@@ -205,7 +215,7 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
         "metrics.jsonl", [{}]
     )
-    assert "laptop/sft holds a run with --sft-steps 540: give" in mistake(
+    assert "laptop/sft holds a run with --sft-steps 1600: give" in mistake(
         capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7"
     )
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.bpe import train_tokenizer
-from nanotriton.tasks.prompt import build_completion, build_prompt, prompt_ids
+from nanotriton.tasks.prompt import DEFAULT, build_completion, build_prompt, ids_of
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ def test_a_chat_model_gets_the_task_inside_instructions(tasks):
 
 def test_a_source_with_braces_or_template_marks_is_shown_as_it_is():
     source = "x = {'a': {1}}\ny = '{{ messages }} {source} %s'"
-    assert source in "".join(map(chr, prompt_ids(source, ChatTokenizer())))
+    assert source in "".join(map(chr, ids_of(DEFAULT.of(source), ChatTokenizer())))
 
 
 def test_the_prompt_echoed_back_is_no_answer(tasks):

@@ -18,6 +18,7 @@ from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.scheduler import Sample
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.bpe import train_tokenizer
+from nanotriton.tasks.prompt import of_text
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.verdict import Verdict
@@ -95,7 +96,7 @@ def test_sft_trains_completions_that_count_as_answers(tokenizers):
 
     def whole_turn(template: str, completion: str) -> str:
         tokenizer = tokenizers(template)
-        [(prompt, ids)] = train_sft.encode([("Write it.", completion)], cfg, tokenizer)
+        [(prompt, ids)] = train_sft.encode([(of_text("Write it."), completion)], cfg, tokenizer)
         return tokenizer.decode(prompt + ids[:-1]).partition("<assistant>")[2]
 
     assert whole_turn(PLAIN, answer) == answer and whole_turn(PLAIN, thought) == thought
@@ -116,7 +117,7 @@ def test_a_benchmark_samples_behind_what_the_template_opened(tokenizers, tmp_pat
             max_position_embeddings=256,
         )
         save_model(Transformer(config).init_weights(0), tmp_path, tokenizer.files)
-        asks = [sources.Ask("1/1", s, (("user", "Write it."),), "Write it.", s) for s in range(2)]
+        asks = [sources.Ask("1/1", s, of_text("Write it."), s) for s in range(2)]
         texts = {}
         sources.from_model(
             str(tmp_path),
@@ -153,13 +154,13 @@ def test_a_benchmark_judges_no_draft_of_an_endpoint(monkeypatch, tmp_path):
     problem = kernelbench.Problem(1, 1, Task("1_One", "class Model: pass\n"))
     answers = {0: (DRAFT, "length"), 1: (ANSWER, "stop")}
 
-    def collect(cfg, asks, world, save):
+    def run(self, asks, save):
         for ask in asks:
             text, finish_reason = answers[ask.sample]
             save(ask, text, {"finish_reason": finish_reason})
         return []
 
-    monkeypatch.setattr(sources, "collect", collect)
+    monkeypatch.setattr(sources.Endpoint, "run", run)
     monkeypatch.setattr(
         KernelBench,
         "execute",
@@ -168,7 +169,13 @@ def test_a_benchmark_judges_no_draft_of_an_endpoint(monkeypatch, tmp_path):
         ],
     )
     cfg = KernelBenchConfig(
-        data="-", endpoint="http://x", n=2, policy=["strict"], device="cpu", out=str(tmp_path / "r.json")
+        data="-",
+        endpoint="http://x",
+        served_model="m",
+        n=2,
+        policy=["strict"],
+        device="cpu",
+        out=str(tmp_path / "r.json"),
     )
     assert KernelBench(cfg, World(), [problem], {}, {}).go() == 0
     rows = json.loads((tmp_path / "r.json").read_text())["samples"]

@@ -302,7 +302,7 @@ def test_rule_13_kl_terms_have_the_gradients_that_are_said():
     assert expectation(logp - ref).abs().max() < 1e-12  # k1 as a loss teaches nothing: refused
     with pytest.raises(ValueError, match="zero in expectation"):
         grpo.kl(logp, ref, one, "k1")
-    assert train_grpo.Config().losses.kl == 0.0
+    assert config.make(train_grpo.Config, **train_grpo.PRETRAINED).losses.kl == 0.0
 
 
 def test_rule_14_truncated_and_failed_samples_leave_numerator_and_denominator():
@@ -492,7 +492,7 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     monkeypatch.setattr(train_grpo, "report", lambda *_: said.append("report"))
     monkeypatch.setattr(train_grpo, "summary", lambda *_: {})
     monkeypatch.setattr(train_grpo, "heldout", lambda *_, split, **__: said.append(f"measure {split}") or {})
-    options = dict(model="x", steps=2, prompts=2, group=2, eval_every=1, save_every=1)
+    options = dict(model="x", kl=0.0, steps=2, prompts=2, group=2, eval_every=1, save_every=1)
     train_grpo.main(config.make(train_grpo.Config, **options), World())
     order = [w for w in said if w in ("report", "save", "export") or w.startswith("measure")]
     assert order == [

@@ -3,6 +3,7 @@
 import train_sft
 from nanotriton.executor import Executor
 from nanotriton.tasks.grammar import OPS
+from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.teacher import habits, taught
 
@@ -42,7 +43,7 @@ def test_its_mistakes_are_wrong_and_the_rest_is_right():
 
 def test_sft_trains_on_the_teacher_that_is_named():
     config = dict(examples=40, eval_tasks=4, seed=0)
-    exact, _, _ = train_sft.data_sets(train_sft.Config(**config))
-    wrong, _, _ = train_sft.data_sets(train_sft.Config(teacher="habits", **config))
+    exact, _, _ = train_sft.data_sets(train_sft.Config(**config), DEFAULT)
+    wrong, _, _ = train_sft.data_sets(train_sft.Config(teacher="habits", **config), DEFAULT)
     assert [prompt for prompt, _ in exact] == [prompt for prompt, _ in wrong]
     assert 0 < sum(a != b for a, b in zip(exact, wrong)) < 40

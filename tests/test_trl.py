@@ -136,7 +136,7 @@ class Keep:
 
 def ours(batch, rows: int, **options):
     """Our loss of the same samples, and its gradients."""
-    cfg = config.make(train_grpo.Config, max_tokens=LIMIT, clip=1e9, **options)
+    cfg = config.make(train_grpo.Config, **dict(max_tokens=LIMIT, clip=1e9, kl=0.0) | options)
     cfg.micro_tokens = 25  # several microbatches
     episodes = []
     for k, n in enumerate(LENGTHS[:rows]):

@@ -61,7 +61,7 @@ class Keep:
 
 def step(episodes: list[Episode], first: bool = True, **options):
     """-> (gradients, statistics, whether the optimizer made a step)."""
-    cfg = config.make(train_grpo.Config, **dict(clip=1e9, max_tokens=8) | options)
+    cfg = config.make(train_grpo.Config, **dict(clip=1e9, kl=0.0, max_tokens=8) | options)
     model = make(0)
     reference = make(7).requires_grad_(False) if cfg.losses.kl else None
     tokenizer = SimpleNamespace(vocab_size=VOCAB)

@@ -4,6 +4,7 @@ Beside OUT.json lies OUT.journal.jsonl, and OUT.journal.<rank>.jsonl for each ot
 are only ever appended:
 
     {"kind": "settings", ...}                              what may not change when the run is continued
+    {"kind": "model", "id": ...}                           the model that an endpoint serves
     {"kind": "sample", "problem": ..., "sample": i, ...}   a candidate, as it came
     {"kind": "verdict", "problem": ..., "sample": i, "policy": ..., ...}
 
@@ -37,6 +38,7 @@ class Journal:
     def __init__(self, out: Path, settings: dict, rank: int = 0, size: int = 1, fresh: bool = False):
         self.out, self.settings = out, settings
         self.entries: dict[tuple, dict] = {}
+        self.model = ""  # that an endpoint serves; "": none was asked
         path = path_of(out, rank)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +75,13 @@ class Journal:
     def _cut(self) -> None:
         """Cut off half a line at the end.
 
-        Settings alone are cut too: nothing came of them, and they may change.
+        What a run begins with is cut too if nothing else follows: nothing came of it, and it may change.
         """
         self.file.seek(0)
         data = self.file.read()
-        whole = data.rfind(b"\n") + 1
-        self.file.truncate(whole if data.count(b"\n") > 1 else 0)
+        *lines, _ = data.split(b"\n")
+        came = [line for line in lines if not line.startswith((b'{"kind": "settings"', b'{"kind": "model"'))]
+        self.file.truncate(data.rfind(b"\n") + 1 if came else 0)
 
     def append(self, line: dict) -> None:
         """Write one line. Once this returns, the line survives a kill of this process."""
@@ -92,7 +95,9 @@ class Journal:
             for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
                 try:
                     line = json.loads(text)
-                    if line["kind"] != "settings":
+                    if line["kind"] == "model":
+                        line["id"]
+                    elif line["kind"] != "settings":
                         line["problem"], line["sample"]  # KeyError where one is missing
                 except (ValueError, KeyError, TypeError):
                     raise ConfigError(
@@ -110,8 +115,22 @@ class Journal:
                     f"{self.out} holds a run with {options}: give those, another --out, or --fresh"
                 )
             return
+        if line["kind"] == "model":
+            if self.model and line["id"] != self.model:
+                raise ConfigError(
+                    f"{self.out} holds answers of {self.model}, and {line['id']} is served now: "
+                    "serve the first again, or give another --out, or --fresh"
+                )
+            self.model = line["id"]
+            return
         key = (line["kind"], line["problem"], line["sample"], line.get("policy"))
         self.entries.setdefault(key, line)
+
+    def served(self, model: str) -> None:
+        """Note the id of the model that an endpoint serves. ConfigError if an earlier one was another."""
+        if self.model != model:
+            self._take({"kind": "model", "id": model})
+            self.append({"kind": "model", "id": model})
 
     def get(self, kind: str, problem: str, sample: int, policy: str | None = None) -> dict | None:
         return self.entries.get((kind, problem, sample, policy))

@@ -20,6 +20,7 @@ after a kill. Exit status: 0 finished; 1 some candidates could not be had or not
 mistake of the user's.
 """
 
+import hashlib
 import json
 import sys
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -66,8 +67,10 @@ class Config:
     ids: list[int] = field(default_factory=list)  # only these problems of each level
     out: str = "results.json"  # the results; the table, plots and journal go beside it
     fresh: bool = False  # forget what an earlier run left at --out, instead of continuing it
-    # what a model is asked: the paper's way, or the benchmark's own
-    prompt: Literal["autotriton", "kernelbench"] = "autotriton"
+    # what a model is asked: autotriton (as in training), kernelbench (the benchmark's own words), or a file
+    # with {source} in it
+    prompt: str = "autotriton"
+    template: str = ""  # variables for the model's chat template, in JSON: '{"enable_thinking": false}'
     # the k of pass@k, as far as there are samples
     ks: list[int] = field(default_factory=lambda: [1, 2, 5, 10, 20, 50, 100])
     temperature: Annotated[float, ">= 0"] = 1.0  # of the samples; 0: greedy
@@ -90,6 +93,7 @@ class Config:
 
     def validate(self) -> None:
         check(self, "samples", "a clone of KernelBench, or hub,")
+        kernelbench.prompt_of(self.prompt)
         if self.compile_baseline and self.device != "cuda":
             raise config.ConfigError(
                 "--compile-baseline times torch.compile on a GPU: it needs --device cuda"
@@ -135,7 +139,7 @@ def read_rows(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]
     found: dict[tuple[str, int], dict] = {}
     count: dict[str, int] = {}  # samples of a problem so far, which number those that have no number
     for number, row in enumerate(sources.read_jsonl(path), 1):
-        if row.get("kind") in ("settings", "verdict"):  # of a journal
+        if row.get("kind") in ("settings", "model", "verdict"):  # of a journal
             continue
         try:
             name = problem_of(row, by_source, by_title)
@@ -256,6 +260,14 @@ class KernelBench(BenchmarkRun):
         # {the baseline's name: {problem's name: us}}
         self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}
         self.not_compiled: dict[str, str] = {}  # {problem's name: why}
+        self.prompt = kernelbench.prompt_of(cfg.prompt)
+
+    def settings(self) -> dict:
+        """The options, with the content of a prompt's file behind its name."""
+        found = super().settings()
+        if self.cfg.prompt not in ("autotriton", "kernelbench"):
+            found["prompt"] += f" (sha256 {hashlib.sha256(self.prompt.plain.encode()).hexdigest()[:12]})"
+        return found
 
     def sample(self, problem: Problem, given: dict | str) -> dict:
         if isinstance(given, dict):  # from a file
@@ -263,9 +275,8 @@ class KernelBench(BenchmarkRun):
         return {"completion": given, "candidate": extract_candidate(given)}
 
     def ask(self, p: Problem, s: int) -> sources.Ask:
-        messages = kernelbench.messages(p.task.source, self.cfg.prompt)
         seed = seed_of(self.cfg.seed, Stream.KERNELBENCH, p.level, p.id, s)
-        return sources.Ask(p.name, s, messages, p.task.source, seed)
+        return sources.Ask(p.name, s, self.prompt.of(p.task.source), seed)
 
     # ---- verdicts ----
 
@@ -388,7 +399,7 @@ class KernelBench(BenchmarkRun):
 
         return {
             "judged": {policy: len(self.outcomes(policy)) for policy in cfg.policy},
-            "prompt": kernelbench.messages("{source}", cfg.prompt),
+            "prompt": self.prompt.messages,
             "scores": score(),
             "scores_against": {name: score(baseline) for name, baseline in self.baselines.items()},
             "baselines_us": self.baselines,

@@ -119,6 +119,7 @@ def markdown(results: dict) -> str:
     lines = [f"# {kind}", "", f"`{results['command']}`", ""]
     if not results["complete"]:
         lines += [f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.", ""]
+    lines += served_notes(results)
     lines += [f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
     lines += summary(kind, scores)
     if kind == "tritonbench":
@@ -132,6 +133,19 @@ def markdown(results: dict) -> str:
         lines += [*(f"- {name}: {clean(why)}" for name, why in missing.items()), ""]
     environment = ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v is not None)
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
+
+
+def served_notes(results: dict) -> list[str]:
+    """Which model of an endpoint answered, and what it was not asked with."""
+    model = results.get("served_model")
+    if not model:
+        return []
+    text = f"Model at {results['settings']['endpoint']}: `{model}`"
+    if others := results["answered_by"]:
+        text += "; the server says that " + ", ".join(f"`{k}` wrote {n}" for k, n in others.items())
+    if left_out := results["left_out"]:
+        text += f"; not asked with {', '.join(left_out)}, which it does not take"
+    return [f"{text}.", ""]
 
 
 def summary(kind: str, scores: dict) -> list[str]:

@@ -8,12 +8,13 @@ continuation, the ranks of torchrun, and the frame of the results.
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from pathlib import Path
 
 from bench.channels import report, sources
 from bench.channels.journal import Journal
 from bench.results import command, environment, write_json
-from nanotriton.config import ConfigError
+from nanotriton.config import ConfigError, json_object
 from nanotriton.executor.processes import check_card
 from nanotriton.verdict import Verdict
 from nanotriton.world import World
@@ -23,6 +24,7 @@ REFRESH = 20.0  # seconds between two versions of the results while candidates a
 FREE = {
     "out",
     "fresh",
+    "endpoint",  # the journal knows which model it serves
     "ids",
     "limit",
     "n",
@@ -51,6 +53,7 @@ def check(cfg, given: str, expected: str) -> None:
         raise ConfigError(f"--data: {expected} is expected")
     if not cfg.out.endswith(".json"):
         raise ConfigError(f"--out {cfg.out}: a name that ends in .json is expected")
+    json_object("--template", cfg.template)
     check_card(cfg.device)
     if any(k < 1 for k in cfg.ks):
         raise ConfigError("--ks: each must be at least 1")
@@ -113,11 +116,15 @@ class BenchmarkRun:
         """What the results hold beyond the frame: scores, prompt, "judged": {policy: number of verdicts}."""
         raise NotImplementedError
 
+    def settings(self) -> dict:
+        """The options as the journal keeps them: `free` ones apart, the run is not continued with others."""
+        return dataclasses.asdict(self.cfg)
+
     # ---- what is the same ----
 
     def go(self) -> int:
         """Run to the end, or continue what was begun -> exit status."""
-        settings = {k: v for k, v in dataclasses.asdict(self.cfg).items() if k not in self.free}
+        settings = {k: v for k, v in self.settings().items() if k not in self.free}
         with Journal(
             Path(self.cfg.out), settings, self.world.rank, self.world.world_size, self.cfg.fresh
         ) as self.journal:
@@ -163,7 +170,14 @@ class BenchmarkRun:
                 p = problems[ask.problem]
                 add(p, ask.sample, self.sample(p, completion) | details)
 
-            self.failures += sources.collect(self.cfg, [self.ask(p, s) for p, s in missing], self.world, save)
+            asks = [self.ask(p, s) for p, s in missing]
+            if self.cfg.model and asks:
+                sampling = sources.sampling_of(self.cfg)
+                sources.from_model(self.cfg.model, asks, sampling, self.world, save)
+            elif asks:
+                endpoint = sources.make_endpoint(self.cfg)
+                self.journal.served(endpoint.client.model)
+                self.failures += endpoint.run(asks, save)
             return
         for p, s in wanted:
             entries = self.sample(p, self.given[p.name, s])
@@ -201,13 +215,30 @@ class BenchmarkRun:
             self.journal.read()
             self.write()
 
+    def served(self) -> dict:
+        """What is known of an endpoint's model; nothing where no endpoint was asked.
+
+        "answered_by" counts the samples of each model that a server named as another than the one asked for,
+        "left_out" names the parameters that it did not take.
+        """
+        if not self.journal.model:
+            return {}
+        samples = [self.journal.get("sample", p.name, s) or {} for p, s in self.wanted]
+        others = Counter(sample["model"] for sample in samples if sample.get("model"))
+        left_out = {name for sample in samples for name in sample.get("left_out", ())}
+        return {
+            "served_model": self.journal.model,
+            "answered_by": dict(others),
+            "left_out": sorted(left_out),
+        }
+
     def write(self) -> dict:
         """Write the JSON, the table and the plots of what there is so far -> the results."""
         cfg, weak, rows = self.cfg, self.weak(), []
         for p, s in self.wanted:
             sample = self.journal.get("sample", p.name, s) or {}
             row = {"problem": p.name, "sample": s, "weak": weak.get(p.name)}
-            row |= {k: sample[k] for k in ("finish_reason", "tokens", "error") if k in sample}
+            row |= {k: sample[k] for k in ("finish_reason", "tokens", "error", "model") if k in sample}
             rows.append(row | self.row(p, s, sample))
         found = self.results(weak, rows)
         results = {
@@ -219,6 +250,7 @@ class BenchmarkRun:
             "seconds_of": self.stages,
             "environment": environment() | {"device": cfg.device},
             "settings": dataclasses.asdict(cfg),
+            **self.served(),
             **found,
             "samples": rows,
         }

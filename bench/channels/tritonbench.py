@@ -46,6 +46,7 @@ from nanotriton.rules import rules
 from nanotriton.run import launch
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
+from nanotriton.tasks.prompt import Prompt
 from nanotriton.tasks.tritonbench import Problem
 from nanotriton.verdict import Fault, Verdict
 from nanotriton.world import World
@@ -77,6 +78,7 @@ class Config:
     fresh: bool = False  # forget what an earlier run left at --out, instead of continuing it
     # the k of pass@k, as far as there are samples
     ks: list[int] = field(default_factory=lambda: [1, 2, 5, 10, 20, 50, 100])
+    template: str = ""  # variables for the model's chat template, in JSON: '{"enable_thinking": false}'
     temperature: Annotated[float, ">= 0"] = 1.0  # of the samples; 0: greedy
     top_p: Annotated[float, "> 0", "<= 1"] = 1.0  # nucleus
     max_tokens: Annotated[int, ">= 1"] = 4096  # longest completion
@@ -185,7 +187,7 @@ class TritonBench(BenchmarkRun):
         seed = seed_of(
             self.cfg.seed, Stream.TRITONBENCH, "GT".index(self.cfg.channel), zlib.crc32(p.name.encode()), s
         )
-        return sources.Ask(p.name, s, (("system", SYSTEM), ("user", text)), text, seed)
+        return sources.Ask(p.name, s, Prompt((("system", SYSTEM), ("user", text)), text, text), seed)
 
     # ---- verdicts ----
 

@@ -9,7 +9,7 @@
 main is what `torchrun train_grpo.py` does: SFT, then GRPO. rejection imitates the samples that are paid
 instead, with the same number of samples and updates (rejection-sampling fine-tuning). control is main with
 rewards shuffled within the batch. sft is --factor times the SFT steps and no GRPO, measured on the same test
-tasks. table collects what has finished.
+tasks. table collects what has finished, and draws it.
 
 Runs live in out/bench-ARM-SEED and continue when they are started again. No arm reads another's folder, so
 all may run at once, each on cores of its own: `taskset -c 0,1 python -m bench.speed.laptop main --seed 0`.
@@ -21,7 +21,7 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,7 @@ import train_grpo
 import train_sft
 from bench.results import environment, write_json
 from nanotriton import config, distributed
+from nanotriton.log import smooth
 from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
@@ -42,6 +43,8 @@ NAMES = {
     "control": "shuffled rewards",
     "sft": "more SFT",
 }
+COLORS = dict(zip(NAMES, ("C0", "C2", "C7", "C1")))
+OPACITY = {"heldout": 1.0, "greedy": 0.5}
 HEAD = [
     "arm",
     "seed",
@@ -58,27 +61,21 @@ HEAD = [
 @dataclass
 class Config:
     seed: Annotated[int, ">= 0"] = 0  # of the run
-    # sft: its steps over those of the laptop run's SFT; 9 times as many take as long as SFT and GRPO
-    factor: Annotated[float, "> 0"] = 9.0
+    # sft: its steps over those of the laptop run's SFT; so many take as long as SFT and GRPO
+    factor: Annotated[float, "> 0"] = 2.6
     root: str = "out"  # where runs live
-    out: str = "results/laptop.json"  # table: where the numbers go
+    out: str = "results/laptop.json"  # table: where the numbers go, and a picture of the same name
     machine: str = ""  # table: what the runs ran on, in words
 
 
 def sft_arm(cfg: Config) -> None:
     """SFT for as long as SFT and GRPO take together; then the test set, drawn as train_grpo.py does it."""
     name = f"bench-sft-{cfg.seed}"
-    steps = round(train_sft.Config.steps * cfg.factor)
+    grpo = grpo_config(name, cfg)
+    usual = train_grpo.sft_config(grpo)
+    steps = round(usual.steps * cfg.factor)
     # No pair comes twice, as the grammar has enough. The learning rate falls to 0, as nothing comes after.
-    sft = train_sft.Config(
-        name=name,
-        out=cfg.root,
-        seed=cfg.seed,
-        steps=steps,
-        examples=steps * train_sft.Config.batch,
-        min_lr=0.0,
-    )
-    grpo = train_grpo.Config(seed=cfg.seed)
+    sft = replace(usual, name=name, out=cfg.root, steps=steps, examples=steps * usual.batch, min_lr=0.0)
 
     def run(sft: train_sft.Config, world: World) -> None:
         folder = train_sft.main(sft, world)
@@ -184,6 +181,62 @@ def table(cfg: Config) -> None:
         "command": f"python -m bench.speed.laptop {'|'.join(NAMES)} --seed S",
     }
     write_json(cfg.out, about | {"runs": rows})
+    draw(rows, curves(Path(cfg.root)), Path(cfg.out).with_suffix(".png"))
+
+
+def curves(root: Path) -> dict[str, list[list[float]]]:
+    """By arm, for each seed: the share of right samples at each step, whose tasks were never seen before."""
+    found: dict[str, list[list[float]]] = {}
+    for arm in FLAGS:
+        for path in sorted(root.glob(f"bench-{arm}-*/metrics.jsonl")):
+            steps = [json.loads(line) for line in path.read_text().splitlines()]
+            shares = [s["statuses"].get("correct", 0) / s["samples"] for s in steps if s["stage"] == "grpo"]
+            found.setdefault(arm, []).append(shares)
+    return found
+
+
+def draw(rows: list[dict], shares: dict[str, list[list[float]]], path: Path) -> None:
+    """Left: success on the fresh training tasks of each step. Right: on the test tasks, before and after."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    for arm, seeds in shares.items():
+        for one in seeds:
+            left.plot(range(1, len(one) + 1), smooth(one), color=COLORS[arm], alpha=0.3, lw=1)
+        mean = [sum(step) / len(step) for step in zip(*seeds)]
+        left.plot(range(1, len(mean) + 1), smooth(mean), color=COLORS[arm], lw=2.5, label=NAMES[arm])
+    left.set(xlabel="step after SFT", ylabel="share of kernels that are right")
+    left.set_title("kernels written in training, each step for new tasks", fontsize=10)
+    left.legend()
+
+    labels = []
+    for arm in NAMES:
+        for kind in ("heldout", "greedy"):
+            values = [after(row, kind) for row in rows if row["arm"] == arm]
+            if values:
+                at = len(labels)
+                right.bar(at, sum(values) / len(values), color=COLORS[arm], alpha=OPACITY[kind])
+                right.plot([at] * len(values), values, "k.", ms=5)
+                labels.append(f"{NAMES[arm]}, {'sampled' if kind == 'heldout' else 'greedy'}")
+    starts = [row["heldout_before"] for row in rows if row["arm"] == "main"]
+    if starts:
+        start = sum(starts) / len(starts)
+        right.axhline(start, color="k", ls="--", lw=1, label="before: SFT alone, sampled")
+        right.legend(loc="lower right")
+    right.set_xticks(range(len(labels)), labels, fontsize=8, rotation=25, ha="right")
+    right.set_title("held-out test tasks: means of the seeds, which are the dots", fontsize=10)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def after(row: dict, kind: str) -> float:
+    """A finished run's success on the test tasks: "heldout" is sampled at temperature 1, or "greedy"."""
+    if row["arm"] == "sft":
+        return row["success" if kind == "heldout" else "greedy"]
+    return row[f"{kind}_after"]
 
 
 def main(argv: list[str]) -> None:

@@ -7,19 +7,16 @@ wins. What each conversation cost in tokens, retries and seconds is kept. A conv
 journal, written when it ends, so that a run that is killed repeats no finished one.
 """
 
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from nanotriton.rules.extract import extract_candidate
+from nanotriton.endpoint.answer import Answer, Refused
+from nanotriton.endpoint.client import Client
+from nanotriton.rules.extract import after_reasoning, extract_candidate
 from nanotriton.tasks.kernelbench import EXAMPLE, EXAMPLE_ANSWER
 from nanotriton.tasks.prompt import SYSTEM, USER
 
-RETRIES = 5  # of one request, when the server is busy, slow or talks nonsense
-WAIT = 1.0  # seconds before the first retry; each next wait is twice as long
 KNOWLEDGE = {
     "softmax": "Softmax of a row: subtract the row's maximum before tl.exp; load lanes past the end as -inf.",
     "norm": "A norm's variance is the mean of the squares of (x - mean); set lanes past the end to 0 after subtracting the mean.",  # noqa: E501
@@ -31,10 +28,6 @@ KNOWLEDGE = {
     "attention": "Keep a running maximum and sum per query, and rescale the accumulator when the maximum changes.",  # noqa: E501
     "loss": "For a sum over everything, each program adds its part with tl.atomic_add to a result that starts at zero.",  # noqa: E501
 }
-
-
-class TeacherError(Exception):
-    """The server can't be used; the message is one line."""
 
 
 @dataclass
@@ -49,43 +42,6 @@ class Conversation:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
-
-
-class Teacher:
-    """Asks an endpoint for chat completions. Requests that fail in passing are made again, later
-    and later."""
-
-    def __init__(self, endpoint: str, model: str, timeout: float = 120.0, wait: float = WAIT):
-        self.url = endpoint.rstrip("/") + "/chat/completions"
-        self.model, self.timeout, self.wait = model, timeout, wait
-
-    def ask(self, messages: list[dict], conversation: Conversation) -> str:
-        """The answer's text. Raises TeacherError when RETRIES requests have failed."""
-        body = json.dumps({"model": self.model, "messages": messages}).encode()
-        why = ""
-        for turn in range(RETRIES):
-            if turn:
-                conversation.retries += 1
-                time.sleep(self.wait * 2 ** (turn - 1))
-            request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                    answer = json.load(response)
-                text = answer["choices"][0]["message"]["content"]
-                if not isinstance(text, str):
-                    raise TypeError("its content is no text")
-            except urllib.error.HTTPError as error:
-                if error.code not in (408, 409, 429) and error.code < 500:
-                    raise TeacherError(f"{self.url}: HTTP {error.code} {error.reason}") from None
-                why = f"HTTP {error.code}"
-            except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-                why = f"{type(error).__name__}: {error}"
-            else:
-                usage = answer.get("usage") or {}
-                conversation.prompt_tokens += usage.get("prompt_tokens", 0)
-                conversation.completion_tokens += usage.get("completion_tokens", 0)
-                return text
-        raise TeacherError(f"{self.url}: no answer after {RETRIES} requests ({why})")
 
 
 def knowledge(source: str) -> str:
@@ -109,24 +65,44 @@ def opening(source: str) -> list[dict]:
 
 
 def converse(
-    teacher: Teacher, source: str, judge: Callable[[str], tuple[str, str]], attempts: int
+    teacher: Client, source: str, judge: Callable[[str], tuple[str, str]], attempts: int
 ) -> Conversation:
-    """Ask until an answer is correct. judge: solution -> (status, message)."""
+    """Ask until an answer is correct. judge: solution -> (status, message).
+
+    A conversation that the teacher refuses, because it has become too long, say, ends without a solution.
+    Raises Later where the server does not answer, and ConfigError where it never will.
+    """
     start, found, messages = time.monotonic(), Conversation(), opening(source)
     while found.attempts < attempts and found.status != "correct":
-        text = teacher.ask(messages, found)
         found.attempts += 1
-        code = extract_candidate(text)
-        found.status, found.message = (
-            judge(code) if code else ("no_code", "the answer has no ```python block with a ModelNew")
-        )
+        try:
+            answer = teacher.ask(messages)
+        except Refused as error:
+            found.status, found.message = "refused", str(error)
+            break
+        count(answer, found)
+        code = extract_candidate(answer.text)
+        if code:
+            found.status, found.message = judge(code)
+        else:
+            found.status = "no_code"
+            found.message = answer.error or "the answer has no ```python block with a ModelNew"
         found.solution = code if found.status == "correct" else ""
         feedback = (
             f"That was judged {found.status}: {found.message}\n\nWrite the whole file again, corrected."
         )
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": feedback}]
+        # Templates refuse an answer without text; reasoning stays with the model, as servers want it.
+        said = (after_reasoning(answer.text) or "").strip() or "(no answer)"
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": feedback}]
     found.seconds = round(time.monotonic() - start, 2)
     return found
+
+
+def count(answer: Answer, conversation: Conversation) -> None:
+    """Add what an answer cost."""
+    conversation.retries += answer.retries
+    conversation.prompt_tokens += answer.prompt_tokens or 0
+    conversation.completion_tokens += answer.tokens or 0
 
 
 def meta(conversation: Conversation) -> dict:

@@ -19,13 +19,16 @@ from pathlib import Path
 
 from nanotriton import log
 from nanotriton.collect import distil, manifest, report
-from nanotriton.collect.distil import Conversation, Teacher, TeacherError, converse
+from nanotriton.collect.distil import Conversation, converse
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.make import make
 from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
+from nanotriton.config import ConfigError
+from nanotriton.endpoint.answer import Later
+from nanotriton.endpoint.client import Client
 from nanotriton.tasks.task import Task
 
 UNFAIR = (
@@ -134,7 +137,7 @@ class Pipeline:
         """Conversations with the teacher, several at a time. A teacher that can't be used ends the run; what
         is done is in the journal.
         """
-        teacher = Teacher(self.cfg.endpoint, self.cfg.model)
+        teacher = Client(self.cfg.endpoint, self.cfg.model, key_env=self.cfg.key_env, model_option="--model")
 
         def judged(task: Task, solution: str) -> tuple[str, str]:
             for text in (solution, solution + AGAIN):
@@ -150,22 +153,22 @@ class Pipeline:
             )
 
         rows = [row for job in self.jobs() if (row := self.asked(job))]
+        fatal = None
         with ThreadPoolExecutor(2 * self.workers) as pool:
-            try:
-                for future in log.bar(
-                    as_completed([pool.submit(talk, row) for row in rows]), total=len(rows), desc="modules"
-                ):
+            futures = [pool.submit(talk, row) for row in rows]
+            for future in log.bar(as_completed(futures), total=len(rows), desc="modules"):
+                try:
                     row, found = future.result()
-                    row["solution"], row["seconds"] = found.solution, found.seconds
-                    row["meta"] |= distil.meta(found)
-                    self.settle(
-                        row,
-                        "kept" if found.solution else found.status if found.status in UNFAIR else "task",
-                        found.message,
-                    )
-            except TeacherError as error:
-                pool.shutdown(cancel_futures=True)
-                raise ValueError(str(error)) from None
+                except (Later, ConfigError) as error:
+                    fatal = fatal or error
+                    teacher.stop.set()  # answers that are on their way are waited for, others not asked for
+                    continue
+                row["solution"], row["seconds"] = found.solution, found.seconds
+                row["meta"] |= distil.meta(found) | {"teacher": teacher.model}
+                status = found.status if found.status in UNFAIR else "task"
+                self.settle(row, "kept" if found.solution else status, found.message)
+        if fatal:
+            raise ValueError(str(fatal))
 
     def asked(self, job: dict) -> dict | None:
         """A row for the teacher; None if the module is done or filtered."""

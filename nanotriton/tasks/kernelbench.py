@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from nanotriton.tasks.prompt import SYSTEM, USER
+from nanotriton.tasks.prompt import DEFAULT, Prompt, read_prompt
 from nanotriton.tasks.task import Task, check_source, load_task
 
 LEVELS = (1, 2, 3, 4)
@@ -129,11 +129,17 @@ class Problem:
         return WEAK.get((self.level, self.id))
 
 
-def messages(source: str, style: str) -> tuple[tuple[str, str], ...]:
-    """What a model with a chat template is asked, as (role, text): style "kernelbench", or "autotriton" (prompt.py)."""
+def prompt_of(style: str) -> Prompt:
+    """How a problem is put to a model: style "autotriton" (prompt.py), "kernelbench", or the user's own file.
+
+    Raises ConfigError for a file that is no prompt.
+    """
+    if style == "autotriton":
+        return DEFAULT
     if style == "kernelbench":
-        return (("user", ASK.format(example=EXAMPLE, answer=EXAMPLE_ANSWER, source=source.strip())),)
-    return ("system", SYSTEM), ("user", USER.format(source=source.strip()))
+        text = ASK.replace("{example}", EXAMPLE).replace("{answer}", EXAMPLE_ANSWER)
+        return Prompt((("user", text),), f"{text}\n\n", DEFAULT.bare)
+    return read_prompt(style)
 
 
 def load_problems(data: str, levels: Sequence[int], server: str = SERVER) -> list[Problem]:

@@ -1,0 +1,1 @@
+"""A client of servers that speak the chat-completions protocol: client.py asks, answer.py reads."""
