@@ -64,7 +64,7 @@ def test_a_task_of_kernelbench_stays_as_it_is(tmp_path):
 )
 def test_a_file_with_one_module_and_inputs_is_a_task(tmp_path, text):
     task = task_of(tmp_path, text)
-    assert task.source.startswith(text.removeprefix("\ufeff").rstrip())
+    assert "class Model(" in task.source and "\ufeff" not in task.source
     assert answer(task).shape == (3, 4) and not answer(task).equal(answer(task))
 
 
@@ -118,3 +118,19 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
     with pytest.raises(ValueError, match="cannot read: no UTF-8 text"):
         module_task(tmp_path / "latin.py")
+
+
+def test_the_class_is_renamed_where_nothing_else_may_have_its_name(tmp_path):
+    old = NET.replace("super().__init__()", "super(Net, self).__init__()  # a Net")
+    task = task_of(tmp_path, HEAD + old + INPUTS)
+    assert task.source.startswith(HEAD + old.replace("Net(", "Model(").replace("(Net,", "(Model,") + INPUTS)
+    assert "# a Net" in task.source and answer(task).shape == (3, 4)
+    for line in (
+        "named = 'Net'",
+        "kind = f'{Net.__name__}'",
+        "import types\nspace = types.SimpleNamespace(Net=1).Net",
+    ):
+        text = f"{HEAD}{NET}{INPUTS}\n\n{line}\n"
+        task = task_of(tmp_path, text)
+        assert task.source.startswith(text) and "\n\nclass Model(Net):\n    pass\n" in task.source
+        assert answer(task).shape == (3, 4)

@@ -192,7 +192,7 @@ def test_what_was_wrong_goes_back_until_it_is_right(folder, serve):
 
     first, last = server.seen[0], server.seen[-1]
     assert [m["role"] for m in first] == ["system", "user"] and first[0]["content"] == SYSTEM
-    assert "class Shifted(nn.Module)" in first[1]["content"] and "class Model(Shifted)" in first[1]["content"]
+    assert "class Model(nn.Module)" in first[1]["content"] and "return x * 2 + self.by" in first[1]["content"]
     # the last answer and what was said of it, and none before
     assert [m["role"] for m in last] == ["system", "user", "assistant", "user"] and last[:2] == first
     assert "no_such_function" in last[2]["content"] and "no_such_function" in last[3]["content"]

@@ -1,11 +1,12 @@
 """A task made of anybody's file: a PyTorch module, and how to make inputs for it.
 
-A file in KernelBench's format is a task as it stands. Another one becomes a task by what is added at its end:
-`Model`, which derives from the file's own class, and the functions that it lacks. The file is read here and
-not run.
+A file in KernelBench's format is a task as it stands. In another one the class is renamed to `Model`, and the
+functions that it lacks are added at its end. The file is read here and not run.
 """
 
 import ast
+import io
+import tokenize
 from pathlib import Path
 
 from nanotriton.config import nearest, reason
@@ -31,24 +32,30 @@ def module_task(path: str | Path, wanted: str = "") -> Task:
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path}: not Python: {error}") from None
     try:
-        added = additions(source, tree, wanted)
+        return Task(Path(path).stem, completed(source, tree, wanted))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return Task(Path(path).stem, "\n\n\n".join([source.rstrip(), *added]) + "\n")
 
 
-def additions(source: str, tree: ast.Module, wanted: str) -> list[str]:
-    """The definitions that make a file a task, as text. Raises ValueError (one line)."""
+def completed(source: str, tree: ast.Module, wanted: str) -> str:
+    """The text of the task. Raises ValueError (one line)."""
     classes = module_classes(tree)
     chosen = choose(classes, wanted)
+    added = additions(source, tree, chosen, classes)
+    if chosen == "Model":
+        return "\n\n\n".join([source.rstrip(), *added]) + "\n" if added else source
+    if (whole := renamed(source, chosen)) is None:
+        whole = source
+        added.insert(0, f"class Model({chosen}):\n    pass")
+    return "\n\n\n".join([whole.rstrip(), *added]) + "\n"
+
+
+def additions(source: str, tree: ast.Module, chosen: str, classes: dict[str, ast.ClassDef]) -> list[str]:
+    """The functions of a task that a file lacks, as text. Raises ValueError (one line)."""
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if chosen != "Model" and "Model" in functions | assigned(tree).keys() | all_classes(tree).keys():
+        raise ValueError(f"it uses the name Model for something else than {chosen}, which shall be the Model")
     added = []
-    if chosen != "Model":
-        if "Model" in functions or "Model" in assigned(tree) or "Model" in all_classes(tree):
-            raise ValueError(
-                f"it uses the name Model for something else than {chosen}, which shall be the Model"
-            )
-        added.append(f"class Model({chosen}):\n    pass")
     if "get_inputs" not in functions:
         example = assigned(tree).get("example_inputs")
         if example is None:
@@ -62,6 +69,25 @@ def additions(source: str, tree: ast.Module, wanted: str) -> list[str]:
             )
         added.append("def get_init_inputs():\n    return []")
     return added
+
+
+def renamed(source: str, name: str) -> str | None:
+    """The source with a class called Model instead; None where more than the class may have that name."""
+    lines = source.splitlines(keepends=True)
+    places: list[tuple[int, int]] = []
+    before = ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME and token.string == name:
+            if before == ".":  # somebody else's attribute
+                return None
+            places.append(token.start)
+        elif token.string == "Model" or (token.type == tokenize.STRING and name in token.string):
+            return None
+        before = token.string
+    for row, column in reversed(places):
+        line = lines[row - 1]
+        lines[row - 1] = f"{line[:column]}Model{line[column + len(name) :]}"
+    return "".join(lines)
 
 
 # ---- classes
