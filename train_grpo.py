@@ -59,9 +59,13 @@ class Config:
 
     # fp32 masters; adam8: bf16 parameters, the sampler's too, and 8-bit moments: an 8B on one GPU
     optimizer: Literal["adamw", "adam8"] = "adamw"
+    # rank of the adapters (LoRA) that are trained on all linear layers while the rest stays as it is; 0: no
+    # adapters, all weights are trained. Adapters want about 10 times the learning rate
+    lora: Annotated[int, ">= 0"] = 0
     # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     lr: Annotated[float, "> 0"] = 2e-4
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
+    min_lr: Annotated[float, ">= 0", "<= 1"] = 0.0  # share of the peak that it never falls below
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
 
@@ -93,17 +97,18 @@ if __name__ == "__main__":
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import train_sft
-from nanotriton import distributed, grpo, schedule
+from nanotriton import distributed, grpo, schedule, stop
 from nanotriton.data import score
 from nanotriton.executor.executor import Executor
+from nanotriton.heldout import heldout
 from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
 from nanotriton.model import Transformer
+from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, report, summary
 from nanotriton.reward.reward import RewardFunction, reward_function, total
 from nanotriton.rollout import Episode, prompts_of, rollout
@@ -112,7 +117,6 @@ from nanotriton.run import (
     Run,
     check_model,
     check_timed,
-    heldout,
     launch,
     make_executor,
     make_sampler,
@@ -191,7 +195,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
         for number, chosen in enumerate(plan):
             done, of = step * len(plan) + number, cfg.steps * len(plan)
-            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup)
+            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
             updates.append(update_policy(of_groups(scored, chosen), trainer, clock, first=number == 0))
 
@@ -298,21 +302,22 @@ def sample(
 ) -> list[list[Episode]]:
     """[len(batch)][G] judged samples of these (group, task) pairs."""
     cfg = trainer.cfg
-    groups = rollout(
-        [task for _, task in batch],
-        cfg.group,
-        trainer.sampler,
-        trainer.executor,
-        trainer.tokenizer,
-        seeds=[
-            [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
-            for number, _ in batch
-        ],
-        temperature=cfg.temperature,
-        max_tokens=cfg.max_tokens,
-        prompt=trainer.prompt,
-        clock=clock,
-    )
+    with stop.at_once(trainer.world):
+        groups = rollout(
+            [task for _, task in batch],
+            cfg.group,
+            trainer.sampler,
+            trainer.executor,
+            trainer.tokenizer,
+            seeds=[
+                [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
+                for number, _ in batch
+            ],
+            temperature=cfg.temperature,
+            max_tokens=cfg.max_tokens,
+            prompt=trainer.prompt,
+            clock=clock,
+        )
     for (number, _), group in zip(batch, groups):
         for episode in group:
             episode.group = number
@@ -392,12 +397,12 @@ def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
 
 # ---- the run
 def main(cfg: Config, world: World) -> None:
-    distributed.check_optimizer(cfg.optimizer, world)
+    distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     timed = cfg.judge.time or cfg.paid.speed > 0
     if timed:
         check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
     # mistakes in what was named come out before anything is trained, or deleted by --fresh
-    tasks, dev, test = task_sets(cfg)
+    given = [GivenTasks("--tasks", cfg.tasks), GivenTasks("--heldout", cfg.trace.heldout)]
     reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
     if cfg.model:
         check_model(cfg.model)
@@ -405,6 +410,7 @@ def main(cfg: Config, world: World) -> None:
     if run.finished():
         return
 
+    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge))
     trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
     with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:
@@ -420,11 +426,13 @@ def main(cfg: Config, world: World) -> None:
 def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) -> Trainer:
     """Load the model, or make it, and put beside it everything that a step needs but the executor."""
     world = run.world
-    folder = cfg.model or small_model(cfg, world)
+    folder = cfg.model or train_sft.small_model(cfg, world)
     tokenizer = run.tokenizer(folder, cfg.template)
     shared = cfg.optimizer == "adam8"  # the sampler reads the parameters that are trained
     copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard
-    model, model_config = distributed.load(folder, world, cfg.optimizer, cfg.micro_tokens, copies=copies)
+    model, model_config = distributed.load(
+        folder, world, cfg.optimizer, cfg.micro_tokens, copies, rank=cfg.lora, seed=cfg.seed
+    )
     named = [*(tasks if cfg.tasks else []), *(test if cfg.trace.heldout else [])]
     # a prompt that is too long comes out now
     prompts_of(named, tokenizer, model_config.max_position_embeddings, prompt)
@@ -443,17 +451,20 @@ def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None
     cfg, world, model = trainer.cfg, trainer.world, trainer.model
     start = run.resume(model, trainer.optimizer)
     sync_weights(trainer.sampler, model, world)
-    if start == 0:
-        measure(run, trainer, "test", test, 0)
-    for step in range(start, cfg.steps):
-        if step > 0 and step % cfg.trace.eval_every == 0:
-            measure(run, trainer, "eval", dev, step)
-        report(run, step + 1, cfg, grpo_step(step, trainer))
-        if (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps:
-            if world.world_size > 1:
+    with run.training(model, trainer.optimizer):
+        if start == 0:
+            measure(run, trainer, "test", test, 0)
+        for step in range(start, cfg.steps):
+            if step > 0 and step % cfg.trace.eval_every == 0:
+                measure(run, trainer, "eval", dev, step)
+            report(run, step + 1, cfg, grpo_step(step, trainer))
+            due = (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps
+            if due and world.world_size > 1:
                 distributed.check_same(trainer.sampler.model.named_parameters(), world)
-            run.save(step + 1, model, trainer.optimizer)
-    run.export(model, trainer.tokenizer)  # before it is measured: an evaluation that dies costs no training
+            run.end_step(step + 1, model, trainer.optimizer, due)
+    base = cfg.model or str(run.folder / "sft" / "model")
+    # before it is measured: an evaluation that dies costs no training
+    run.export(model, trainer.tokenizer, base)
     measure(run, trainer, "test", test, cfg.steps)
 
 
@@ -476,31 +487,6 @@ def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int)
         prompt=trainer.prompt,
     )
     run.evaluated(kind, step, trainer.cfg.steps, **result)
-
-
-def small_model(cfg: Config, world: World) -> str:
-    """Make the model with train_sft.py, or find it made -> its folder."""
-    try:
-        return train_sft.main(sft_config(cfg), world)
-    except config.ConfigError as error:
-        raise config.ConfigError(
-            str(error).replace("--steps", "--sft-steps").replace("--examples", "--sft-examples")
-        ) from None
-
-
-def sft_config(cfg: Config) -> train_sft.Config:
-    """The SFT run inside this run's folder: out/NAME/sft. It measures on no more tasks than this run."""
-    return train_sft.Config(
-        name="sft",
-        out=str(Path(cfg.out) / cfg.name),
-        seed=cfg.seed,
-        steps=cfg.small.sft_steps,
-        examples=cfg.small.sft_examples,
-        teacher=cfg.small.sft_teacher,
-        eval_tasks=min(cfg.trace.eval_tasks, train_sft.Config.eval_tasks),
-        max_tokens=min(cfg.max_tokens, train_sft.Config.max_tokens),
-        prompt=cfg.prompt,
-    )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ class Config:
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
     optimizer: Literal["adamw", "adam8"] = "adamw"
+    # rank of the adapters (LoRA) that are trained on all linear layers while the rest stays as it is; 0: no
+    # adapters, all weights are trained. Adapters want about 10 times the learning rate
+    lora: Annotated[int, ">= 0"] = 0
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
     # share of the steps that the learning rate rises, before a cosine to --min-lr
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05
@@ -78,13 +81,16 @@ if __name__ == "__main__":
     options = config.parse(Config, presets=PRESETS)
 
 import math
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
+from nanotriton.heldout import heldout
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.run import Clock, Run, check_model, heldout, launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, check_model, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
@@ -101,39 +107,46 @@ Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end
 
 def main(cfg: Config, world: World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
-    distributed.check_optimizer(cfg.optimizer, world)
+    distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     prompt = read_prompt(cfg.prompt)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.data:
         read_pairs(cfg.data)
     if cfg.model:
         check_model(cfg.model)
-    run = Run(cfg, world, "sft")
+    run = Run(cfg, world, "sft", grows="steps" if cfg.steps else "epochs")
     if run.finished():
         return str(run.folder / "model")
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
-    model, model_config = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens)
+    model, model_config = distributed.load(
+        source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed
+    )
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
-    for step in range(run.resume(model, optimizer), steps):
-        if step % cfg.eval_every == 0 and not run.found("eval", step):
-            run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
-        clock = Clock()
-        batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
-        lr = distributed.set_lr(
-            optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
-        )
-        with idle_cores(world):
-            loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
-        clock("train")
-        run.step("sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr)
-        if (step + 1) % cfg.save_every == 0 or step + 1 == steps:
-            run.save(step + 1, model, optimizer)
+    start = run.resume(model, optimizer)
+    with run.training(model, optimizer):
+        for step in range(start, steps):
+            if step % cfg.eval_every == 0 and not run.found("eval", step):
+                run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
+            clock = Clock()
+            batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
+            lr = distributed.set_lr(
+                optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
+            )
+            with idle_cores(world):
+                loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
+            clock("train")
+            run.step(
+                "sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr
+            )
+            due = (step + 1) % cfg.save_every == 0 or step + 1 == steps
+            run.end_step(step + 1, model, optimizer, due)
 
-    run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
+    # saved before it is measured: an evaluation that dies costs no training
+    run.export(model, tokenizer, source)
     result = run.found("eval", steps)
     if not result:
         result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
@@ -258,6 +271,35 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
             f"{len(pairs) - len(kept)} too long, left out"
         )
     return kept
+
+
+# ---- for train_grpo.py, where there is no --model
+
+
+def small_model(grpo: Any, world: World) -> str:
+    """Make the model that a GRPO run starts from, or find it made -> its folder. grpo: train_grpo.Config."""
+    try:
+        return main(small_config(grpo), world)
+    except config.ConfigError as error:
+        told = str(error)
+        for option in ("steps", "examples", "teacher"):
+            told = told.replace(f"--{option}", f"--sft-{option}")
+        raise config.ConfigError(told) from None
+
+
+def small_config(grpo: Any) -> Config:
+    """The SFT run inside a GRPO run's folder, out/NAME/sft. It measures on no more tasks than that run."""
+    return Config(
+        name="sft",
+        out=str(Path(grpo.out) / grpo.name),
+        seed=grpo.seed,
+        steps=grpo.small.sft_steps,
+        examples=grpo.small.sft_examples,
+        teacher=grpo.small.sft_teacher,
+        eval_tasks=min(grpo.trace.eval_tasks, Config.eval_tasks),
+        max_tokens=min(grpo.max_tokens, Config.max_tokens),
+        prompt=grpo.prompt,
+    )
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def summary(run: Run, cfg: Any) -> dict:
     tests = [r for r in run.read() if r["stage"] == "grpo/test"]
     out = {
         f"{name}_{when}": row[key]
-        for when, row in zip(("before", "after"), tests)
+        for when, row in zip(("before", "after"), [*tests[:1], *tests[1:][-1:]])  # a run may have grown
         for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
     }
     sft = run.folder / "sft" / "summary.json"

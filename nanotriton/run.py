@@ -1,14 +1,14 @@
-"""The code that both training scripts share: their start, a run's folder, the sampler, held-out success."""
+"""The code that both training scripts share: their start and end, a run's folder, executor and sampler."""
 
+import contextlib
 import errno
 import fcntl
 import json
-import math
+import os
 import shutil
-import statistics
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -17,22 +17,17 @@ from typing import IO, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from nanotriton import config, distributed
+from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.rollout import rollout
+from nanotriton.resume import check_settings, read_settings
 from nanotriton.sampler import Sampler
-from nanotriton.schedule import Stream, seed_of
-from nanotriton.tasks.prompt import DEFAULT, Prompt
-from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
-# options that may differ when a run is continued: they change nothing in it
-FREE = {"name", "out", "fresh", "workers"}
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 T = TypeVar("T")
@@ -40,8 +35,9 @@ T = TypeVar("T")
 
 def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in
-    a traceback.
+    a traceback, and so does a signal.
     """
+    stop.install()
     try:
         return main(cfg, setup())
     except (config.ConfigError, ModelError) as error:
@@ -55,8 +51,10 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
             f"error: {error.filename or 'a file'} can't be written: {error.strerror}; "
             "mended, the same command continues"
         ) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    except stop.Interrupted as signal:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") == "0":
+            print("(the traceback below is torchrun's own: it ends with SignalException)", file=sys.stderr)
+        raise SystemExit(128 + signal.number) from None
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -83,12 +81,17 @@ class Clock:
 class Run(Log):
     """A run's folder: its config, files and checkpoints. The same command on the same folder continues it."""
 
-    def __init__(self, cfg: Any, world: World, stage: str):
+    grown = False  # it ended before, and is now to go on for longer
+
+    def __init__(self, cfg: Any, world: World, stage: str, grows: str = "steps"):
+        """stage: the name of its rows in metrics.jsonl. grows: the option that may be larger when a run is
+        continued. ConfigError if the folder can't be this run's.
+        """
         folder = Path(cfg.out) / cfg.name
         path = folder / "config.json"
         if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
             raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
-        settings = {k: v for k, v in config.flat(cfg).items() if k not in FREE}
+        settings = {k: v for k, v in config.flat(cfg).items() if k not in ("name", "out", "fresh")}
         was = read_settings(path)
         began = (was or {}).pop("began", None)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
@@ -97,22 +100,37 @@ class Run(Log):
                 "give another --name or --out"
             )
         world.barrier()  # every rank has looked
-        if trouble := world.gather(self.take(folder, cfg) if world.is_main else "")[0]:
-            raise config.ConfigError(trouble)
+        self.agree(world, lambda: self.take(folder, cfg))
         super().__init__(folder, world.is_main)
         # without metrics nothing was done yet, and the user may have mended a mistake
-        if path.exists() and (folder / "metrics.jsonl").exists():
-            check_settings(folder, was, settings)
+        self.continued = path.exists() and (folder / "metrics.jsonl").exists()
+        if self.continued:
+            self.grown = check_settings(folder, was, settings, grows)
+            self.agree(world, lambda: provenance.check_inputs(folder, cfg))
         else:
             began = None
         began = world.gather(began or datetime.now().isoformat(timespec="seconds"))[0]
         self.began = datetime.fromisoformat(began)  # when the run was started first
         world.barrier()
         if world.is_main:
+            if not self.continued:
+                provenance.keep_inputs(folder, cfg)
+            if note := provenance.keep_start(folder, world.world_size):
+                self.say(note)
+            if self.grown:
+                (folder / "summary.json").unlink(missing_ok=True)
             path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
+        self.done = self.saved = 0  # steps
+        self.mark: dict[str, int] = {}  # sizes of the files after the last step
+
+    @staticmethod
+    def agree(world: World, look: Callable[[], str]) -> None:
+        """ConfigError on every rank if the main one, which alone looks, finds an obstacle."""
+        if trouble := world.gather(look() if world.is_main else "")[0]:
+            raise config.ConfigError(trouble)
 
     def take(self, folder: Path, cfg: Any) -> str:
         """Make the folder, be the only process that writes there, and with --fresh empty it.
@@ -148,7 +166,10 @@ class Run(Log):
         """Whether this run ended before: its summary is there."""
         path = self.folder / "summary.json"
         if path.exists():
-            self.say(f"{self.folder} is finished: {path} has its numbers; --fresh starts over")
+            self.say(
+                f"{self.folder} is finished: {path} has its numbers; a larger --steps continues it, "
+                "--fresh starts over"
+            )
         return path.exists()
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -157,6 +178,8 @@ class Run(Log):
         step, state = found if found else (0, {"position": {}, "seconds": 0.0})
         self.measured = self.world.gather(self.rewind(state["position"], step))[0]
         self.spent, self.started = state["seconds"], time.perf_counter()
+        self.done = self.saved = step
+        self.mark = self.position()
         self.say(
             f"continuing {self.folder} after step {step}"
             if step
@@ -174,12 +197,38 @@ class Run(Log):
         """Wall time of this stage, over all the times it was started."""
         return self.spent + time.perf_counter() - self.started
 
-    def save(self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint. On a GPU a thread does so while the run goes on; step() then makes it the
-        newest.
+    def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint of the last step. On a GPU a thread does so while the run goes on; step() then
+        makes it the newest.
         """
-        state = {"position": self.position(), "seconds": self.seconds()}
-        self.checkpoints.save(step, model, optimizer, state, background=self.world.device.type == "cuda")
+        state = {"position": self.mark, "seconds": self.seconds()}
+        background = self.world.device.type == "cuda"
+        self.checkpoints.save(self.done, model, optimizer, state, background=background)
+        self.saved = self.done
+
+    @contextlib.contextmanager
+    def training(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Around the steps: SIGINT and SIGTERM end them with a checkpoint of the last that was finished."""
+        try:
+            with stop.deferred():
+                yield
+        except stop.Interrupted as signal:
+            if self.done > self.saved:
+                self.save(model, optimizer)
+            self.checkpoints.finish()
+            kept = f"step {self.done} is saved" if self.done else "no step was finished"
+            self.say(f"{self.folder}: ended by {signal}, {kept}; the same command continues")
+            raise
+
+    def end_step(
+        self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, due: bool
+    ) -> None:
+        """So many steps are done, and reported. due: it is time for a checkpoint. Raises Interrupted on every
+        rank if a signal came to one."""
+        self.done, self.mark = step, self.position()
+        if due:
+            self.save(model, optimizer)
+        stop.check(self.world)
 
     def step(self, *args: Any, **numbers: Any) -> None:
         super().step(*args, **numbers)
@@ -201,13 +250,17 @@ class Run(Log):
         )
         self.plot()
 
-    def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
+    def export(self, model: Transformer, tokenizer: Tokenizer, base: str) -> None:
+        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk. If adapters were
+        trained, adapter/ has them alone. base: the folder or hub id that the run began from.
+        """
         self.checkpoints.finish()
         # Whoever samples from the folder must stop where the model was taught to end.
         known = model.config.eos_token_ids
         model.config.eos_token_ids = (*known, *sorted(tokenizer.eos_ids - set(known)))
         save_model(model, self.folder / "model", tokenizer.files)
+        if lora.adapted(model):
+            lora.save_adapter(model, self.folder / "adapter", base, self.world.is_main)
 
 
 def lock(path: Path) -> IO:
@@ -225,25 +278,6 @@ def lock(path: Path) -> IO:
     return file
 
 
-def check_settings(folder: Path, was: dict | None, settings: dict) -> None:
-    """ConfigError unless the run in this folder, whose settings `was` has, can continue with `settings`."""
-    if not was:
-        path = folder / "config.json"
-        raise config.ConfigError(
-            f"{path} holds no settings of a run: give another --name, or delete {folder}"
-        )
-    if set(was) != set(settings):
-        raise config.ConfigError(
-            f"{folder} holds a run of another script, or of another version of this one: "
-            "give another --name, or --fresh"
-        )
-    changed = [f"--{k.replace('_', '-')} {was[k]}" for k in settings if was[k] != settings[k]]
-    if changed:
-        raise config.ConfigError(
-            f"{folder} holds a run with {', '.join(changed)}: give those, another --name, or --fresh"
-        )
-
-
 def clear(folder: Path) -> None:
     """Delete all but the lock."""
     for path in folder.iterdir():
@@ -258,15 +292,6 @@ def check_model(name: str) -> None:
     load_config(name)
     Tokenizer(name)
     WeightFiles(find_folder(name))
-
-
-def read_settings(path: Path) -> dict | None:
-    """The settings in a run's config.json; None where there are none, or no JSON."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def check_timed(world: World, mode: str, flag: str) -> None:
@@ -332,68 +357,3 @@ def sync_weights(sampler: Sampler, model: Transformer, world: World) -> None:
     """
     if sampler.model is not model:
         sampler.update_weights(distributed.full_params(model, world.dtype))
-
-
-def clustered_error(ranks: list[list[list[bool]]]) -> float:
-    """The standard error of held-out success, from [rank][task][sample] successes.
-
-    The samples of one task are alike, so it is the tasks that are independent: the standard deviation of
-    their means over the root of their number (Miller, arXiv 2411.00640, section 2.2).
-
-    >>> clustered_error([[[True, True], [False, False]], [[True, False]]])
-    0.288...
-    """
-    means = [sum(task) / len(task) for tasks in ranks for task in tasks if task]
-    if len(means) < 2:
-        return 0.0
-    return statistics.stdev(means) / math.sqrt(len(means))
-
-
-def heldout(
-    run: Run,
-    tasks: Sequence[Task],
-    *,
-    step: int,
-    split: str,
-    sampler: Sampler,
-    executor: Executor,
-    tokenizer: Tokenizer,
-    max_tokens: int,
-    seed: int,
-    prompt: Prompt = DEFAULT,
-) -> dict[str, Any]:
-    """Success on held-out tasks: two samples each at temperature 1, and one greedy.
-
-    Every rank's samples are kept in samples.jsonl and counted.
-
-    The same seeds at every step (common random numbers): a difference between two steps is the model's, not
-    the draw's.
-    """
-    result: dict[str, Any] = {}
-    mine = run.world.share(list(enumerate(tasks)))
-    for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
-        seeds = [[seed_of(seed, Stream.HELDOUT, 0, i, j) for j in range(count)] for i, _ in mine]
-        groups = rollout(
-            [t for _, t in mine],
-            count,
-            sampler,
-            executor,
-            tokenizer,
-            seeds=seeds,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            prompt=prompt,
-            desc=f"{split} {key}",
-        )
-        run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)
-        scored = [e for group in groups for e in group if e.verdict.scored]
-        right, total = run.world.all_sum(
-            torch.tensor([sum(e.verdict.correct for e in scored), len(scored)], dtype=torch.float64)
-        ).tolist()
-        result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
-        if key == "success":
-            shares = [[e.verdict.correct for e in group if e.verdict.scored] for group in groups]
-            result["success_se"] = clustered_error(run.world.gather(shares))
-            found = Counter(e.verdict.status for group in groups for e in group)
-            result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
-    return result

@@ -21,15 +21,16 @@ import torch
 
 import train_grpo
 from nanotriton import distributed
-from nanotriton import run as run_module
+from nanotriton import heldout as heldout_module
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
+from nanotriton.heldout import heldout
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import Episode
-from nanotriton.run import Run, heldout, launch
+from nanotriton.run import Run, launch
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores, setup
@@ -290,7 +291,7 @@ def judged(tasks, n, *_, **__):
 
 def samples_of_all_ranks(folder, world):
     """Files, statuses and the audit hold the samples of both ranks, and a resumed run cuts them back to its checkpoint."""
-    run_module.rollout = judged
+    heldout_module.rollout = judged
     model, optimizer = make(world)
     file = folder / "samples" / "samples.jsonl"
 

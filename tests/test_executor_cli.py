@@ -73,7 +73,9 @@ def test_all_correct_is_exit_0_and_readable(folder):
     "arguments, clue",
     [
         ([], "required"),
-        (["task.py"], "candidates"),
+        (["nowhere.py"], "nowhere.py"),
+        (["task.py", "--tasks", "nowhere"], "nowhere"),
+        (["task.py", "--mode", "process"], "needs a GPU"),
         (["nowhere.py", "right.py"], "nowhere.py"),
         (["right.py", "right.py"], "get_inputs"),
         (["task.py", "nowhere.py"], "nowhere.py"),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nanotriton import run
+from nanotriton import heldout
 from nanotriton.log import Log, bar, smooth
 
 
@@ -138,9 +138,10 @@ def test_progress_in_a_log_file_is_a_line_now_and_then(capsys, monkeypatch):
 
 def test_the_error_of_held_out_success_is_clustered_by_task():
     """The two samples of a task are alike: as independent ones, 256 tasks at 0.6 would seem sure to 0.022."""
-    assert doctest.testmod(run, optionflags=doctest.ELLIPSIS) == (0, 1)
+    assert doctest.testmod(heldout, optionflags=doctest.ELLIPSIS) == (0, 1)
     alike = [[[True, True]] * 154, [[False, False]] * 102]  # of two ranks
-    assert run.clustered_error(alike) == pytest.approx((0.6016 * 0.3984 / 255) ** 0.5, rel=1e-3)
+    assert heldout.clustered_error(alike) == pytest.approx((0.6016 * 0.3984 / 255) ** 0.5, rel=1e-3)
     unlike = [[[True, False]] * 256]
-    assert run.clustered_error(unlike) == 0.0
-    assert run.clustered_error([[[], [True, True]]]) == run.clustered_error([[]]) == 0.0  # nothing to compare
+    assert heldout.clustered_error(unlike) == 0.0
+    for nothing_to_compare in ([[[], [True, True]]], [[]]):
+        assert heldout.clustered_error(nothing_to_compare) == 0.0

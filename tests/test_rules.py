@@ -306,10 +306,10 @@ def test_rule_13_kl_terms_have_the_gradients_that_are_said():
 
 
 def test_rule_14_truncated_and_failed_samples_leave_numerator_and_denominator():
-    rewards = [
-        reward(Verdict(s))
-        for s in ("correct", "infra_error", "wrong_value", "unsupported", "weak_task", "correct")
-    ]
+    statuses = "correct infra_error wrong_value weak_task correct"
+    verdicts = [Verdict(status) for status in statuses.split()]
+    verdicts.insert(3, Verdict("unsupported", stage="task"))
+    rewards = [reward(verdict) for verdict in verdicts]
     assert rewards == [1.0, None, 0.0, None, None, 1.0]
     cut = [False, False, False, False, False, True]
     adv, spread = grpo.advantages(grpo.truncation(rewards, [5] * 6, cut, "mask", 5), [0] * 6, "mean")
@@ -477,11 +477,14 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
         __exit__ = lambda self, *_: None
         finished = lambda self: False
         resume = lambda self, *_: 0
+        continued = False
+        training = lambda self, *_: self
+        end_step = lambda self, *_: said.append("save")
         __getattr__ = lambda self, name: lambda *a, **k: said.append(name)
 
     monkeypatch.setattr(train_grpo, "Run", lambda *_: Fake())
     monkeypatch.setattr(train_grpo.distributed, "load", lambda *_, **__: (make_model(), make_model().config))
-    monkeypatch.setattr(train_grpo, "task_sets", lambda cfg: (["a", "b"], ["d"], ["t"]))
+    monkeypatch.setattr(train_grpo, "task_sets", lambda *_: (["a", "b"], ["d"], ["t"]))
     for name in ("make_sampler", "make_executor", "Tokenizer", "check_model"):
         monkeypatch.setattr(train_grpo, name, lambda *_: Fake())
     episode = lambda: Episode(Task("t", "source"), [1], [2, 3], [-1.0, -1.0], "stop")

@@ -33,7 +33,7 @@ from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.judge.worker import ALLOCATOR
 from nanotriton.plan.trees import leaves, mapped, tensors
-from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tasks.task import Task, find_tasks
 from nanotriton.verdict import Fault
 
 QUICK = 6  # a larger size is tried if one took less than the limit divided by this
@@ -220,9 +220,12 @@ def worth_telling(row: dict) -> bool:
 def main() -> None:
     cfg = config.parse(Config)
     try:
-        tasks = [task for path in cfg.tasks for task in load_tasks(path)]
+        found = [find_tasks(path) for path in cfg.tasks]
     except ValueError as error:
         config.die(error)
+    tasks = [task for some, _ in found for task in some]
+    for name, reason in (item for _, others in found for item in others.items()):
+        print(f"{name}: {reason}", file=sys.stderr)
     if cfg.device == "cuda":
         os.environ.update(ALLOCATOR | os.environ)  # a user's own setting stays
     examine(Task(**probe.TASK), cfg.device)  # so that what is imported late is not imported in every process

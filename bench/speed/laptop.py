@@ -29,8 +29,9 @@ import train_grpo
 import train_sft
 from bench.results import environment, write_json
 from nanotriton import config, distributed
+from nanotriton.heldout import heldout
 from nanotriton.log import smooth
-from nanotriton.run import Run, heldout, launch, make_executor, make_sampler
+from nanotriton.run import Run, launch, make_executor, make_sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 from nanotriton.world import World
@@ -72,7 +73,7 @@ def sft_arm(cfg: Config) -> None:
     """SFT for as long as SFT and GRPO take together; then the test set, drawn as train_grpo.py does it."""
     name = f"bench-sft-{cfg.seed}"
     grpo = grpo_config(name, cfg)
-    usual = train_grpo.sft_config(grpo)
+    usual = train_sft.small_config(grpo)
     steps = round(usual.steps * cfg.factor)
     # No pair comes twice, as the grammar has enough. The learning rate falls to 0, as nothing comes after.
     sft = replace(usual, name=name, out=cfg.root, steps=steps, examples=steps * usual.batch, min_lr=0.0)
@@ -82,7 +83,7 @@ def sft_arm(cfg: Config) -> None:
         tokenizer = Tokenizer(folder)
         model, model_config = load_model(folder, world.dtype, world.device)
         trace = Run(grpo_config(name + "-test", cfg), world, "grpo")
-        test = train_grpo.task_sets(grpo)[2]
+        test = train_grpo.task_sets(grpo, [], [])[2]
         sampler = make_sampler(model_config, world, tokenizer)
         sampler.update_weights(distributed.full_params(model, world.dtype))
         with make_executor(world, cfg.seed) as executor:
@@ -146,7 +147,7 @@ def finished(root: Path) -> list[dict]:
 
 
 def plus_minus(share: float, error: float) -> str:
-    """A share of the samples with its standard error, which run.clustered_error() made."""
+    """A share of the samples with its standard error, which heldout.clustered_error() made."""
     return f"{share:.3f} ± {error:.3f}"
 
 

@@ -1,11 +1,17 @@
-"""Judge candidates from a shell. The interface is a contract: scripts depend on it.
+"""Judge candidates, or check tasks, from a shell. The interface is a contract: scripts depend on it.
 
     python -m nanotriton.executor TASK.py CANDIDATE.py [CANDIDATE.py ...]
         [--device cpu|cuda] [--mode replay|process] [--policy strict|kernelbench|autotriton|none]
         [--time] [--json] [--timeout S]
+    python -m nanotriton.executor TASK.py|FOLDER [--device cpu|cuda] [--json] [--timeout S]
+    python -m nanotriton.executor --tasks TASK.py|FOLDER ...
 
 It prints one line a candidate, in order, on stdout. With --json the line is an object (the verdict's fields
 after "file"), without it a line to read. Exit status: 0 all correct, 1 not all, 2 bad usage.
+
+Without a candidate, and with --tasks, it prints one line a task: "ok", or why no candidate for it could be
+judged; with --json an object of "task", "fit" and "reason". Exit status: 0 all are fit, 1 not all, 2 bad
+usage.
 """
 
 import argparse
@@ -16,9 +22,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
+from nanotriton.executor.preflight import POLICY, Finding, preflight
 from nanotriton.executor.processes import check_card
 from nanotriton.rules.policy import POLICIES
-from nanotriton.tasks.task import load_task
+from nanotriton.tasks.task import REQUIRED, Task, find_tasks, load_task
 from nanotriton.verdict import Verdict
 
 
@@ -37,11 +44,16 @@ def fail(message: str):
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(
         prog="python -m nanotriton.executor",
-        description="Judge Triton candidates for one task.",
+        description="Judge Triton candidates for one task; without a candidate, check the task.",
         allow_abbrev=False,
     )
     parser.add_argument("task", help="a file with class Model, get_inputs() and get_init_inputs()")
-    parser.add_argument("candidates", nargs="+", help="files that define ModelNew")
+    parser.add_argument(
+        "candidates", nargs="*", help="files that define ModelNew; none: can candidates for TASK be judged?"
+    )
+    parser.add_argument(
+        "--tasks", action="store_true", help="all files and folders that are given are tasks, to be checked"
+    )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where candidates run (default: cpu)"
     )
@@ -76,6 +88,10 @@ def read(path: str) -> str:
         fail(f"{path}: cannot read: {error.strerror}")
 
 
+def looks_like_a_task(source: str) -> bool:
+    return all(name in source for name in REQUIRED) and "ModelNew" not in source
+
+
 def readable(path: str, verdict: Verdict) -> str:
     """One line for a person."""
     notes = []
@@ -93,16 +109,54 @@ def readable(path: str, verdict: Verdict) -> str:
     return line
 
 
+def read_tasks(paths: list[str]) -> tuple[list[Task], dict[str, Finding]]:
+    """The tasks of these files and folders, named by their paths, and the files that are none."""
+    tasks: list[Task] = []
+    findings: dict[str, Finding] = {}
+    for path in paths:
+        found, others = find_tasks(path)
+        whole = Path(path).is_dir()
+        tasks += [Task(f"{Path(path) / task.name}.py" if whole else path, task.source) for task in found]
+        for name, reason in others.items():
+            findings[f"{Path(path) / name}.py" if whole else path] = Finding(False, reason)
+    return tasks, findings
+
+
+def check_tasks(options: argparse.Namespace) -> int:
+    """Print a line for each task: whether its candidates can be judged. Returns the exit status."""
+    try:
+        tasks, findings = read_tasks([options.task, *options.candidates])
+        check_card(options.device)
+    except ValueError as error:
+        fail(str(error))
+    mode = options.mode or "replay"
+    with Executor(options.device, mode, policy=POLICY, timeout=options.timeout) as executor:
+        findings |= zip((task.name for task in tasks), preflight(tasks, executor), strict=True)
+    for name, found in sorted(findings.items()):
+        if options.json:
+            print(json.dumps({"task": name, **asdict(found)}))
+        else:
+            print(f"{name}: {'ok' if found.fit else 'bad'}{': ' * bool(found.reason)}{found.reason}")
+    fit = sum(found.fit for found in findings.values())
+    if len(findings) > 1 and not options.json:
+        print(f"{fit} of {len(findings)} tasks are fit")
+    return 0 if fit == len(findings) else 1
+
+
 def main(argv: list[str]) -> int:
     options = parse(argv)
+    if options.mode == "process" and options.device == "cpu":
+        fail(f"--mode process: {NEEDS_GPU}")
+    if options.tasks or not options.candidates:
+        return check_tasks(options)
     try:
         task = load_task(options.task)
         check_card(options.device, options.time)
     except ValueError as error:
         fail(str(error))
     sources = [read(path) for path in options.candidates]
-    if options.mode == "process" and options.device == "cpu":
-        fail(f"--mode process: {NEEDS_GPU}")
+    if others := [path for path, source in zip(options.candidates, sources) if looks_like_a_task(source)]:
+        print(f"note: {others[0]} looks like a task: --tasks checks several of them", file=sys.stderr)
     if options.time and options.device == "cpu":
         print("note: nothing is timed on a CPU; --time wants --device cuda", file=sys.stderr)
     all_correct = True

@@ -2,22 +2,23 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from nanotriton import config, schedule
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import synthetic
-from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tasks.task import Task, find_tasks
 
 
-def task_sets(cfg: Any) -> tuple[list[Task], list[Task], list[Task]]:
+def task_sets(cfg: Any, own: list[Task], heldout: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
     """(training tasks, dev tasks, test tasks). Settings are chosen on dev; test is looked at before and after
-    only.
+    only. own, heldout: the tasks of --tasks and of --heldout, which may be none.
     """
-    count, folder = cfg.trace.eval_tasks, cfg.trace.heldout
-    given = read_tasks("--heldout", folder)[:count] if folder else []
-    if cfg.tasks:
-        return read_tasks("--tasks", cfg.tasks), given, given
+    count = cfg.trace.eval_tasks
+    given = heldout[:count]
+    if own:
+        return own, given, given
     return (
         synthetic.generate("rl", cfg.steps * cfg.prompts, cfg.seed),
         given or synthetic.generate("dev", count // 2, cfg.seed),
@@ -25,11 +26,21 @@ def task_sets(cfg: Any) -> tuple[list[Task], list[Task], list[Task]]:
     )
 
 
-def read_tasks(option: str, path: str) -> list[Task]:
+def read_tasks(option: str, path: str) -> tuple[list[Task], dict[str, str]]:
+    """The tasks that an option names, and {name: why it is no task} of the other files; nothing for "".
+    ConfigError if there is no task.
+    """
+    if not path:
+        return [], {}
     try:
-        return load_tasks(path)
+        tasks, others = find_tasks(path)
     except ValueError as error:
         raise config.ConfigError(f"{option} {error}") from None
+    if not tasks:
+        name, reason = next(iter(others.items()), ("", "it holds no task"))
+        where = f"no task in this folder; {name}.py: " if Path(path).is_dir() and name else ""
+        raise config.ConfigError(f"{option} {path}: {where}{reason}")
+    return tasks, others
 
 
 def tasks_of(

@@ -50,13 +50,35 @@ def load_task(path: str | Path) -> Task:
     return Task(name=path.stem, source=check_source(source, str(path)))
 
 
-def load_tasks(path: str | Path) -> list[Task]:
-    """Read a task file, or every *.py under a folder, in order of path. Names are relative paths
-    without .py."""
+def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
+    """The tasks of a file or of a folder, in order of path, and {name: why it is no task} of the other files.
+
+    A folder's tasks are its *.py at any depth; their names are relative paths without .py. An __init__.py
+    that defines nothing of a task only makes the folder a package. Raises ValueError (one line) if there is
+    nothing at `path`, or no .py in it.
+    """
     path = Path(path)
-    if not path.is_dir():
-        return [load_task(path)]
-    files = sorted(path.rglob("*.py"))
+    if not path.exists():
+        raise ValueError(f"{path}: cannot read: No such file or directory")
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: no .py file in this folder; a task defines {', '.join(REQUIRED)}")
-    return [Task(str(f.relative_to(path).with_suffix("")), load_task(f).source) for f in files]
+    tasks: list[Task] = []
+    others: dict[str, str] = {}
+    for file in files:
+        name = str(file.relative_to(path).with_suffix("")) if path.is_dir() else path.stem
+        try:
+            tasks.append(Task(name, load_task(file).source))
+        except ValueError as error:
+            if file.name != "__init__.py" or len(lacking(file)) < len(REQUIRED):
+                others[name] = str(error).removeprefix(f"{file}: ")
+    return tasks, others
+
+
+def lacking(file: Path) -> list[str]:
+    """Which of REQUIRED a file does not even name."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [name for name in REQUIRED if name not in text]
