@@ -69,6 +69,7 @@ import triton
 from nanotriton import search
 from nanotriton.endpoint.client import Client
 from nanotriton.executor import Executor
+from nanotriton.executor.preflight import POLICY, preflight
 from nanotriton.executor.processes import check_card
 from nanotriton.run import launch
 from nanotriton.search import Attempt
@@ -119,11 +120,13 @@ def make_executor(cfg: Config, policy: str = "strict") -> Executor:
 
 
 def check_task(cfg: Config, task: Task) -> None:
-    """ConfigError if no candidate for this task could be judged: its own Model is tried as one."""
-    with make_executor(cfg, "none") as executor:
-        verdict = executor.submit(task, f"{task.source}\n\nModelNew = Model\n").result()
-    if not verdict.scored:
-        raise config.ConfigError(f"{cfg.file} can't be judged: {verdict.status}: {verdict.message}")
+    """ConfigError if no candidate for this task could be judged. Says what else is odd about it."""
+    with make_executor(cfg, POLICY) as executor:
+        (found,) = preflight([task], executor)
+    if not found.fit:
+        raise config.ConfigError(f"{cfg.file} can't be judged: {found.reason}")
+    if found.reason:
+        print(f"note: {found.reason}")
 
 
 def make_writer(cfg: Config, world: World) -> Writer:

@@ -144,7 +144,8 @@ class ModelWriter:
         """What a sample of this prompt says, behind the reasoning that the prompt has opened."""
         ended = sample.finish_reason == "stop"
         text = opened_reasoning(prompt) + self.tokenizer.decode(sample.ids[:-1] if ended else sample.ids)
-        error = "" if ended else f"it was cut after {len(sample.ids)} tokens (--max-tokens)"
+        limit = "--max-tokens" if len(sample.ids) == self.sampling.max_tokens else "the model's context"
+        error = "" if ended else f"it was cut after {len(sample.ids)} tokens ({limit})"
         return Written(text, sample.finish_reason, len(sample.ids), error)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import json
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from nanotriton import search
 from nanotriton.config import ConfigError
 from nanotriton.run import launch
 from nanotriton.search import Attempt
+from nanotriton.tasks.module import module_task
 from nanotriton.tasks.prompt import DEFAULT, SYSTEM
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -445,3 +447,21 @@ def test_a_model_answers_equal_prompts_in_one_go_and_says_what_it_has_no_room_fo
     assert written[1].text == "" and "leaves no room in the model's 256" in written[1].error
     bare = ModelWriter(str(small_model(tmp_path / "bare")), world.device, world.dtype, Sampling(max_tokens=5))
     assert not bare.converses
+
+
+@pytest.mark.slow
+def test_a_model_that_was_trained_here_from_nothing(folder):
+    """train_sft.py makes a small model that knows one right and one wrong answer by heart."""
+    task = module_task(folder / "example.py")
+    pairs = [{"task": task.source, "completion": answer(f)} for f in (RIGHT["example.py"], BROKEN)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs * 8))
+    run = functools.partial(subprocess.run, cwd=folder, capture_output=True, text=True, timeout=400)
+    train = ["train_sft.py", "--data", "pairs.jsonl", "--steps", "120", "--layers", "2", "--width", "64"]
+    train += ["--batch", "4", "--lr", "0.005", "--eval-tasks", "0", "--out", str(folder / "out")]
+    done = run([sys.executable, ROOT / train[0], *train[1:]])
+    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, ROOT / "sample.py", "example.py", "--model", "out/sft/model", "--seed", "1"]
+    done = run([*command, "--n", "8", "--rounds", "2"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has no chat template" in done.stdout and " correct " in done.stdout
+    assert (folder / "best.py").read_text().endswith(KERNEL.format(formula=RIGHT["example.py"]))
