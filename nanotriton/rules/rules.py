@@ -2,7 +2,7 @@
 
 Policies:
 - `strict`       the candidate's own Triton kernels compute every value.
-                 Torch allocates, views, copies and casts.
+                 Torch allocates, views, copies and casts, and adds up small results (plan_rules.are_touches).
 - `kernelbench`  torch may compute beside at least one of the candidate's own kernels.
 - `autotriton`   the paper's (arXiv 2507.05687): `@triton.jit` stands in the text. For comparison only.
 - `none`         no rules.

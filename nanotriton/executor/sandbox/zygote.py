@@ -29,6 +29,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import waited
 from nanotriton.executor.sandbox.protocol import (
     LOG,
     LOG_BYTES,
@@ -62,13 +63,14 @@ class Child:
     forks: bool = False  # it may fork, so it may leave strays
     slow: bool = False  # it has to let others pass
     threads: int = 1  # when it was last looked at
+    waited: float = 0.0  # seconds without a core, as far as it was looked at: they do not count
 
     def timed(self) -> bool:
         return not self.killed and self.limits.seconds is not None
 
     def due(self) -> float:
         """When to look at it next: when it gets slow, then at its limit."""
-        return self.started + (self.limits.seconds if self.slow else SLOW)
+        return self.started + (self.waited + self.limits.seconds if self.slow else SLOW)
 
 
 def child_main(request: dict, fds: list[int], parent: int, targets: dict, readable: list[str]) -> None:
@@ -121,8 +123,10 @@ def overdue(child: Child, now: float) -> str | None:
 
     For the number of threads the kernel has a limit for each user, and none for root.
     """
-    if child.limits.seconds is not None and now - child.started > child.limits.seconds:
-        return "timeout"
+    if child.limits.seconds is not None and now - child.started - child.waited > child.limits.seconds:
+        child.waited = waited(child.pid)
+        if now - child.started - child.waited > child.limits.seconds:
+            return "timeout"
     if child.limits.resident and resident(child.pid) > child.limits.resident:
         return "memory_limit"
     if child.timed() and len(threads(child.pid)) > child.limits.threads:
@@ -214,8 +218,9 @@ def give_way(child: Child) -> None:
 
 def reap(child: Child) -> dict:
     """Wait for a child that has ended: the fields of its `Ended` that the zygote knows."""
+    seconds = time.monotonic() - child.started - waited(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
-    ended = {"id": child.id, "killed": child.killed, "seconds": time.monotonic() - child.started}
+    ended = {"id": child.id, "killed": child.killed, "seconds": seconds}
     ended["cpu"] = usage.ru_utime + usage.ru_stime
     if os.WIFSIGNALED(status):
         return ended | {"signal": os.WTERMSIG(status)}
