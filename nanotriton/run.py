@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.checkpoint import Checkpointer, CheckpointError
@@ -121,7 +122,8 @@ class Run(Log):
                 self.say(note)
             if self.grown:
                 (folder / "summary.json").unlink(missing_ok=True)
-            self.trackers = open_trackers(folder, settings | {"began": began}, self.say)
+            # not self.say: a run that holds itself would hold its lock when nobody uses it any more
+            self.trackers = open_trackers(folder, settings | {"began": began}, tqdm.write)
             path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
