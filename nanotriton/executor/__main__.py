@@ -32,6 +32,7 @@ from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
 from nanotriton.executor.preflight import POLICY, Finding, preflight
 from nanotriton.executor.processes import check_card
 from nanotriton.executor.server import ask, serve
+from nanotriton.python_text import read_anyhow
 from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import REQUIRED, Task, find_tasks, load_task
 from nanotriton.verdict import Verdict
@@ -99,9 +100,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def read(path: str) -> str:
-    """A candidate's source. Bytes that are no UTF-8 are no Python either, but they still get a verdict."""
+    """A candidate's source."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_anyhow(path)
     except OSError as error:
         fail(f"{path}: cannot read: {error.strerror}")
 

@@ -49,6 +49,7 @@ from nanotriton.executor.queue import Entry, take
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import memory_file, receive, send
+from nanotriton.python_text import plain
 from nanotriton.rules.policy import check_policy
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -144,6 +145,7 @@ class Executor:
 
     def submit(self, task: Task, source: str) -> "Future[Verdict]":
         """Judge `source` for `task`. Identical candidates share one future, even while they are in flight."""
+        source = plain(source)
         return self._submit(task, source, self._first_phase(), _sha256(source))
 
     def expect(self, tasks: Iterable[Task]) -> None:

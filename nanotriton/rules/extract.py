@@ -21,6 +21,8 @@ import re
 import warnings
 from collections.abc import Iterator
 
+from nanotriton.python_text import plain
+
 OPEN, CLOSE = "<think>", "</think>"  # of reasoning
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$")
 _LANGUAGE = re.compile(r"(python|py|triton)?([23](\.\d+)*)?")
@@ -39,7 +41,7 @@ def parse(source: str) -> ast.Module:
         with warnings.catch_warnings():
             # "invalid escape sequence" is the candidate's business, not our console's
             warnings.simplefilter("ignore")
-            return ast.parse(source)
+            return ast.parse(plain(source))
     except SyntaxError:
         raise
     except (ValueError, RecursionError, MemoryError) as error:

@@ -32,8 +32,7 @@ class Runner:
         self.replay = self.make_replay(plan)
 
     def make_replay(self, plan: Plan) -> Replay:
-        seed = seed_from(self.worker.secret, self.job.source, "order", self.recorded, plan is self.plan)
-        backend = CpuBackend(notes=plan is self.plan, seed=seed)
+        backend = CpuBackend(notes=plan is self.plan, seed=self.seed_of_order() + (plan is self.plan))
         return Replay(plan, backend=backend, known=self.reference.large_weights(self.recorded))
 
     def __call__(
@@ -56,6 +55,13 @@ class Runner:
         if backend.notes:
             self.unread = Unread(self.plan, self.replay.chosen, backend)
             backend.notes = False
+
+    def seed_of_order(self) -> int:
+        """Of the order in which the evaluator runs programs: no candidate can know it."""
+        return seed_from(self.worker.secret, self.job.source, "order", self.recorded)
+
+    def ask_evaluator(self, trial: Trial) -> None:
+        """On a CPU it has seen every run."""
 
     def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """What a call never looks at. None: that is not known. worth: it may cost another run."""

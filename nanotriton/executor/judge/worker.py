@@ -34,8 +34,10 @@ from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
+from nanotriton.executor.judge.module import Interruption
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import ContextLost, Reference
+from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
@@ -76,9 +78,8 @@ MODES = {
 }
 
 
-class Overtime(BaseException):
-    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of
-    its own."""
+class Overtime(Interruption):
+    """A stage's limit has passed."""
 
 
 def prepare(flavour: str, card: Card) -> None:
@@ -117,6 +118,7 @@ class Worker:
         self.compilers = CompileServers(
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
+        self.fits = Room()
         self.patience = PATIENCE
         self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
         # which tasks have ended a context, for all workers of this executor
