@@ -61,14 +61,30 @@ def _imported(source: Source) -> list[tuple[ast.AST, str]]:
 def _used(source: Source) -> list[tuple[ast.AST, str]]:
     """(node, dotted path) of every expression that spells one. Of `a.b.c` only the whole is looked at."""
     inner = {id(node.value) for node in source.nodes[ast.Attribute]}
+    shadowed = _arguments_uses(source)
     found = []
     for node in source.nodes[ast.Attribute]:
         path = source.path(node)
         if path and id(node) not in inner:
             found.append((node, path))
     for node in source.nodes[ast.Name]:
-        if source.imports.get(node.id) in names.PARTS and id(node) not in inner:
+        whole = source.imports.get(node.id) in names.PARTS and id(node) not in inner
+        if whole and id(node) not in shadowed:
             found.append((node, source.imports[node.id]))
+    return found
+
+
+def _arguments_uses(source: Source) -> set[int]:
+    """The uses, by id, of names that are arguments of the function around them, and no modules there."""
+    found = set()
+    for function in source.nodes[ast.FunctionDef]:
+        arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+        if arguments & source.imports.keys():
+            found |= {
+                id(node)
+                for node in walk(*function.body)
+                if isinstance(node, ast.Name) and node.id in arguments
+            }
     return found
 
 
