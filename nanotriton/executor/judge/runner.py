@@ -14,7 +14,7 @@ from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import DTYPES, Choice, Plan, Weight
-from nanotriton.verdict import Fault, out_of_memory
+from nanotriton.verdict import Fault, Unrecordable, out_of_memory
 
 
 class Runner:
@@ -102,7 +102,8 @@ class Runner:
             except ReplayError as error:
                 if error.fatal:
                     self.worker.gpu.lost = True
-                raise Fault(error.status, str(error)) from None
+                kind = Unrecordable if error.status == "unsupported" else Fault
+                raise kind(error.status, str(error)) from None
             except ValueError as error:
                 raise Fault("crashed", f"plan: {error}") from None
             except (MemoryError, RuntimeError) as error:

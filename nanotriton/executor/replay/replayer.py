@@ -413,7 +413,7 @@ def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> N
     if tag == "t":
         if not isinstance(given, torch.Tensor):
             raise ValueError(f"a tensor was recorded, {type(given).__name__} is given")
-        pairs.append((encoded["t"], given))
+        pairs.append((encoded["t"], given.detach()))  # a task may draw what requires gradients
     elif isinstance(encoded, list) or tag in ("tuple", "dict"):
         items = encoded if isinstance(encoded, list) else encoded[tag]
         if tag == "dict":
