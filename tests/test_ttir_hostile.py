@@ -208,13 +208,13 @@ def test_a_failed_assertion():
 def inline_asm(X, N: tl.constexpr):
     o = tl.arange(0, N)
     x = tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1
+        "mov.u32 $0, %smid;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1
     )
     tl.store(X + o, x)
 
 
 def test_what_is_not_there_is_unsupported():
-    with pytest.raises(Unsupported, match="elementwise_inline_asm"):
+    with pytest.raises(Unsupported, match="inline assembly"):
         Evaluator(lower(inline_asm, [data(64)], N=64))
     body = """
     %x = arith.constant 1.0 : f64

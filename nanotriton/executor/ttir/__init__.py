@@ -16,6 +16,7 @@ tensors that it is given.
     analysis.py                      facts of a kernel before it runs
     evaluator.py, flow.py, frames.py   a launch; functions, branches and loops; who runs together
     ops.py, tensor.py, access.py     the operations: by element, on whole tensors, on memory
+    assembly.py                      straight PTX in inline assembly
     scaled.py                        matrix products of scaled narrow floats
     memory.py                        global memory, and the checks of every access
     races.py, clocks.py              races between programs, and what atomics put in order

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import access
+from .assembly import inline_asm
 from .hints import assume
 from .memory import OutOfBounds
 from .numbers import DTYPE, FLOATS, rounder, tf32
@@ -415,6 +416,7 @@ BUILD = {
     "tt.histogram": histogram,
     "tt.dot": dot,
     "tt.dot_scaled": dot_scaled,
+    "tt.elementwise_inline_asm": inline_asm,
     "tt.assert": assertion,
     "llvm.intr.assume": assume,
     "tt.assume": assume,
