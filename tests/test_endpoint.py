@@ -11,7 +11,7 @@ from bench.channels.journal import Journal, path_of
 from bench.channels.sources import Ask, Endpoint, Sampling
 from nanotriton.config import ConfigError
 from nanotriton.endpoint.answer import Later, Refused, read
-from nanotriton.endpoint.client import Client, model_ids
+from nanotriton.endpoint.client import Client, is_local, model_ids
 from nanotriton.tasks.prompt import of_text
 from tests.chat_server import Server, says
 
@@ -96,6 +96,18 @@ def test_an_error_inside_a_success_counts_as_the_status_it_names():
         read(b'{"error": {"message": "too long", "code": "400"}}', {})
     with pytest.raises(ConfigError, match="no such key"):
         read(b'{"error": {"message": "no such key", "code": 401}}', {})
+
+
+def test_a_wait_of_nothing_does_not_use_up_the_tries_at_once():
+    waits = []
+    with Server(
+        lambda n, body: (429, {"Retry-After": "0"}, "later") if n < 3 else (200, {}, says("a"))
+    ) as server:
+        asked = client(server, retries=3, backoff=1.0)
+        asked.stop.wait = waits.append
+        assert asked.ask(HI).text == "a"
+    pauses = [seconds for seconds in waits if seconds > 0]
+    assert len(pauses) == 3 and pauses[2] >= 4 * 0.5  # each is twice as long, give or take half
 
 
 # ---- what is asked again, what is refused, what ends the run ----
@@ -287,7 +299,35 @@ def test_a_certificate_that_nobody_vouches_for_and_a_server_without_tls_are_said
         Client("http://127.0.0.1:port/v1", "m").ask(HI)
 
 
+def test_a_query_in_the_url_goes_behind_each_path():
+    seen = []
+    with always(200, {}, says("a")) as server:
+        asked = Client(server.url + "/?api-version=7")
+        call = asked.opener.open
+        asked.opener.open = lambda request, timeout: (
+            seen.append(request.full_url) or call(request, timeout=timeout)
+        )
+        assert asked.ask(HI).text == "a"
+    assert seen == [server.url + "/chat/completions?api-version=7"]
+
+
+def test_no_proxy_stands_before_this_machine(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with always(200, {}, says("a")) as server:
+        assert Client(server.url).ask(HI).text == "a"
+    assert is_local("http://localhost:8000/v1") and is_local("http://[::1]:1/v1")
+    assert not is_local("http://127.example.org") and not is_local("https://localhost.example.org/v1")
+
+
 # ---- which model ----
+
+
+def test_of_several_models_the_first_is_asked_and_that_is_said():
+    told = []
+    with Server(lambda n, body: None, {"data": [{"id": "a"}, {"id": "b"}]}) as server:
+        assert Client(server.url, tell=told.append).model == "a"
+    assert told == [f"--endpoint {server.url} lists 2 models; a is asked, --served-model names another"]
 
 
 def test_a_list_of_models_in_every_form():

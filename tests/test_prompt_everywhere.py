@@ -62,6 +62,12 @@ def lines(path, *rows):
     return str(path)
 
 
+def parts(messages: list[dict]) -> list[dict]:
+    """The messages with their texts in two parts each, as some data sets have them."""
+    split = lambda text: [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]
+    return [{**message, "content": split(message["content"])} for message in messages]
+
+
 # ---- SFT, GRPO and benchmarks ask alike ----
 
 
@@ -75,6 +81,12 @@ def test_a_row_that_names_a_task_is_asked_as_grpo_asks_it(tokenizer, tmp_path):
             "completion": [{"role": "assistant", "content": "answer"}],
         },
         {"messages": [*DEFAULT.of(SOURCE).dicts(), {"role": "assistant", "content": "answer"}]},
+        {
+            "messages": [
+                *parts(DEFAULT.of(SOURCE).dicts()),
+                *parts([{"role": "assistant", "content": "answer"}]),
+            ]
+        },
     )
     cfg = train_sft.Config(data=data, max_len=100_000)
     pairs = train_sft.encode(read_pairs(data), cfg, tokenizer)

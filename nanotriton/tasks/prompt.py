@@ -90,6 +90,8 @@ def of_messages(messages: Sequence[dict]) -> Prompt:
 
     Without a chat template its texts stand one behind the other, with an empty line behind each.
     """
+    if not isinstance(messages, list | tuple):
+        raise ValueError("no list of messages")
     pairs = tuple(check_message(message) for message in messages)
     if not pairs:
         raise ValueError("there are no messages")
@@ -102,13 +104,16 @@ def of_messages(messages: Sequence[dict]) -> Prompt:
 
 
 def check_message(message: object) -> tuple[str, str]:
-    """(role, text) of a message. ValueError for what is none."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+    """(role, text) of a message, whose content is a text or a list of parts that are. ValueError for what is none."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    if not isinstance(content, str):
         raise ValueError('a message is no {"role": ..., "content": text}: ' + json.dumps(message)[:60])
     role = message.get("role")
     if role not in ROLES:
         raise ValueError(f"the role {json.dumps(role)} of a message is none of {', '.join(ROLES)}")
-    return role, message["content"]
+    return role, content
 
 
 def read_prompt(path: str) -> Prompt:
