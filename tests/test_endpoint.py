@@ -142,6 +142,7 @@ REFUSALS = [
     (413, "too large"),
     (422, json.dumps({"detail": [{"loc": ["body", "messages"], "msg": "too many"}]})),
     (403, json.dumps({"error": {"message": "Your input was flagged", "code": 403}})),
+    (500, json.dumps({"error": {"code": 500, "message": "Context size has been exceeded."}})),
     (451, "not here"),
 ]
 
@@ -221,7 +222,12 @@ def test_a_value_that_is_too_large_is_no_unknown_parameter():
 
 
 @pytest.mark.parametrize(
-    "words", ["System role not supported", "'messages[0].role' does not support 'system'"]
+    "words",
+    [
+        "System role not supported",
+        "'messages[0].role' does not support 'system'",
+        "Conversation roles must alternate user/assistant/user/assistant/...",
+    ],
 )
 def test_a_system_message_that_is_refused_opens_the_users(words):
     refuse = lambda n, body: (
@@ -412,14 +418,14 @@ def test_a_sample_says_what_became_of_it():
 def test_a_journal_is_of_one_served_model(tmp_path):
     out = tmp_path / "r.json"
     with Journal(out, {"n": 1}) as journal:
-        journal.served("one")
+        journal.asks("one")
     with Journal(out, {"n": 1}) as journal:  # no answer came of it: another may be asked
-        journal.read().served("two")
+        journal.read().asks("two")
         journal.append({"kind": "sample", "problem": "1/1", "sample": 0})
     assert path_of(out, 0).read_text().count('"model"') == 1
     with Journal(out, {"n": 1}) as journal:
-        journal.read().served("two")
-        with pytest.raises(ConfigError, match="holds answers of two, and three is served now"):
-            journal.served("three")
+        journal.read().asks("two")
+        with pytest.raises(ConfigError, match="holds answers of two, and three is asked now"):
+            journal.asks("three")
     with Journal(out, {"n": 1}, rank=1) as other, pytest.raises(ConfigError, match="answers of two"):
-        other.read().served("three")
+        other.read().asks("three")

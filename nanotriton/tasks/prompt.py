@@ -209,7 +209,7 @@ def after_opened(reasoning: str, completion: str) -> str:
 
 
 def pair_of(prompt: Prompt, completion: str, tokenizer: "Tokenizer") -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its completion, the end token included. ModelError without an end token."""
+    """Token ids of a prompt and of its completion, without the end token."""
     text = text_of(prompt, tokenizer)
     answer = after_opened(opened_reasoning(text), completion)
-    return encode_text(text, tokenizer), [*tokenizer.encode(answer), tokenizer.end_id]
+    return encode_text(text, tokenizer), tokenizer.encode(answer)
