@@ -134,13 +134,14 @@ class Client:
         """Send a request without what the server does not know, which may take several tries to find out."""
         while True:
             known = self._known(parameters)
-            asked = fold_system(messages) if SYSTEM in self.left_out else messages
-            sent = known | ({SYSTEM: True} if asked[0]["role"] == SYSTEM else {})
+            asked = messages
+            if SYSTEM in self.left_out and messages[0]["role"] == SYSTEM:
+                asked = fold_system(messages)
+            has_system = any(message["role"] == SYSTEM for message in asked)
+            sent = known | ({SYSTEM: True} if has_system else {})
+            request = {"model": self.model, "messages": asked, **known}
             try:
-                body = self._call(
-                    "/chat/completions", {"model": self.model, "messages": asked, **known}, sent
-                )
-                answer = read(body, sent)
+                answer = read(self._call("/chat/completions", request, sent), sent)
             except Unsupported as error:
                 self._leave_out(error)
                 continue
