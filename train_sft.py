@@ -91,7 +91,7 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.run import Clock, Run, check_model, launch, make_executor, make_sampler, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
@@ -262,7 +262,14 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
 
     Pairs longer than --max-len are left out, and counted.
     """
-    pairs = [pair_of(prompt, completion, tokenizer) for prompt, completion in texts]
+    end = tokenizer.end_id
+    pairs = []
+    for number, (prompt, completion) in enumerate(texts, 1):
+        try:
+            asked, answer = pair_of(prompt, completion, tokenizer)
+            pairs.append((asked, [*answer, end]))
+        except ModelError as error:  # the roles of its messages, say, which the template does not take
+            raise config.ConfigError(f"pair {number}: {error}") from None
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")

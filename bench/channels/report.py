@@ -119,7 +119,7 @@ def markdown(results: dict) -> str:
     lines = [f"# {kind}", "", f"`{results['command']}`", ""]
     if not results["complete"]:
         lines += [f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.", ""]
-    lines += served_notes(results)
+    lines += model_notes(results)
     lines += [f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
     lines += summary(kind, scores)
     if kind == "tritonbench":
@@ -137,12 +137,13 @@ def markdown(results: dict) -> str:
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
 
 
-def served_notes(results: dict) -> list[str]:
-    """Which model of an endpoint answered, and what it was not asked with."""
-    model = results.get("served_model")
-    if not model:
+def model_notes(results: dict) -> list[str]:
+    """Which model answered, and what it was not asked with."""
+    if not results.get("model"):
         return []
-    text = f"Model at {results['settings']['endpoint']}: `{model}`"
+    text = f"Model: `{results['model']}`"
+    if endpoint := results["settings"]["endpoint"]:
+        text += f" at {endpoint}"
     if others := results["answered_by"]:
         text += "; the server says that " + ", ".join(f"`{k}` wrote {n}" for k, n in others.items())
     if left_out := results["left_out"]:
