@@ -59,6 +59,9 @@ class Config:
 
     # fp32 masters; adam8: bf16 parameters, the sampler's too, and 8-bit moments: an 8B on one GPU
     optimizer: Literal["adamw", "adam8"] = "adamw"
+    # rank of the adapters (LoRA) that are trained on all linear layers while the rest stays as it is; 0: no
+    # adapters, all weights are trained. Adapters want about 10 times the learning rate
+    lora: Annotated[int, ">= 0"] = 0
     # peak learning rate: linear warm-up, then a cosine to 0; with --model 1e-6
     lr: Annotated[float, "> 0"] = 2e-4
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05  # share of the steps in which it rises
@@ -394,7 +397,7 @@ def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
 
 # ---- the run
 def main(cfg: Config, world: World) -> None:
-    distributed.check_optimizer(cfg.optimizer, world)
+    distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     timed = cfg.judge.time or cfg.paid.speed > 0
     if timed:
         check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
@@ -427,7 +430,9 @@ def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) 
     tokenizer = run.tokenizer(folder, cfg.template)
     shared = cfg.optimizer == "adam8"  # the sampler reads the parameters that are trained
     copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard
-    model, model_config = distributed.load(folder, world, cfg.optimizer, cfg.micro_tokens, copies=copies)
+    model, model_config = distributed.load(
+        folder, world, cfg.optimizer, cfg.micro_tokens, copies, rank=cfg.lora, seed=cfg.seed
+    )
     named = [*(tasks if cfg.tasks else []), *(test if cfg.trace.heldout else [])]
     # a prompt that is too long comes out now
     prompts_of(named, tokenizer, model_config.max_position_embeddings, prompt)
@@ -457,7 +462,9 @@ def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None
             if due and world.world_size > 1:
                 distributed.check_same(trainer.sampler.model.named_parameters(), world)
             run.end_step(step + 1, model, trainer.optimizer, due)
-    run.export(model, trainer.tokenizer)  # before it is measured: an evaluation that dies costs no training
+    base = cfg.model or str(run.folder / "sft" / "model")
+    # before it is measured: an evaluation that dies costs no training
+    run.export(model, trainer.tokenizer, base)
     measure(run, trainer, "test", test, cfg.steps)
 
 

@@ -45,6 +45,9 @@ class Config:
     batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
     # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
     optimizer: Literal["adamw", "adam8"] = "adamw"
+    # rank of the adapters (LoRA) that are trained on all linear layers while the rest stays as it is; 0: no
+    # adapters, all weights are trained. Adapters want about 10 times the learning rate
+    lora: Annotated[int, ">= 0"] = 0
     lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
     # share of the steps that the learning rate rises, before a cosine to --min-lr
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05
@@ -104,7 +107,7 @@ Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end
 
 def main(cfg: Config, world: World) -> str:
     """Train, measure on held-out tasks, and return the folder of the model."""
-    distributed.check_optimizer(cfg.optimizer, world)
+    distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     prompt = read_prompt(cfg.prompt)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.data:
         read_pairs(cfg.data)
@@ -117,7 +120,9 @@ def main(cfg: Config, world: World) -> str:
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
-    model, model_config = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens)
+    model, model_config = distributed.load(
+        source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed
+    )
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
@@ -140,7 +145,8 @@ def main(cfg: Config, world: World) -> str:
             due = (step + 1) % cfg.save_every == 0 or step + 1 == steps
             run.end_step(step + 1, model, optimizer, due)
 
-    run.export(model, tokenizer)  # saved before it is measured: an evaluation that dies costs no training
+    # saved before it is measured: an evaluation that dies costs no training
+    run.export(model, tokenizer, source)
     result = run.found("eval", steps)
     if not result:
         result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}

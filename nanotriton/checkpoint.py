@@ -216,14 +216,19 @@ class Checkpointer:
 # ---- parameters and moments by name
 # ----------------------------------------------------------------------------------
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """(name, this rank's part) of every parameter and of every tensor that the optimizer keeps for it."""
+    """(name, this rank's part) of every parameter that is trained, and of what the optimizer keeps for it."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward without a backward the parameters are gathered, and bf16
-    for name, p in model.named_parameters():
+    for name, p in trained(model).items():
         yield f"model.{name}", local(p)
         for key, value in optimizer.state.get(p, {}).items():
             yield f"{key}.{name}", local(value)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a checkpoint holds. The others are those of the folder that the run began from."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def local(x: Tensor) -> Tensor:
@@ -234,7 +239,7 @@ def local(x: Tensor) -> Tensor:
 def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -> None:
     """Copy from the files of all the ranks that wrote into what this rank holds."""
     saved = set(files[0].keys())
-    names = dict(model.named_parameters())
+    names = trained(model)
     if missing := {f"model.{n}" for n in names} ^ {s for s in saved if s.startswith("model.")}:
         raise ValueError(f"parameters differ, first {min(missing)}")
     optimizer.state.clear()

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from nanotriton import lora
 from nanotriton.checkpoint import local
 from nanotriton.config import ConfigError
 from nanotriton.kernels.adam8 import AdamW8bit
@@ -35,8 +36,11 @@ T = TypeVar("T")
 
 
 # ---- parameters
-def check_optimizer(optimizer: str, world: World) -> None:
-    """ConfigError for an optimizer that this world can't have. Call it before anything else is done."""
+def check_optimizer(optimizer: str, world: World, rank: int = 0) -> None:
+    """ConfigError for an optimizer that this world, or adapters of this rank, can't have. Call it before
+    anything else is done."""
+    if optimizer == "adam8" and rank:
+        raise ConfigError("--lora trains adapters, which have fp32 masters: use --optimizer adamw")
     if optimizer == "adam8" and world.world_size > 1:
         raise ConfigError(
             "--optimizer adam8 is for one process (bf16 parameters, not sharded); "
@@ -45,19 +49,30 @@ def check_optimizer(optimizer: str, world: World) -> None:
 
 
 def load(
-    folder: str, world: World, optimizer: str = "adamw", tokens: int = 0, copies: float = 0
+    folder: str,
+    world: World,
+    optimizer: str = "adamw",
+    tokens: int = 0,
+    copies: float = 0,
+    rank: int = 0,
+    seed: int = 0,
 ) -> tuple[Transformer, ModelConfig]:
     """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its
     rows only.
 
     optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). plan() decides from the
     `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside this one (the sampler's: 1,
-    the reference's: 1 / ranks) how memory is saved.
+    the reference's: 1 / ranks) how memory is saved. rank: of adapters (lora.py), which are then all that is
+    trained, and begin from `seed`; 0: none.
     """
     config = load_config(folder)
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
-    model = empty(config, world, dtype, *plan(config, world, optimizer, tokens, copies))
+    if rank and world.world_size == 1:
+        dtype = world.dtype  # frozen weights need no masters; FSDP wants one dtype for all
+    model = empty(config, world, dtype, *plan(config, world, optimizer, tokens, copies, rank=rank), rank=rank)
     fill(model, folder)
+    if rank:
+        lora.init_adapters(model, seed)
     return model, config
 
 
@@ -77,11 +92,14 @@ def empty(
     reshard: bool = False,
     recompute: bool = False,
     defer: bool = False,
+    rank: int = 0,
 ) -> Transformer:
     """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so
     that no rank ever holds it whole."""
     with torch.device("meta"):
         model = Transformer(config).to(dtype)
+        if rank:
+            lora.adapt(model, rank)
     model.checkpoint_layers = recompute
     return shard(model, world, reshard, defer).to_empty(device=world.device)
 
@@ -97,7 +115,13 @@ class MemoryPlan(NamedTuple):
 
 
 def plan(
-    config: ModelConfig, world: World, optimizer: str, tokens: int, copies: float, memory: float = 0.0
+    config: ModelConfig,
+    world: World,
+    optimizer: str,
+    tokens: int,
+    copies: float,
+    memory: float = 0.0,
+    rank: int = 0,
 ) -> MemoryPlan:
     """The cheapest plan with which this model and a microbatch of `tokens` fit in `memory` bytes (0: the
     GPU's).
@@ -113,6 +137,9 @@ def plan(
         activations               80, recomputed: 4.8 + 2.2    4.8 + 2.2
         head                      5                            5
 
+    With adapters (rank > 0) the state is the frozen weights, and the backward needs each layer's weights
+    with its adapters merged.
+
     KV memory takes the rest while gradients and activations are not there: the sampler frees it before
     training. On a CPU nothing is saved.
     """
@@ -125,11 +152,15 @@ def plan(
     sharded = world.world_size > 1
 
     state = parameters * (6 if optimizer == "adam8" else 16 / world.world_size)
+    if rank:
+        state = parameters * (4 / world.world_size if sharded else 2)
     state += 2 * parameters * copies
     state += 6 * embedding + 1.25e9  # the head
     state += 0.1 * memory  # fragments, NCCL, CUDA contexts, the executor
     gathered = 2 * parameters if sharded else 0  # bf16
     kept, recomputed = activation_bytes(config, tokens)
+    if rank:
+        kept, recomputed = kept + 2 * layers, recomputed + 2 * layer
     needs = {
         MemoryPlan(): gathered + kept,
         MemoryPlan(reshard=True): 4 * layer + kept,  # two layers: one in use, one on its way
@@ -227,15 +258,10 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def full_params(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor in dtype or its own) of every parameter, one at a time; a collective: all ranks
-    iterate together.
-
-    Shards are cast before they travel, so a bf16 sampler costs half the traffic.
-    """
+    """(name, whole tensor in dtype or its own) of every parameter, adapters merged, one at a time; a
+    collective: all ranks iterate together."""
     reshard(model)
-    for name, p in model.named_parameters():
-        value = p.detach().to(dtype or p.dtype)
-        yield name, value.full_tensor() if isinstance(value, DTensor) else value
+    yield from lora.whole_weights(model, dtype)
 
 
 def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:

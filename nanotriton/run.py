@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from nanotriton import config, distributed, provenance, stop
+from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
@@ -266,13 +266,17 @@ class Run(Log):
         )
         self.plot()
 
-    def export(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk."""
+    def export(self, model: Transformer, tokenizer: Tokenizer, base: str) -> None:
+        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk. If adapters were
+        trained, adapter/ has them alone. base: the folder or hub id that the run began from.
+        """
         self.checkpoints.finish()
         # Whoever samples from the folder must stop where the model was taught to end.
         known = model.config.eos_token_ids
         model.config.eos_token_ids = (*known, *sorted(tokenizer.eos_ids - set(known)))
         save_model(model, self.folder / "model", tokenizer.files)
+        if lora.adapted(model):
+            lora.save_adapter(model, self.folder / "adapter", base, self.world.is_main)
 
 
 def lock(path: Path) -> IO:

@@ -11,7 +11,7 @@ _STATUSES = """
 STATUSES = frozenset(_STATUSES.split())
 # Neither right nor wrong. The sample leaves the batch and is never scored 0, because our failure or the
 # task's is not the model's.
-UNSCORED = frozenset({"infra_error", "unsupported", "weak_task"})
+UNSCORED = frozenset({"infra_error", "weak_task"})
 
 
 @dataclass
@@ -57,8 +57,16 @@ class Verdict:
         """Whether the verdict says anything of the candidate.
 
         It does not if we failed, or if the task did (its reference needs too much memory, say).
+        `unsupported` is scored 0 where the candidate's own code is what the executor cannot judge: else a
+        wrong kernel would leave the batch by a line of inline assembly. Where the task's is, the stage is
+        "task".
         """
         return self.status not in UNSCORED and self.stage != "task"
+
+    @property
+    def judged(self) -> bool:
+        """Whether it was found out if the candidate is right, which is more than that it is scored."""
+        return self.scored and self.status != "unsupported"
 
     def brief(self) -> dict:
         """The status, and the fields that are not at their defaults."""

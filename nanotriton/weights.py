@@ -9,6 +9,7 @@ Under FSDP, build the model on the meta device, shard it, `to_empty`, then `fill
 rows.
 """
 
+import itertools
 import json
 import mmap
 import os
@@ -26,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from nanotriton import lora
 from nanotriton.config import reason
 from nanotriton.model import ModelConfig, ModelError, Transformer
 
@@ -165,7 +167,7 @@ def fill(model: Transformer, name: str | Path) -> None:
     filled once, or ModelError. A DTensor parameter (FSDP2, sharded over rows) gets its own rows only."""
     folder = find_folder(name)
     files = WeightFiles(folder)
-    params = dict(model.named_parameters())
+    params = lora.base_parameters(model)
     model.config.dtype = model.config.dtype or files.dtype  # save_model() writes the same
     # a constant, in old folders
     names = {key for key in files.shapes if not key.endswith("rotary_emb.inv_freq")}
@@ -252,7 +254,7 @@ def save_model(
         tokenizer_files = find_tokenizer_files(tokenizer_files)
     tokenizer_files = [Path(path) for path in tokenizer_files]
     writer = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    params = dict(model.named_parameters())
+    params = lora.base_parameters(model)
     dtype = dtype or model.config.dtype or next(iter(params.values())).dtype
     plan = _plan_shards(params, dtype, shard_bytes)
     files = {
@@ -265,11 +267,10 @@ def save_model(
         files[INDEX] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     if writer:
         folder.mkdir(parents=True, exist_ok=True)
+    whole = lora.whole_weights(model, dtype)  # in the order of the plan
     for file, names in plan.items():
         tensors = {}
-        for name in names:
-            full = params[name].detach()
-            full = full.full_tensor() if isinstance(full, DTensor) else full
+        for name, full in itertools.islice(whole, len(names)):
             if writer:
                 tensors[name] = full.to("cpu", dtype).contiguous()
             del full

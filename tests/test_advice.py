@@ -46,16 +46,11 @@ def episodes(*groups: list[tuple[str, float | None]]) -> list[Episode]:
 def said(tmp_path, capsys):
     """A function: report these episodes as step `step` of a new run, or of the one before -> the console."""
     run = Run(train_sft.Config(out=str(tmp_path)), World(), "grpo")
-    none = torch.zeros(2)
 
     def console(samples: list[Episode], step: int = 1, **stats: float) -> str:
         capsys.readouterr()
-        found = {"tokens": none, "kl_sampler": none, "clip_fraction": none} if stats.pop("taught", 0) else {}
-        found = {
-            "tokens": none,
-            "entropy": none,
-            **{k: torch.tensor([v, 1.0]) for k, v in stats.items()},
-        } | found
+        names = {"tokens": 0.0, "entropy": 1.0} | stats
+        found = {name: torch.tensor([value, 1.0]) for name, value in names.items()}
         report(run, step, train_grpo.Config(steps=9), Step(samples, [Update(0.0, 0.0, [found])], Clock()))
         return capsys.readouterr().out
 
@@ -124,7 +119,13 @@ def test_the_page_has_a_line_for_every_verdict():
 
 def test_every_name_on_the_console_is_in_the_glossary(said):
     """The names stand before their numbers."""
-    line = said(episodes([RIGHT, WRONG], [WRONG, ("infra_error", None)]), taught=1, kl_ref=0.1)
+    line = said(
+        episodes([RIGHT, WRONG], [WRONG, ("infra_error", None)]),
+        tokens=3.0,
+        kl_sampler=0.1,
+        clip_fraction=0.1,
+        kl_ref=0.1,
+    )
     line += "  sft    1/6  loss 6.964  norm 2.392  lr 0.004"
     names = set(re.findall(r"(?<=  )(\w+) [\d.e-]+", line)) | {"eta", "mostly"}
     assert {"reward", "scored", "no_spread", "kl_ref", "kl_sampler", "clip_fraction", "norm", "lr"} <= names

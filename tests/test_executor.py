@@ -154,7 +154,7 @@ def test_hostile_candidates_get_their_own_verdict(free):
         "forged": "crashed",
         "excuse": "memory_limit",
     }
-    assert verdicts["reads"].recordable is False and not verdicts["reads"].scored
+    assert verdicts["reads"].recordable is False and not verdicts["reads"].judged
     assert re.search(r"^line 17: .*needs a GPU$", verdicts["reads"].message), verdicts["reads"]
     assert (
         "segmentation fault" in verdicts["crashed"].message

@@ -31,9 +31,18 @@ def test_default_is_one_for_correct_and_zero_for_every_other_scored_status():
         assert reward(Verdict(status)) == float(status == "correct")
 
 
+def test_unsupported_is_no_way_out_of_a_zero():
+    """Code of its own that the executor lacks is worth 0; where the task is what can't be judged, nothing."""
+    assert (
+        reward(Verdict("unsupported", stage="run")) == reward(Verdict("unsupported", stage="record")) == 0.0
+    )
+    assert reward(Verdict("unsupported", stage="task")) is None
+    assert not Verdict("unsupported", stage="run").judged and Verdict("wrong_value").judged
+
+
 def test_unscored_verdicts_leave_the_batch_whatever_the_options():
     options = RewardConfig(partial=0.5, speed=1.0)
-    assert [reward(Verdict(status), options) for status in sorted(UNSCORED)] == [None] * 3
+    assert [reward(Verdict(status), options) for status in sorted(UNSCORED)] == [None] * 2
 
 
 def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():

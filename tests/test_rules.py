@@ -307,10 +307,10 @@ def test_rule_13_kl_terms_have_the_gradients_that_are_said():
 
 
 def test_rule_14_truncated_and_failed_samples_leave_numerator_and_denominator():
-    rewards = [
-        reward(Verdict(s))
-        for s in ("correct", "infra_error", "wrong_value", "unsupported", "weak_task", "correct")
-    ]
+    statuses = "correct infra_error wrong_value weak_task correct"
+    verdicts = [Verdict(status) for status in statuses.split()]
+    verdicts.insert(3, Verdict("unsupported", stage="task"))
+    rewards = [reward(verdict) for verdict in verdicts]
     assert rewards == [1.0, None, 0.0, None, None, 1.0]
     cut = [False, False, False, False, False, True]
     adv, spread = grpo.advantages(grpo.truncation(rewards, [5] * 6, cut, "mask", 5), [0] * 6, "mean")

@@ -417,7 +417,7 @@ def outcome(p: Problem, verdict: Verdict, baseline: dict[str, float] | None) -> 
         timed = verdict.time_us and p.name in baseline
         speedup = baseline[p.name] / verdict.time_us if timed else None
     compiled = verdict.scored and verdict.status not in NOT_COMPILED
-    loose = bool(verdict.kernelbench_allclose) if verdict.scored else None
+    loose = bool(verdict.kernelbench_allclose) if verdict.judged else None
     return Outcome(p.name, verdict.status, verdict.stage, verdict.message, compiled, loose, speedup)
 
 

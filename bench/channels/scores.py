@@ -59,11 +59,12 @@ class Outcome:
 
     @property
     def judged(self) -> bool:
-        """Whether the verdict says anything of the candidate, as Verdict.scored does.
+        """Whether it was found out if the candidate is right, as Verdict.judged says.
 
-        It does not where the task itself failed: its reference needs more memory than there is, say.
+        It was not where the executor lacks what the candidate's code needs, or where the task itself failed:
+        its reference needs more memory than there is, say.
         """
-        return self.status not in UNSCORED and self.stage != "task"
+        return self.status not in UNSCORED | {"unsupported"} and self.stage != "task"
 
     @property
     def speed(self) -> float:

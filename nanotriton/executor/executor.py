@@ -328,6 +328,7 @@ class Executor:
         self._worker_died(process)
         if stage in ("task", "judge"):
             status, message = "unsupported", "the reference itself takes too long here"
+            stage = "task"  # it says nothing of the candidate
         else:
             status, message = "timeout", f"{stage}: not done after {self.timeout:g} s"
         self._finish(entry, status, message, stage)

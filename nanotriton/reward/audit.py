@@ -46,7 +46,7 @@ class Sample:
 
     @property
     def differs(self) -> bool:
-        return self.after is not None and self.after.scored and not self.after.correct
+        return self.after is not None and self.after.judged and not self.after.correct
 
     @property
     def points(self) -> int:
@@ -132,7 +132,7 @@ def suspect(samples: list[Sample]) -> None:
         computing = sorted(v.torch_ops)
         checks = {
             f"judged again it is {v.status}: {v.message}": 100 * sample.differs,
-            f"it could not be judged again ({v.status}: {v.message})": 50 * (not v.scored),
+            f"it could not be judged again ({v.status}: {v.message})": 50 * (not v.judged),
             f"the answer lies in memory of the {v.answer}s": 20 * (v.answer in ("input", "weight", "const")),
             f"{len(tasks_of[sample.candidate])} tasks were paid for this text": 20
             * (len(tasks_of[sample.candidate]) > 1),
@@ -243,7 +243,7 @@ def main(argv: list[str]) -> int:
         print(
             f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}"  # noqa: E501
         )
-    failed = [s for s in samples if not s.after.scored]
+    failed = [s for s in samples if not s.after.judged]
     for s in failed:
         print(
             f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}"  # noqa: E501

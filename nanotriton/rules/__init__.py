@@ -16,6 +16,7 @@ Who may import it. The executor, the trainer, the benchmarks and the audit may. 
     extract.py        which part of a completion is the candidate
     source.py         a candidate's text, with its imports, definitions and kernels looked up
     source_rules.py   rules on the text
+    faces.py          branches that could tell the judge from a card, and what stands behind them
     hidden_code.py    the rule against code that hides what it runs
     texts.py          which texts an expression may be
     constants.py      which expressions of a function hold no data

@@ -172,27 +172,3 @@ class Source:
             if attribute == "apply":
                 return self.units.get(owner, [])
         return []
-
-
-def always_executed(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a function's body that run on every call.
-
-    A node in a branch, a handler, a nested function or a lambda is not among them.
-    """
-    todo: list[ast.AST] = list(reversed(body))
-    while todo:
-        node = todo.pop()
-        yield node
-        todo += reversed(_always_executed_children(node))
-
-
-def _always_executed_children(node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, ast.If | ast.IfExp | ast.While):
-        return [node.test]
-    if isinstance(node, ast.Try):
-        return [*node.body, *node.finalbody]
-    if isinstance(node, ast.BoolOp):
-        return node.values[:1]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda | ast.Match | ast.Assert):
-        return []
-    return list(ast.iter_child_nodes(node))

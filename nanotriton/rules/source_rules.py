@@ -1,11 +1,13 @@
 """The rules on a candidate's source. Each refuses only certain cases, names the line, and runs nothing."""
 
 import ast
+from collections.abc import Iterator
 
 from nanotriton.rules import names
 from nanotriton.rules.constants import Constants
+from nanotriton.rules.faces import Tells, executed
 from nanotriton.rules.policy import Violation
-from nanotriton.rules.source import Source, always_executed, mentions, walk
+from nanotriton.rules.source import Source, mentions, walk
 
 SWITCHES = ("torch.backends.", "torch._dynamo.config.", "os.environ")
 
@@ -102,24 +104,23 @@ def _own_decorator(source: Source, function: ast.FunctionDef) -> bool:
 
 
 def torch_computes(source: Source, entry: str | None) -> Violation | None:
-    """Torch doesn't compute in a statement that every call of `forward` executes."""
+    """Torch doesn't compute in a statement that every call of `forward` executes, nor behind a tell."""
     if entry is None:
         return None
-    seen: set[ast.AST] = set()
-    todo = list(source.units[entry])
+    tells = Tells(source)
+    seen: set[tuple[ast.AST, bool]] = set()
+    todo = [(unit, False) for unit in source.units[entry]]
     while todo:
-        unit = todo.pop()
-        if unit in seen or source.is_kernel(unit):
+        unit, behind = todo.pop()
+        if (unit, behind) in seen or source.is_kernel(unit):
             continue
-        seen.add(unit)
+        seen.add((unit, behind))
         if isinstance(unit, ast.ClassDef):
-            todo += _forwards(unit)
-        elif isinstance(unit, ast.FunctionDef):
-            if violation := _computation(source, unit):
-                return violation
-            for node in always_executed(unit.body):
-                if isinstance(node, ast.Call) and _computing_call(source, node) is None:
-                    todo += source.called(node.func)
+            todo += [(method, behind) for method in _forwards(unit)]
+            continue
+        if violation := _computation(source, unit, tells, behind):
+            return violation
+        todo += _ways_on(source, unit, tells, behind)
     return None
 
 
@@ -129,18 +130,60 @@ def _forwards(unit: ast.ClassDef) -> list[ast.FunctionDef]:
     return [method for method in methods if method.name in ("forward", "__call__")]
 
 
-def _computation(source: Source, function: ast.FunctionDef) -> Violation | None:
-    """The first expression of a function that is always executed and in which torch computes with data."""
-    constants = None
-    for node in always_executed(function.body):
-        called = _computing_call(source, node)
-        if called is None:
-            continue
-        constants = constants or Constants(function, source.path, source.units)
-        if not constants.holds(node):
-            message = f"{called} computes in torch: under strict, your own Triton kernels compute"
+def _nodes(unit: ast.AST, tells: Tells, behind: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """(node, whether it stands behind a tell) of a function's body, or of a value that a name has.
+
+    Of a value nothing runs by itself; if the name itself stands behind a tell, all of it counts.
+    """
+    if isinstance(unit, ast.FunctionDef):
+        yield from executed(unit.body, tells)
+        return
+    for node, inside in executed([unit], tells):
+        yield node, behind or inside
+
+
+def _ways_on(source: Source, unit: ast.AST, tells: Tells, behind: bool) -> list[tuple[ast.AST, bool]]:
+    """The definitions that run with a unit: those that it calls, and those that a tell may choose."""
+    found = []
+    value = not isinstance(unit, ast.FunctionDef)
+    for node, inside in _nodes(unit, tells, behind):
+        if inside and isinstance(node, ast.Name | ast.Attribute):
+            found += [(other, True) for other in source.called(node)]
+        elif isinstance(node, ast.Call) and not value and _computing_call(source, node) is None:
+            chosen = tells.depends(node.func)
+            found += [(other, chosen) for other in source.called(node.func)]
+    return found
+
+
+def _computation(source: Source, unit: ast.AST, tells: Tells, behind: bool) -> Violation | None:
+    """The first expression of a unit that is executed, or stands behind a tell, and in which torch computes
+    with data."""
+    constants, callees = None, set()
+    function = isinstance(unit, ast.FunctionDef)
+    for node, inside in _nodes(unit, tells, behind):
+        if isinstance(node, ast.Call):
+            callees.add(node.func)
+        called = _computing_call(source, node) if function else None
+        if called:
+            constants = constants or Constants(unit, source.path, source.units)
+            if constants.holds(node):
+                continue
+        elif inside:
+            called = _chosen(source, node, is_called=node in callees)
+        if called:
+            where = (
+                "in torch, behind a condition that may tell the judge from a card" if inside else "in torch"
+            )
+            message = f"{called} computes {where}: under strict, your own Triton kernels compute"
             return Violation(node.lineno, message)
     return None
+
+
+def _chosen(source: Source, node: ast.AST, is_called: bool) -> str | None:
+    """The path of a torch function that computes and is named, not called; or of a layer that is made."""
+    path = source.path(node) if isinstance(node, ast.Name | ast.Attribute) else None
+    computes = path and (_is_computing_layer(path) or (names.computes(path) and not is_called))
+    return path if computes else None
 
 
 def _computing_call(source: Source, node: ast.AST) -> str | None:

@@ -37,7 +37,30 @@ def test_each_candidate_gets_its_verdict_and_leaves_nothing():
     assert torch.cuda.mem_get_info()[0] > free - (64 << 20)
 
 
+@pytest.mark.parametrize(
+    "body, why",
+    {
+        "no launch at all": (
+            "        if x[0, 0].item() < 1e30: return x * 2 + 1\n",
+            "no launch changes the answer",
+        ),
+        "a decoy": (
+            "        w, k = torch.empty_like(x), x.max().item()\n"
+            "        kernel[(1,)](x, w, x.numel(), BLOCK=64)\n        return x * 2 + 1\n",
+            "no launch changes the answer",
+        ),
+    }.values(),
+)
+def test_without_a_launch_that_counts_it_is_not_correct(body, why):
+    source = RIGHT.replace(BODY, body + BODY)
+    with Executor(device="cuda", policy="kernelbench") as executor:
+        verdict = executor.submit(TASK, source).result()
+    assert verdict.status == "rule_violation" and why in verdict.message, verdict
+    assert verdict.mode == "process" and verdict.effective_launches == 0
+
+
 def test_what_cannot_be_recorded_goes_to_process_mode():
     with Executor(device="cuda", policy="kernelbench") as executor:
         verdict = executor.submit(TASK, CANDIDATES["reads a value"]).result()
     assert verdict.status == "correct" and verdict.mode == "process" and verdict.recordable is False, verdict
+    assert verdict.effective_launches == 1

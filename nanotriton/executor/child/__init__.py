@@ -18,6 +18,7 @@ forked from, so the code here knows no reference, no seed and no answer.
     recorder.py      import the file, build ModelNew, run forward on tensors without data
     tape.py          the plan under construction, and which tensors are "on the GPU" in it
     fake_torch.py    PyTorch without a GPU: every ATen call is written down
+    fake_card.py     what torch says of the GPU's properties and of its memory
     fake_cuda.py     torch.cuda and its relatives: questions about the GPU have answers
     streams.py       streams and events; work that nobody waits for
     addresses.py     what data_ptr() answers

@@ -1,28 +1,16 @@
 """torch.cuda and its relatives, as they answer on a machine with one GPU. None of them initialises CUDA."""
 
 from collections.abc import Callable
-from dataclasses import asdict
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from nanotriton.executor.child import operators, streams
+from nanotriton.executor.child import fake_card, operators, streams
 from nanotriton.executor.child.fake_torch import is_cuda
 from nanotriton.executor.child.tape import CUDA, Tape
 from nanotriton.executor.common.card import Card
 
 Tensor = torch.Tensor
-# Properties of a device that no kernel depends on, beside those of a Card.
-OTHER_PROPERTIES = {
-    "is_multi_gpu_board": 0,
-    "gcnArchName": "",
-    "max_threads_per_block": 1024,
-    "uuid": "00000000-0000-0000-0000-000000000000",
-    "pci_bus_id": 0,
-    "pci_device_id": 0,
-    "pci_domain_id": 0,
-}
 
 
 def _refuse(what: str) -> Callable:
@@ -118,7 +106,6 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
     None of them initialises CUDA.
     """
     cuda = torch.cuda
-    properties = SimpleNamespace(**asdict(card), **OTHER_PROPERTIES)
     constants = {
         "is_available": True,
         "is_initialized": True,
@@ -127,12 +114,6 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
         "is_bf16_supported": True,
         "get_device_name": card.name,
         "get_device_capability": (card.major, card.minor),
-        "get_device_properties": properties,
-        "memory_allocated": 0,
-        "max_memory_allocated": 0,
-        "memory_reserved": 0,
-        "max_memory_reserved": 0,
-        "mem_get_info": (card.total_memory, card.total_memory),
         "is_current_stream_capturing": False,
         "get_arch_list": [card.sm],
     }
@@ -164,6 +145,7 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
     }
     graphs = ("CUDAGraph", "graph", "make_graphed_callables")
     return [
+        *fake_card.answers(card),
         *[(cuda, name, _answering(value)) for name, value in constants.items()],
         *[(cuda, name, _answering(None)) for name in nothing],
         *[(cuda.nvtx, name, _answering(None)) for name in ("range_push", "range_pop", "mark")],

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 import triton
+from triton.compiler.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.sandbox.protocol import Report
@@ -27,6 +29,7 @@ LOST = (
     "launch timed out",
     "hardware stack error",
 )
+EMPTY = 0, 1, 1  # a grid of no programs
 NO_ROOM = "no_room"  # status of a child that finds no memory on the GPU for a context
 
 
@@ -41,6 +44,7 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
         bytes: of fds[0].
         buffers: names of those whose constants are moved.
         device, defaults (Reference.defaults), wait (seconds before it begins).
+        launches: False gives every launch an empty grid: is the answer another one without them?
 
     The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call
     also of the module's state), and their bytes.
@@ -53,6 +57,8 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     except RuntimeError as error:
         return report.finish({"status": NO_ROOM, "message": str(error).split("\n")[0]})
     prepare(device, args["defaults"])
+    if not args["launches"]:
+        launch_nothing()
     report.begin()
     described: list = []
     tensors: list[torch.Tensor] = []
@@ -99,6 +105,17 @@ def prepare(device: torch.device, defaults: dict) -> None:
     triton.set_allocator(allocate)
     torch.set_default_dtype(getattr(torch, defaults["dtype"]))
     torch.set_default_device(device if defaults["cuda"] else None)
+
+
+def launch_nothing() -> None:
+    """Let every kernel be compiled and launched on an empty grid, which Triton passes over."""
+    run, launcher = JITFunction.run, CompiledKernel.__getitem__
+
+    def run_empty(self, *args, grid, warmup, **options):
+        return run(self, *args, grid=EMPTY, warmup=warmup, **options)
+
+    JITFunction.run = run_empty
+    CompiledKernel.__getitem__ = lambda self, grid: launcher(self, EMPTY)
 
 
 def keep(tree: list, tensors: list[torch.Tensor]) -> list:

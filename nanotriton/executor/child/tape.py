@@ -79,6 +79,7 @@ class Tape:
         self._unchanged: dict[int, torch.UntypedStorage] = {}
         self._changed: set[int] = set()
         self._dtypes: list[str] = []
+        self._earlier: list[int] = []  # bytes of the first call's storages
         self._tensors: dict[Tensor, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
         self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
@@ -146,6 +147,13 @@ class Tape:
         address = t.untyped_storage()._cdata
         return address in self._storages or address in self._first
 
+    def sizes(self) -> list[int]:
+        """Bytes of every storage that the candidate has on the GPU so far, those of the first call first."""
+        if self.building:
+            return [storage.nbytes() for storage in self.cuda_storages.values()]
+        fresh = [storage.nbytes for storage in self.plan.storages if storage.kind != "carried"]
+        return self._earlier + fresh
+
     def may_have_changed(self, t: torch.Tensor) -> bool:
         """Whether a step of the first or of the second call has written to a tensor's storage, or
         may have."""
@@ -165,6 +173,7 @@ class Tape:
                 self._unchanged[address] = self._hosts[index]
         self._first, self._storages = self._storages, {}
         self._dtypes = [storage.dtype for storage in self.plan.storages]
+        self._earlier = self.sizes()
         self.plan = Plan()
         self.steps = self.plan.steps
         self._tensors, self._kernels, self._weights = {}, {}, {}

@@ -34,6 +34,8 @@ PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
+# operators that bring a value to the host, or a shape that depends on values
+READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
 # of a plan's last launches at least so many, and as many as replay no more launches than this, are
 # left out one by one
 ABLATIONS = 4, 256
@@ -143,9 +145,10 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
                 "rule_violation", f"{error.message}: under strict, forward must be recordable without data"
             ) from None
         if worker.gpu is None:
-            raise Unrecordable(
-                error.status, f"{error.message}; to run it without a recording needs a GPU"
-            ) from None
+            message = f"{error.message}; to run it without a recording needs a GPU"
+            if READS & reference.called:  # the task wants it, so no candidate can do without
+                raise TaskFault(error.status, message) from None
+            raise Unrecordable(error.status, message) from None
         raise
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.

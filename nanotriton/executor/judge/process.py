@@ -15,6 +15,7 @@ import torch
 
 from nanotriton.executor.child.process import NO_ROOM
 from nanotriton.executor.judge.candidate import SLACK, check_rules
+from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
@@ -24,6 +25,7 @@ from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan import wire
 from nanotriton.plan.trees import identical, mapped, tensors
+from nanotriton.rules import rules
 from nanotriton.verdict import Fault, TaskFault
 
 STARTUP = 20.0  # seconds for a CUDA context and first compilations, beside the candidate's own limit
@@ -32,7 +34,8 @@ ROOM = 1 << 30  # bytes that a context and its first kernels may take
 
 
 def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
-    """Rules, one child for all trials, comparison. Raises Fault unless it is right."""
+    """Rules, one child for all trials, comparison, and a child without launches. Raises Fault unless it is
+    right."""
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference: Reference = worker.reference(job.task)
@@ -45,21 +48,66 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
             args = write_trials(fd, reference, trials)
         state = sum(t.nbytes for t in reference.weights(trials[0].weights).values())
         limits, options = confinement(job, 2 * state + (len(trials) + 1) * (4 * reference.bytes + SLACK))
-        for wait in WAITS:
-            ended = yield Spawn("process", args | {"wait": wait}, limits, (fd,), options)
-            crowded = ended.header is not None and ended.header.get("status") == NO_ROOM
-            if not crowded and not not_its_own(ended):
-                break
+        child = Spawn("process", args, limits, (fd,), options)
+        (outputs, after), second, *others = yield from run_child(job, worker, child)
+        judge_calls(job, worker, reference, trials, [(outputs, after), *others], second)
+        if job.policy in ("strict", "kernelbench"):
+            effective = yield from launches_matter(job, worker, child, outputs)
+            job.facts["effective_launches"] = int(effective)
+            if violation := rules.check_effective(int(effective), job.policy):
+                raise Fault(violation.status, str(violation))
     finally:
         os.close(fd)
+
+
+def run_child(job: Job, worker, child: Spawn) -> Generator[Spawn, Ended, list[list]]:
+    """Spawn a child, again where the GPU has no room for its context -> its calls (`read_calls`).
+
+    Raises Fault.
+    """
+    for wait in WAITS:
+        ended = yield replace(child, args=child.args | {"wait": wait})
+        crowded = ended.header is not None and ended.header.get("status") == NO_ROOM
+        if not crowded and not not_its_own(ended):
+            break
     worker.add_child("process", ended)
     if crowded:  # whether that is so is for us to say
         kind = TaskFault if torch.cuda.mem_get_info()[0] < ROOM else Fault
         raise kind("memory_limit", "no memory left on the GPU for a process of its own")
-    header = check_ended(ended, limits, frozenset(["illegal_memory"]))
+    header = check_ended(ended, child.limits, frozenset(["illegal_memory"]))
     with worker.stage("validate", job.timeout):
-        (outputs, after), second, *others = read_calls(header, ended.payload, len(trials))
-    for number, (trial, call) in enumerate(zip(trials, [(outputs, after), *others], strict=True)):
+        return read_calls(header, ended.payload, len(child.args["trials"]))
+
+
+def launches_matter(job: Job, worker, child: Spawn, outputs: object) -> Generator[Spawn, Ended, bool]:
+    """Whether the first trial's answer changes where every launch has an empty grid.
+
+    One that launches nothing, or whose kernels do nothing that counts, gives the same answer. Where the
+    candidate then fails, its launches mattered. outputs: its answer with launches. Raises Fault for what is
+    not its own.
+    """
+    args = child.args | {"trials": child.args["trials"][:1], "launches": False}
+    try:
+        (without, _), _ = yield from run_child(job, worker, replace(child, args=args))
+    except TaskFault:
+        raise
+    except Fault as fault:
+        if fault.status in ("memory_limit", "infra_error"):  # other processes', not the launches'
+            raise
+        return True
+    with worker.stage("ablate", job.timeout):
+        return not passes(without, Answer(outputs, None, None, []))
+
+
+def judge_calls(
+    job: Job, worker, reference: Reference, trials: list[Trial], calls: list[tuple], second: list
+) -> None:
+    """Compare every call with the reference's. Raises Fault.
+
+    calls: (outputs, inputs afterwards) of each trial. second: of the first trial's second call, with the
+    module's state.
+    """
+    for number, (trial, call) in enumerate(zip(trials, calls, strict=True)):
         with worker.stage("judge", worker.patience):
             judged = judge_trial(reference, trial, partial(as_judged, reference, call))
         job.note(number, judged)
@@ -103,6 +151,7 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
         "bytes": os.fstat(fd).st_size,
         "buffers": moved,
         "defaults": reference.defaults,
+        "launches": True,
     }
 
 

@@ -138,7 +138,8 @@ class Worker:
             yield
         except Overtime:
             if name in ("task", "judge"):
-                raise Fault("unsupported", f"the reference itself takes more than {limit:g} s here") from None
+                message = f"the reference itself takes more than {limit:g} s here"
+                raise TaskFault("unsupported", message) from None
             raise Fault("timeout", f"{name}: not done after {limit:g} s") from None
         finally:
             self._charge()

@@ -1,0 +1,69 @@
+"""Merge adapters into a model: what was trained with --lora, as weights that any program loads.
+
+    python -m nanotriton.merge BASE ADAPTER [ADAPTER ...] --out FOLDER
+
+BASE is a Hugging Face folder or hub id. An adapter is a folder in PEFT's format, as a run with --lora leaves
+it in adapter/. They are merged in the order given, and after each the weights have BASE's dtype again, as in
+a GRPO run that began from the model/ of an SFT run.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from nanotriton import config
+from nanotriton.lora import PREFIX, merged
+from nanotriton.model import Linear, ModelError, Transformer
+from nanotriton.weights import find_folder, load_config, load_model, save_model
+
+
+@torch.no_grad()
+def merge_adapter(model: Transformer, folder: Path) -> None:
+    """Add an adapter of PEFT's format to the weights of a plain model. ModelError if it doesn't fit."""
+    try:
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        scale = settings["lora_alpha"] / settings["r"]
+        file = safe_open(folder / "adapter_model.safetensors", "pt")
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: not an adapter in PEFT's format: {config.reason(error)}") from None
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    with file:
+        tensors = list(file.keys())
+        names = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
+        if unknown := sorted(names - layers.keys()):
+            raise ModelError(f"{folder}: this model has no linear layer {unknown[0]}")
+        for name in sorted(names):
+            a, b = (file.get_tensor(f"{PREFIX}{name}.{part}.weight") for part in ("lora_A", "lora_B"))
+            weight = layers[name].weight
+            if (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
+                raise ModelError(
+                    f"{folder}: the adapter of {name} is for a weight of {[b.shape[0], a.shape[1]]}, "
+                    f"the model's is {list(weight.shape)}"
+                )
+            weight.copy_(merged(weight, a.to(weight.device), b.to(weight.device), weight.dtype, scale))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m nanotriton.merge", description="Merge adapters into a model.", allow_abbrev=False
+    )
+    parser.add_argument("base", help="a Hugging Face folder or hub id")
+    parser.add_argument("adapters", nargs="+", type=Path, help="folders in PEFT's format, in order")
+    parser.add_argument("--out", required=True, type=Path, help="the folder to write")
+    args = parser.parse_args(argv)
+    try:
+        folder = find_folder(args.base)
+        model, _ = load_model(folder, load_config(folder).dtype or torch.float32)
+        for adapter in args.adapters:
+            merge_adapter(model, adapter)
+        save_model(model, args.out, folder)
+    except ModelError as error:
+        config.die(error)
+    print(f"{args.out}: {args.base} with {len(args.adapters)} adapters merged")
+
+
+if __name__ == "__main__":
+    main()

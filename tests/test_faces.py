@@ -1,0 +1,187 @@
+"""Two faces: torch behind a condition that tells the judge from a card counts; honest fallbacks do not."""
+
+import textwrap
+
+import pytest
+
+from nanotriton.rules import rules
+
+TOP = """
+import random
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + i, tl.maximum(tl.load(x + i, mask=i < n, other=0.0), 0.0), mask=i < n)
+
+
+def ours(x, blocks=1):
+    y = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), 256 * blocks),)](x, y, x.numel(), B=256 * blocks)
+    return y
+"""
+
+
+def module(forward: str, init: str = "pass", more: str = "") -> str:
+    """A candidate whose forward has this body, its constructor that one, with more code before the class."""
+    text = f"{TOP}\n{textwrap.dedent(more)}\n\nclass ModelNew(nn.Module):\n"
+    for name, body in (
+        ("__init__(self)", f"super().__init__()\n{textwrap.dedent(init)}"),
+        ("forward(self, x)", forward),
+    ):
+        text += f"    def {name}:\n{textwrap.indent(textwrap.dedent(body).strip(), ' ' * 8)}\n"
+    return text
+
+
+TWO_FACED = {
+    "memory in use": module(
+        "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nelse:\n    return F.relu(x)"
+    ),
+    "the first of a pair": module(
+        "free, total = torch.cuda.mem_get_info()\nif free == total:\n    return ours(x)\nelse:\n    return x.relu()"
+    ),
+    "an expression": module("return ours(x) if time.time() < 2e9 else torch.relu(x)"),
+    "the module's alias": module(
+        "c = torch.cuda\nif c.max_memory_reserved() > 0:\n    return torch.clamp(x, min=0)\nreturn ours(x)"
+    ),
+    "a name imported": module(
+        "if memory_reserved():\n    return torch.relu(x)\nreturn ours(x)",
+        more="from torch.cuda import memory_reserved",
+    ),
+    "kept by the constructor": module(
+        "if self.fast:\n    return ours(x)\nelse:\n    return F.relu(x)",
+        "self.fast = torch.cuda.get_device_name() == 'NVIDIA H100 80GB HBM3'",
+    ),
+    "a way that is chosen": module(
+        "return self.way(x)", "self.way = ours if torch.cuda.memory_stats() == {} else torch.relu"
+    ),
+    "a way chosen by an if": module(
+        "return self.way(x)",
+        "if torch.version.cuda is None:\n    self.way = ours\nelse:\n    self.way = self.plain",
+        more="",
+    )
+    + "\n    def plain(self, x):\n        return torch.relu(x)\n",
+    "a table": module("return {True: ours, False: F.relu}[torch.cuda.device_count() == 1](x)"),
+    "a function's answer": module(
+        "if judged():\n    return ours(x)\nelse:\n    return F.relu(x)",
+        more="def judged():\n    p = torch.cuda.get_device_properties(0)\n    return p.total_memory == 85017493504",
+    ),
+    "an argument": module(
+        "return run(x, time.perf_counter() % 1 < 0.9)",
+        more="def run(x, fast):\n    if fast:\n        return ours(x)\n    else:\n        return torch.relu(x)",
+    ),
+    "and": module("y = ours(x)\ntorch.cuda.memory_allocated() > 0 and y.copy_(torch.relu(x))\nreturn y"),
+    "while": module("while torch.cuda.memory_allocated():\n    return F.relu(x)\nreturn ours(x)"),
+    "match": module(
+        "match torch.cuda.memory_allocated():\n    case 0:\n        return ours(x)\n    case _:\n        return F.relu(x)"
+    ),
+    "an exception": module(
+        "try:\n    if torch.cuda.memory_allocated():\n        raise ValueError\n    return ours(x)\nexcept ValueError:\n    return F.relu(x)"
+    ),
+    "an assertion": module(
+        "try:\n    assert torch.cuda.max_memory_allocated() == 0\n    return ours(x)\nexcept AssertionError:\n    return F.relu(x)"
+    ),
+    "a division by it": module(
+        "try:\n    1 % torch.cuda.memory_allocated()\n    return F.relu(x)\nexcept ZeroDivisionError:\n    return ours(x)\nelse:\n    return torch.relu(x)"
+    ),
+    "chance": module("if random.random() < 0.5:\n    return ours(x)\nelse:\n    return F.relu(x)"),
+    "torch's chance": module(
+        "if torch.rand(1).item() < 0.5:\n    return ours(x)\nelse:\n    return F.relu(x)"
+    ),
+    "a count of calls": module(
+        "self.calls += 1\nif self.calls < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
+        "self.calls = 0",
+    ),
+    "a list that grows": module(
+        "self.seen.append(1)\nif len(self.seen) < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
+        "self.seen = []",
+    ),
+    "a global count": module(
+        "if count() < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
+        more="calls = 0\ndef count():\n    global calls\n    calls += 1\n    return calls",
+    ),
+    "a layer": module(
+        "if torch.cuda.memory_allocated():\n    return self.act(x)\nelse:\n    return ours(x)",
+        "self.act = nn.ReLU()",
+    ),
+    "one of two layers": module(
+        "return self.ways[torch.cuda.memory_allocated() > 0](x)",
+        "self.ways = nn.ModuleList([Ours(), nn.ReLU()])",
+        more="class Ours(nn.Module):\n    def forward(self, x):\n        return ours(x)",
+    ),
+    "a nested branch": module(
+        "if time.time() > 0:\n    if x.is_cuda:\n        return F.relu(x)\nreturn ours(x)"
+    ),
+    "the version of a tensor": module("if x._version:\n    return F.relu(x)\nreturn ours(x)"),
+    "an address": module("if id(x) % 2:\n    return F.relu(x)\nreturn ours(x)"),
+    "Triton's own driver": module(
+        "if triton.runtime.driver.active.get_current_target().arch == 90:\n    return ours(x)\nelse:\n    return F.relu(x)"
+    ),
+    "a benchmark": module(
+        "if triton.testing.do_bench(lambda: ours(x)) == 1.0:\n    return ours(x)\nelse:\n    return F.relu(x)"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", TWO_FACED.values(), ids=TWO_FACED)
+def test_torch_behind_a_tell_counts(source):
+    violation = rules.check_source(source, "strict")
+    assert violation and "computes in torch" in violation.message, violation
+    assert rules.check_source(source, "kernelbench") is None  # where torch may compute for everybody
+
+
+HONEST = {
+    "not on a GPU": module("if not x.is_cuda:\n    return F.relu(x)\nreturn ours(x)"),
+    "the device's type": module(
+        "if x.device.type == 'cpu' or not torch.cuda.is_available():\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "a dtype": module("if x.dtype == torch.float64:\n    return F.relu(x)\nreturn ours(x)"),
+    "a shape": module("if x.numel() == 0:\n    return torch.relu(x)\nreturn ours(x)"),
+    "an old GPU": module(
+        "if torch.cuda.get_device_capability()[0] < 8:\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "no bf16": module(
+        "if x.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "a handler": module("try:\n    return ours(x)\nexcept Exception:\n    return F.relu(x)"),
+    "a handler beside a grid": module(
+        "try:\n    sms = torch.cuda.get_device_properties(x.device).multi_processor_count\n    return ours(x, 2 if sms > 100 else 1)\nexcept RuntimeError:\n    return F.relu(x)"
+    ),
+    "an import that fails": module(
+        "return ours(x)",
+        more="try:\n    from triton.language.extra import libdevice\nexcept ImportError:\n    libdevice = None",
+    ),
+    "a grid of as many programs": module(
+        "sms = torch.cuda.get_device_properties(0).multi_processor_count\nn = min(sms, x.numel())\nif n < sms:\n    return ours(x, 1)\nelse:\n    return ours(x, 2)"
+    ),
+    "a fallback beside a grid": module(
+        "sms = torch.cuda.get_device_properties(0).multi_processor_count\nif sms > 100:\n    blocks = 2\nelse:\n    blocks = 1\nif not x.is_cuda:\n    return F.relu(x)\nreturn ours(x, blocks)"
+    ),
+    "time that is kept": module(
+        "t = time.perf_counter()\ny = ours(x)\nself.seconds = time.perf_counter() - t\nreturn y"
+    ),
+    "training": module("if self.training and torch.is_grad_enabled():\n    return F.relu(x)\nreturn ours(x)"),
+    "calls that are counted": module(
+        "self.calls += 1\nif self.calls > 2:\n    self.warm = True\nreturn ours(x)", "self.calls = 0"
+    ),
+    "a table of angles": module(
+        "if self.calls > 0:\n    self.table = torch.cos(torch.arange(4.0))\nself.calls += 1\nreturn ours(x)",
+        "self.calls = 0",
+    ),
+    "a name of its own called id": module(
+        "id = x.shape[0]\nif id == 0:\n    return torch.relu(x)\nreturn ours(x)"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
+def test_an_honest_fallback_does_not(source):
+    assert rules.check_source(source, "strict") is None
