@@ -48,7 +48,7 @@ def command(given: Path, out: Path, steps: int, *more: str) -> list[str]:
 def here(argv: list[str]) -> int:
     """train_grpo.py's exit status, in this process."""
     try:
-        launch(train_grpo.main, config.parse(train_grpo.Config, argv, train_grpo.PRESETS))
+        launch(train_grpo.main, config.parse(train_grpo.Config, argv))
     except SystemExit as stop:
         return stop.code
     return 0

@@ -247,5 +247,5 @@ def test_options_that_do_not_go_together_are_one_line(capsys):
             config.parse(train_grpo.Config, argv)
         error = capsys.readouterr().err
         assert stop.value.code == 2 and says in error and error.count("\n") == 1
-    paper = config.parse(train_grpo.Config, ["--recipe", "autotriton"], train_grpo.PRESETS).losses
+    paper = config.parse(train_grpo.Config, ["--recipe", "autotriton"]).losses
     assert (paper.kl_estimator, paper.kl) == ("k3", 1e-3)
