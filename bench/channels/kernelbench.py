@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
 from bench.channels import compiled, sources
 from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
+from bench.results import usual_device
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rules import rules
@@ -62,7 +61,7 @@ class Config:
     policy: list[Literal["strict", "kernelbench", "autotriton", "none"]] = field(
         default_factory=lambda: ["strict", "kernelbench", "autotriton"]
     )
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # where candidates run
+    device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
     limit: Annotated[int, ">= 0"] = 0  # only the first so many problems of each level; 0: all
     ids: list[int] = field(default_factory=list)  # only these problems of each level
     out: str = "results.json"  # the results; the table, plots and journal go beside it
@@ -90,6 +89,9 @@ class Config:
     baseline: str = ""
     # speed-ups against torch.compile too, timed here once a problem (seconds each)
     compile_baseline: bool = False
+
+    def __post_init__(self) -> None:
+        self.device = self.device or usual_device()
 
     def validate(self) -> None:
         check(self, "samples", "a clone of KernelBench, or hub,")
