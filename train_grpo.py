@@ -35,9 +35,8 @@ class Config(config.Options):
     recipe: Literal["default", "autotriton"] = "default"
     model: str = ""  # Hugging Face folder or hub id; empty: train_sft.py makes a small one
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
-    prompt: str = (
-        ""  # a file with {source} in it: how tasks are put to the model; empty: tasks/prompt.py's way
-    )
+    # a file with {source} in it: how tasks are put to the model; empty: as nanotriton/tasks/prompt.py does it
+    prompt: str = ""
     tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
 
     steps: Annotated[int, ">= 1"] = 80  # rollouts; with --model 200

@@ -62,6 +62,8 @@ class Config(config.Options):
     eval_tasks: Annotated[int, ">= 0"] = 64  # held-out tasks whose kernels are executed at the end; 0: none
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
+    tensorboard: bool = False  # also write TensorBoard's events into the run's folder
+    wandb: str = ""  # a project of Weights & Biases to log to as well; WANDB_MODE=offline needs no account
 
     def validate(self) -> None:
         config.json_object("--template", self.template)
@@ -300,6 +302,8 @@ def small_config(grpo: Any) -> Config:
         eval_tasks=min(grpo.trace.eval_tasks, Config.eval_tasks),
         max_tokens=min(grpo.max_tokens, Config.max_tokens),
         prompt=grpo.prompt,
+        tensorboard=grpo.trace.tensorboard,
+        wandb=grpo.trace.wandb,
     )
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,8 +18,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nanotriton.trackers import Trackers
+
 FILES = ("metrics.jsonl", "samples.jsonl")
 EVERY = 20.0  # seconds between two lines of progress in a log file
+PLOT_EVERY = 30.0  # seconds between two drawings of curves.png, at least
+PLOT_SHARE = 0.02  # of a run's time that goes into drawing, at most
 
 
 def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
@@ -82,6 +87,8 @@ class Log:
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
+        self.trackers = Trackers()  # run.py has those that were asked for
+        self.next_plot = time.monotonic() + PLOT_EVERY
         if main:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -152,12 +159,16 @@ class Log:
     ) -> None:
         """One step: every number to metrics.jsonl; the note and `show_keys` to the console."""
         times = {k: round(v, 4) for k, v in seconds.items()}
-        self.append("metrics.jsonl", [{"stage": stage, "step": step, **numbers, "seconds": times}])
+        row = {"stage": stage, "step": step, **numbers, "seconds": times}
+        self.append("metrics.jsonl", [row])
+        self.trackers.step(row)
         shown = "  ".join(f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
         self.say(
             f"{stage} {step:>4}/{of}  {note}{'  ' * bool(note)}{shown}  "
             + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05)
         )
+        if time.monotonic() >= self.next_plot:
+            self.plot()
 
     def samples(self, rows: Iterable[dict]) -> None:
         """Rows of {step, split, group, task, task_source, completion, verdict, reward, advantage,
@@ -168,6 +179,7 @@ class Log:
         for row in rows:
             found.setdefault(json.dumps(row), row | {"count": 0})["count"] += 1
         self.append("samples.jsonl", found.values())
+        self.trackers.samples(list(found.values()))
 
     def read(self, name: str = "metrics.jsonl") -> list[dict]:
         path = self.folder / name
@@ -185,9 +197,13 @@ class Log:
 
     def plot(self) -> None:
         """Redraw curves.png from metrics.jsonl (and the SFT stage's, when it lies in the same folder)."""
-        if self.main:
-            sft = Log(self.folder / "sft").read() if (self.folder / "sft").is_dir() else []
-            draw(sft + self.read(), self.folder / "curves.png")
+        if not self.main:
+            return
+        began = time.monotonic()
+        sft = Log(self.folder / "sft").read() if (self.folder / "sft").is_dir() else []
+        draw(sft + self.read(), self.folder / "curves.png")
+        ended = time.monotonic()
+        self.next_plot = ended + max(PLOT_EVERY, (ended - began) / PLOT_SHARE)
 
 
 def smooth(values: list[float], weight: float = 0.9) -> list[float]:

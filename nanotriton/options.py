@@ -102,3 +102,5 @@ class TraceOptions(Options):
     eval_tasks: Annotated[int, ">= 0"] = 256
     eval_every: Annotated[int, ">= 1"] = 40  # steps between measurements on the dev set
     save_every: Annotated[int, ">= 1"] = 1  # steps between checkpoints; with --model 10
+    tensorboard: bool = False  # also write TensorBoard's events into the run's folder
+    wandb: str = ""  # a project of Weights & Biases to log to as well; WANDB_MODE=offline needs no account

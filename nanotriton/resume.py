@@ -7,8 +7,9 @@ from typing import Any
 from nanotriton import config
 
 # Options that may differ when a run is continued. Some name the run; the others change how fast it goes, how
-# often it is saved and measured, and how long a candidate may take, but not what is learned from the rest.
-FREE = {"name", "out", "fresh", "micro_tokens", "timeout", "save_every", "eval_every"}
+# often it is saved and measured, how long a candidate may take, and who else is told of it, but not what is
+# learned from the rest.
+FREE = {"name", "out", "fresh", "micro_tokens", "timeout", "save_every", "eval_every", "tensorboard", "wandb"}
 
 
 def read_settings(path: Path) -> dict | None:

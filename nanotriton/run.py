@@ -27,6 +27,7 @@ from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.resume import check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
+from nanotriton.trackers import check_packages, open_trackers
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, cores, setup
 
@@ -96,6 +97,7 @@ class Run(Log):
         if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
             raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
         settings = {k: v for k, v in config.flat(cfg).items() if k not in ("name", "out", "fresh")}
+        check_packages(settings)
         was = read_settings(path)
         began = (was or {}).pop("began", None)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
@@ -123,6 +125,7 @@ class Run(Log):
                 self.say(note)
             if self.grown:
                 (folder / "summary.json").unlink(missing_ok=True)
+            self.trackers = open_trackers(folder, settings | {"began": began}, self.say)
             path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
         self.world, self.stage = world, stage
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)

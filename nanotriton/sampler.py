@@ -5,9 +5,11 @@ pages.
     groups = sampler.generate([Request(ids, n=8, max_tokens=256, stop_ids=eos)], on_finish=reward_it_at_once)
     sampler.update_weights(trained.named_parameters())
 
-    python -m nanotriton.sampler MODEL --prompt TEXT | --prompt-ids 1,2,3 [--max-tokens N] [--temperature T]
-    [--seed S]
+    python -m nanotriton.sampler MODEL --prompt TEXT | --raw TEXT | --prompt-ids 1,2,3
+                                 [--template JSON] [--max-tokens N] [--temperature T] [--seed S]
                                  [--dtype fp32|bf16] [--json]
+
+`--prompt` is what a user says, with the model's chat template around it; `--raw` is continued as it stands.
 
 One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The same
 code runs on
@@ -25,13 +27,14 @@ import numpy as np
 import torch
 
 from nanotriton.attention import packed
-from nanotriton.config import die
+from nanotriton.config import die, json_object
 from nanotriton.graphs import Graphs, Inputs, reader, upload
 from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import KVCache
 from nanotriton.model import Transformer
 from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
+from nanotriton.tasks.prompt import ids_of, of_text
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import find_folder, load_model
 
@@ -400,8 +403,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = _Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
     parser.add_argument("model", help="a Hugging Face folder or hub id")
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="text to continue, taken as it is (no chat template)")
+    prompt.add_argument("--prompt", help="what a user says: the model's chat template goes around it")
+    prompt.add_argument("--raw", help="text to continue, as it stands")
     prompt.add_argument("--prompt-ids", type=_ids, help="token ids to continue, such as 1,2,3")
+    parser.add_argument(
+        "--template",
+        default="",
+        help="""variables for the chat template, in JSON: '{"enable_thinking": false}'""",
+    )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0, the default, takes the most likely token"
@@ -418,15 +427,13 @@ def main(argv: list[str] | None = None) -> None:
     ]
     try:
         folder = find_folder(args.model)
-        # Ids can be continued without a tokenizer; then there is no text.
-        tokenizer = (
-            Tokenizer(folder) if args.prompt is not None or (folder / "tokenizer.json").is_file() else None
-        )
-        ids = (
-            tokenizer.encode(args.prompt, add_special_tokens=True)
-            if args.prompt is not None
-            else args.prompt_ids
-        )
+        tokenizer, ids = None, args.prompt_ids
+        if ids is None or (folder / "tokenizer.json").is_file():  # else there are ids alone, and no text
+            tokenizer = Tokenizer(folder, variables=json_object("--template", args.template))
+        if args.prompt is not None:
+            ids = ids_of(of_text(args.prompt), tokenizer)
+        elif args.raw is not None:
+            ids = tokenizer.encode(args.raw, add_special_tokens=True)
         model, config = load_model(folder, dtype, device)
         stop = frozenset(config.eos_token_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
         request = Request(

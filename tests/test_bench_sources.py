@@ -4,7 +4,6 @@ import email.utils
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -14,56 +13,13 @@ from nanotriton.config import ConfigError
 from nanotriton.endpoint.answer import Later, retry_after
 from nanotriton.endpoint.client import Client
 from nanotriton.tasks.prompt import of_text
+from tests.chat_server import Server
 
 ASKS = [Ask(f"1/{i}", s, of_text(f"problem {i}"), seed=100 * i + s) for i in range(1, 5) for s in range(3)]
 ANSWER = {
     "choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
     "usage": {"completion_tokens": 1},
 }
-
-
-class Server:
-    """reply(number of the request, body) -> (status, headers, text); requests are kept."""
-
-    def __init__(self, reply):
-        self.requests: list[tuple[float, dict, dict]] = []
-        self.lock = threading.Lock()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer(200, {}, json.dumps({"data": [{"id": "the-model"}]}))
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with server.lock:
-                    server.requests.append((time.monotonic(), body, dict(self.headers)))
-                    number = len(server.requests) - 1
-                self.answer(*reply(number, body))
-
-            def answer(self, status, headers, text):
-                data = text.encode()
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(int(headers.get("X-Claim", len(data)))))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-
-    def __enter__(self):
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def good(body: dict) -> str:

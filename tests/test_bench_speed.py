@@ -120,8 +120,8 @@ def test_speed_against_torch_compile_is_in_the_results_and_the_table(tmp_path, m
                 {"kind": "verdict", "problem": f"1/{i}", "sample": 0, "policy": "strict", "verdict": verdict}
             )
 
-    def times(tasks, folder, device):
-        assert folder == tmp_path and [t.name for t in tasks] == ["1_P", "2_P"]
+    def times(tasks, folder, device, way):
+        assert way == "compile" and folder == tmp_path and [t.name for t in tasks] == ["1_P", "2_P"]
         return {tasks[0].key: {"us": 120.0}, tasks[1].key: {"error": "BackendCompilerFailed: no"}}
 
     monkeypatch.setattr(compiled, "times", times)

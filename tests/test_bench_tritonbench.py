@@ -209,6 +209,40 @@ def test_predictions_by_call_stdout_and_tensors(tmp_path, data):
     assert results["scores"]["tensors"]["G"]["fair"]["problems"] == 3
 
 
+def test_the_papers_columns_run_a_file_as_its_harness_does(tmp_path, data):
+    """The candidate's own __main__ block runs there, and the test finds torch only where it is imported."""
+    main = '\n\nif __name__ == "__main__":\n    '
+    rows = [
+        {"problem": "double", "predict": DOUBLE + main + "raise SystemExit('usage: double FILE')"},
+        {"problem": "double", "predict": DOUBLE + main + "print('looks right')"},
+        {
+            "problem": "double",
+            "predict": DOUBLE + main + "assert double(torch.ones(3, device='cuda')).sum() == 6",
+        },
+        {"problem": "shape", "predict": "def double(x):\n    return x * 3\n"},
+        {"problem": "shape", "predict": "from torch import nn\ndef double(x):\n    return x * 3\n"},
+        {"problem": "double", "predict": "def double(x):\n    return x * 2\n"},
+    ]
+    assert outcome(run(tmp_path, data, rows, seed=5)) == {
+        "double/0": ("correct", False, False),
+        "double/1": ("correct", True, False),
+        "double/2": ("correct", None, None),  # it reads a value, which no recording can
+        "shape/0": ("correct", False, False),
+        "shape/1": ("correct", False, False),
+        "double/3": ("correct", True, True),  # this test imports torch itself
+    }
+
+
+def test_the_paper_runs_the_same_file_where_that_makes_no_difference():
+    test = "result = double(1)\n"
+    assert tasks.paper_script(DOUBLE, test, 3) == tasks.script(DOUBLE, test, 3)
+    for code in (
+        DOUBLE + '\nif __name__ == "__main__":\n    print(1)\n',
+        DOUBLE.replace("import torch\n", ""),
+    ):
+        assert tasks.paper_script(code, test, 3) != tasks.script(code, test, 3)
+
+
 def test_channel_t_and_a_run_that_is_continued(tmp_path, data, monkeypatch):
     triton = DOUBLE.replace("def double(", "def twice(")
     rows = [

@@ -90,7 +90,7 @@ def test_texts_lie_in_chunks_of_a_bounded_size():
 def test_seeds_of_one_setting_are_one_group(tmp_path):
     for name, settings in {
         "base-s0": dict(seed=0),
-        "base-s1": dict(seed=1, began="today", workers=3),
+        "base-s1": dict(seed=1, began="today", micro_tokens=512),
         "low-s0": dict(seed=0, lr=1e-5),
         "low-s1": dict(seed=1, lr=1e-5),
         "alone": dict(seed=0, lr=1e-5, loss="grpo"),
@@ -116,6 +116,24 @@ def test_runs_without_settings_are_not_taken_for_seeds_of_one(tmp_path):
     for name in ("a", "b"):
         (write_run(tmp_path / name, metrics(1)) / "config.json").unlink()
     assert runs.group_runs(runs.find_runs([tmp_path])) == [[0], [1]]
+
+
+def test_runs_whose_files_differ_are_not_seeds_of_one_setting(tmp_path):
+    for name, digest in (("a-s0", "1" * 64), ("a-s1", "1" * 64), ("a-s2", "2" * 64)):
+        place = (
+            write_run(tmp_path / name, metrics(1), reward="my_reward.py", seed=int(name[-1])) / "provenance"
+        )
+        place.mkdir()
+        (place / "inputs.json").write_text(json.dumps({"reward": {"my_reward.py": digest}}))
+        starts = [
+            {"argv": ["train.py", "--tasks", "my tasks"], "commit": commit} for commit in ("old", "new")
+        ]
+        (place / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
+    found = runs.find_runs([tmp_path])
+    groups = runs.group_runs(found)
+    assert groups == [[0, 1], [2]]
+    assert runs.difference(found, groups, 1) == f"--reward my_reward.py={'2' * 16}"
+    assert found[0].ran == {"argv": "train.py --tasks 'my tasks'", "commit": "new", "starts": 2}
 
 
 def test_runs_of_one_name_are_named_by_the_folders_above(tmp_path):

@@ -107,6 +107,26 @@ def test_curves_are_drawn_from_few_rows_or_many(tmp_path):
     assert not list(tmp_path.glob("*.tmp*"))
 
 
+def test_curves_are_drawn_while_the_run_goes_on(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("nanotriton.log.time.monotonic", lambda: now)
+    drawn = []
+
+    def draw(rows, path):
+        nonlocal now
+        drawn.append((now, len(rows)))
+        now += 2.0  # what a drawing costs
+
+    monkeypatch.setattr("nanotriton.log.draw", draw)
+    log = Log(tmp_path)
+    for step in range(1, 31):
+        now += 10.0
+        fill(log, range(step, step + 1))
+    assert drawn == [(130.0, 3), (232.0, 13), (334.0, 23)]  # 2 of each 100 seconds
+    log.plot()  # after the end, whenever it was drawn last
+    assert len(drawn) == 4 and drawn[-1][1] == 30
+
+
 def test_smooth_is_a_mean_from_the_first_value_on():
     assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
 

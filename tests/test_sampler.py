@@ -438,7 +438,7 @@ def folder(tmp_path_factory):
 
 
 def test_the_command_continues_text_and_ids(folder, capsys):
-    main([str(folder), "--prompt", "hello", "--max-tokens", "12", "--json"])
+    main([str(folder), "--raw", "hello", "--max-tokens", "12", "--json"])
     out = json.loads(capsys.readouterr().out)
     ids = [7, 4, 11, 11, 14]
     expected = Sampler(make_model(), valid_vocab=60).generate(
@@ -471,11 +471,30 @@ def test_the_command_continues_text_and_ids(folder, capsys):
     assert seeds[0] == seeds[1] != seeds[2]
 
 
+def test_a_prompt_goes_into_the_chat_template_and_raw_text_does_not(folder, tmp_path, monkeypatch):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    template = "{{ who }}{% for m in messages %}{{ m['content'] }}<end>{% endfor %}"
+    config = {"eos_token": "<end>", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    asked = []
+    generate = Sampler.generate
+    spy = lambda self, requests: asked.append(requests[0].prompt_ids) or generate(self, requests)
+    monkeypatch.setattr(Sampler, "generate", spy)
+    short = ["--max-tokens", "2"]
+    main([str(tmp_path), "--prompt", "abc", "--template", '{"who": "z"}', *short])
+    main([str(tmp_path), "--raw", "abc", *short])
+    main([str(folder), "--prompt", "abc", *short])  # without a template it is the text as it stands
+    assert asked == [[25, 0, 1, 2, 59], [0, 1, 2], [0, 1, 2]]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         ([], "--prompt"),
         (["--prompt", "a", "--prompt-ids", "1"], "not allowed with"),
+        (["--prompt", "a", "--raw", "a"], "not allowed with"),
+        (["--prompt", "a", "--template", "no"], "not JSON"),
         (["--prompt-ids", "1,x"], "ids separated by commas"),
         (["--prompt-ids", "1,67"], "not in 0 to 66"),
         (["--prompt", ""], "the prompt is empty"),

@@ -66,7 +66,10 @@ def test_other_atomics(op):
     }.get(op, lambda a, b: b)
     for row in x:
         want = f(want, row)
-    assert torch.equal(y, want)
+    if op == "xchg":  # anyone may come last
+        assert any(torch.equal(y, row) for row in x)
+    else:
+        assert torch.equal(y, want)
 
 
 @pytest.mark.parametrize("op,f", [("max", torch.amax), ("min", torch.amin)])
@@ -101,37 +104,6 @@ def test_a_lock():
     torch.testing.assert_close(y[0], x.sum())
     with pytest.raises(Budget):
         evaluate(locked, (20,), x, y, torch.ones(1, dtype=torch.int32), budget=10_000_000)
-
-
-@triton.jit
-def partners(X, Y, C):
-    p = tl.program_id(0)
-    tl.store(X + p, p + 1)
-    arrived = tl.atomic_add(C, 1)
-    tl.store(Y + p, tl.load(X + (p ^ 1)) + tl.where(arrived < 0, 1, 0))
-
-
-def test_programs_that_do_not_wait_for_each_other_are_not_run_together_backwards():
-    """The use of an atomic ends the watch for races; run all at once, each would find what its partner has just stored."""
-    want = torch.arange(24, dtype=torch.int32).view(12, 2).flip(1).reshape(24) + 1
-    together, apart = torch.zeros(24, dtype=torch.int32), torch.zeros(24, dtype=torch.int32)
-    evaluate(partners, (24,), torch.zeros(24, dtype=torch.int32), together, torch.zeros(1, dtype=torch.int32))
-    evaluate(
-        partners,
-        (24,),
-        torch.zeros(24, dtype=torch.int32),
-        apart,
-        torch.zeros(1, dtype=torch.int32),
-        backwards=True,
-    )
-    assert torch.equal(together, want) and (apart == 0).sum() == 12 and (apart == want).sum() == 12
-
-
-@pytest.mark.parametrize("programs", [1, 6, 7, 100])
-def test_backwards_runs_every_program_once(programs):
-    y, c = torch.zeros(programs, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    evaluate(tickets, (programs,), y, c, backwards=True)
-    assert c.item() == programs and sorted(y.tolist()) == list(range(programs))
 
 
 @triton.jit

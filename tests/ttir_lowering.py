@@ -7,7 +7,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import Language
 
-from nanotriton.executor.ttir import Evaluator, GlobalMemory
+from nanotriton.executor.ttir import BUDGET, Evaluator, GlobalMemory
+from nanotriton.executor.ttir.evaluator import RESIDENT
 
 POINTER = {
     torch.float32: "*fp32",
@@ -52,12 +53,15 @@ def lower(fn, args, capability=90, locations=True, **constexprs) -> str:
     return str(module) if locations else module.str_nodebug()
 
 
-def evaluate(fn, grid, *args, budget=None, backwards=False, **constexprs):
-    """Runs `fn` on CPU tensors through TTIR. Views of one storage share a buffer."""
+def evaluate(fn, grid, *args, budget=BUDGET, seed=0, resident=RESIDENT, **constexprs):
+    """Runs `fn` on CPU tensors through TTIR. Views of one storage share a buffer.
+
+    seed: of the order of programs. resident: how many there is room for.
+    """
     memory = GlobalMemory()
     values = [memory.add(x) if isinstance(x, torch.Tensor) else x for x in args]
     kernel = Evaluator(lower(fn, args, **constexprs))
-    kernel.run(grid, values, memory, **({} if budget is None else {"budget": budget}), backwards=backwards)
+    kernel.run(grid, values, memory, budget, seed, resident)
     return kernel
 
 

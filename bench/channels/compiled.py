@@ -1,4 +1,4 @@
-"""How fast is torch.compile on a problem's own module?
+"""How fast is a problem's own module under torch.compile, and how fast in TF32?
 
 That is a property of the task and the GPU, so it is measured once, kept in a file, and used by every run
 beside it.
@@ -6,10 +6,10 @@ beside it.
 It is measured in a trusted process, where no candidate ever comes, with the executor's stopwatch and under
 the executor's lock on the GPU: torch.compile in its default mode, torch's default precision, constructed and
 called as KernelBench does (no eval(), no gradients). The figure is the median with cold caches; compilation
-is not counted.
+is not counted. In TF32 the module is eager, with torch.set_float32_matmul_precision("high").
 
-The file is compiled.<card>.jsonl in the folder of --out. A line is {"task": key, "torch": version, "us",
-"eager_us"}, or {"task": key, "torch": version, "error"}.
+The files are compiled.<card>.jsonl and tf32.<card>.jsonl in the folder of --out. A line is
+{"task": key, "torch": version, "us", "eager_us"}, or {"task": key, "torch": version, "error"}.
 """
 
 import json
@@ -30,21 +30,24 @@ SECONDS = 600.0  # for one task, compilation included
 DRAWS = 3  # of inputs; the timed runs take them in turns
 
 
+FILES = {"compile": "compiled", "tf32": "tf32"}
+
+
 def times(
-    tasks: Sequence[Task], folder: Path, device: int = 0, helper: Helper | None = None
+    tasks: Sequence[Task], folder: Path, device: int = 0, helper: Helper | None = None, way: str = "compile"
 ) -> dict[str, dict]:
-    """{task's key: {"us", "eager_us"} or {"error"}}.
+    """{task's key: {"us", "eager_us"} or {"error"}}. way: one of FASTER.
 
     What the file of this card in `folder` lacks is measured now, and added to it.
     """
     card = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cpu"
-    path = folder / f"compiled.{'-'.join(card.split())}.jsonl"
+    path = folder / f"{FILES[way]}.{'-'.join(card.split())}.jsonl"
     known = read(path)
     missing = {t.key: t for t in tasks if t.key not in known}
     with helper or Helper("bench.channels.compiled", SECONDS) as asked:
-        for task in log.bar(missing.values(), desc="torch.compile") if missing else ():
+        for task in log.bar(missing.values(), desc=f"baseline ({way})") if missing else ():
             about = {"task": task.key, "name": task.name, "torch": torch.__version__}
-            line = about | asked.ask({"source": task.source, "device": device})
+            line = about | asked.ask({"source": task.source, "device": device, "way": way})
             with open(path, "ab") as file:  # a line is one write, as other ranks append too
                 file.write(json.dumps(line).encode() + b"\n")
             known[task.key] = line
@@ -70,8 +73,25 @@ def read(path: Path) -> dict[str, dict]:
 # ---- in the trusted process ----
 
 
+def in_tf32(model: Callable) -> Callable:
+    """The module with products of float32 matrices in TF32."""
+
+    def fast(*inputs):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return model(*inputs)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return fast
+
+
+FASTER = {"compile": torch.compile, "tf32": in_tf32}
+
+
 def measure(source: str, stopwatch, device: str = "cuda", compiler: Callable = torch.compile) -> dict:
-    """{"us", "eager_us", "clock"} of a task's module, compiled and eager in turns.
+    """{"us", "eager_us", "clock"} of a task's module, made faster by `compiler` and as it is, in turns.
 
     stopwatch: an object with the `time` method of nanotriton.executor.gpu.timing.Stopwatch.
     """
@@ -120,12 +140,12 @@ class Quiet:
 
 
 def answer(request: dict, quiet: list[Quiet] = []) -> dict:  # noqa: B006 (one for the life of the process)
-    """The figures of one task. request: {"source", "device"}."""
+    """The figures of one task. request: {"source", "device", "way"}."""
     if not quiet:
         quiet.append(Quiet(request["device"]))
     with quiet[0].gpu.busy():
         try:
-            return measure(request["source"], quiet[0])
+            return measure(request["source"], quiet[0], compiler=FASTER[request["way"]])
         finally:
             torch.compiler.reset()
             torch.cuda.empty_cache()

@@ -12,8 +12,10 @@ samples.jsonl of train_grpo.py, a journal of this script, or rows of {level, pro
 or candidate}. Under policy none a candidate that defines `Model` and no `ModelNew` is taken as it is, so that
 the problems themselves can be given as candidates. torchrun's own options end at the `--`.
 
-Speed-ups are against the problem's own module, eager. With `--compile-baseline` they are also given against
-torch.compile, which is timed here (bench/channels/compiled.py).
+Speed-ups are against the problem's own module, eager. With `--compile-baseline` and `--tf32-baseline` they
+are also given against torch.compile and against TF32, which are timed here (bench/channels/compiled.py).
+`--verified CLONE` adds KernelBench-Verified's columns: who is right on its hidden inputs as well
+(bench/channels/verified.py).
 
 The run writes OUT.json, OUT.md and two plots as it goes. With OUT.journal.jsonl the same command continues
 after a kill. Exit status: 0 finished; 1 some candidates could not be had or not be judged (run it again); 2 a
@@ -21,14 +23,15 @@ mistake of the user's.
 """
 
 import hashlib
-import json
 import sys
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from bench.channels import compiled, sources
+from bench.channels import compiled, sources, verified
+from bench.channels.given import read_baseline, read_samples
 from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from bench.results import usual_device
@@ -44,7 +47,8 @@ from nanotriton.tasks.kernelbench import Problem
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 
-COMPILE = "torch.compile"  # what that baseline is called in the results
+# What the baselines that are timed here are called in the results.
+BASELINES = {"compile": "torch.compile", "tf32": "the problem's own module in TF32"}
 
 
 @dataclass
@@ -89,6 +93,10 @@ class Config:
     baseline: str = ""
     # speed-ups against torch.compile too, timed here once a problem (seconds each)
     compile_baseline: bool = False
+    # speed-ups against the problem's own module in TF32 too, as KernelBench-Verified has them
+    tf32_baseline: bool = False
+    # a clone of KernelBench-Verified: who is right on its hidden inputs as well?
+    verified: str = ""
 
     def __post_init__(self) -> None:
         self.device = self.device or usual_device()
@@ -96,10 +104,9 @@ class Config:
     def validate(self) -> None:
         check(self, "samples", "a clone of KernelBench, or hub,")
         kernelbench.prompt_of(self.prompt)
-        if self.compile_baseline and self.device != "cuda":
-            raise config.ConfigError(
-                "--compile-baseline times torch.compile on a GPU: it needs --device cuda"
-            )
+        for option, what in (("compile", "torch.compile"), ("tf32", "TF32")):
+            if getattr(self, f"{option}_baseline") and self.device != "cuda":
+                raise config.ConfigError(f"--{option}-baseline times {what} on a GPU: it needs --device cuda")
         self.policy = sorted(set(self.policy), key=POLICIES.index)  # strictest first: see `implied`
 
 
@@ -112,115 +119,6 @@ def main(cfg: Config, world: World) -> int:
     except ValueError as error:
         raise config.ConfigError(error) from None
     return KernelBench(cfg, world, problems, given, baseline).go()
-
-
-# ---- candidates ----
-
-
-def read_samples(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]:
-    """{(problem's name, sample): {"candidate", "completion"}} from files.
-
-    ValueError (one line) for a problem that is not in the levels loaded.
-    """
-    if Path(path).is_file():
-        found = read_rows(path, problems)
-    else:
-        files = kernelbench.read_samples(path)
-        found = {key: {"candidate": source, "completion": None} for key, source in files.items()}
-    levels, names = {p.level for p in problems}, {p.name for p in problems}
-    for name, _ in found:
-        if name not in names and int(name.split("/")[0]) in levels:
-            raise ValueError(f"{path}: a candidate for problem {name}, which is not in the data")
-    return found
-
-
-def read_rows(path: str, problems: list[Problem]) -> dict[tuple[str, int], dict]:
-    """As read_samples, from JSONL."""
-    by_source = {p.task.key: p.name for p in problems}
-    by_title = {p.task.name: p.name for p in problems}
-    found: dict[tuple[str, int], dict] = {}
-    count: dict[str, int] = {}  # samples of a problem so far, which number those that have no number
-    for number, row in enumerate(sources.read_jsonl(path), 1):
-        if row.get("kind") in ("settings", "model", "verdict"):  # of a journal
-            continue
-        try:
-            name = problem_of(row, by_source, by_title)
-            first, equal = numbers_of(row, count.get(name, 0))
-            entry = candidate_of(row)
-            for s in range(first, first + equal):
-                if (name, s) in found:
-                    raise ValueError(f"problem {name} has a sample {s} already")
-                found[name, s] = entry
-        except ValueError as error:
-            raise ValueError(f"{path} entry {number}: {error}") from None
-        count[name] = count.get(name, 0) + equal
-    return found
-
-
-def problem_of(row: dict, by_source: dict[str, str], by_title: dict[str, str]) -> str:
-    """The name of a row's problem, such as 1/23. Raises ValueError.
-
-    by_source: names by the task's key. by_title: names by the task's title.
-    """
-    if "level" in row and "problem_id" in row:
-        name = f"{row['level']}/{row['problem_id']}"
-    elif isinstance(row.get("problem"), str) and kernelbench.NAME.fullmatch(row["problem"]):
-        name = row["problem"]
-    elif isinstance(row.get("task"), str):
-        key = Task("", str(row.get("task_source", ""))).key
-        name = by_source.get(key) or by_title.get(Path(row["task"]).name)
-        if name is None:
-            raise ValueError(f"a candidate for task {row['task']}, which is not in the data")
-    else:
-        expected = "level and problem_id, problem (such as 1/23) or task"
-        raise ValueError(f"it names no problem; {expected} are expected")
-    if not kernelbench.NAME.fullmatch(name):
-        raise ValueError(f"problem {name}: numbers are expected for level and problem_id")
-    return name
-
-
-def numbers_of(row: dict, following: int) -> tuple[int, int]:
-    """(the number of a row's first sample, how many equal samples the row stands for). Raises ValueError.
-
-    following: the number that a row without one gets.
-    """
-    first = row.get("sample", row.get("sample_id", following))
-    equal = row.get("count", 1) if "task_source" in row else 1  # train_grpo.py writes equal samples once
-    if type(first) is not int or first < 0:
-        raise ValueError(f"sample {first!r}: a number is expected")
-    if type(equal) is not int or equal < 1:
-        raise ValueError(f"count {equal!r}: a number of equal samples is expected")
-    return first, equal
-
-
-def candidate_of(row: dict) -> dict:
-    """{"candidate", "completion"} of a row that has at least one of them."""
-    completion, candidate = row.get("completion"), row.get("candidate")
-    if isinstance(candidate, str):
-        return {"candidate": candidate, "completion": completion}
-    if isinstance(completion, str):
-        return {"candidate": extract_candidate(completion), "completion": completion}
-    raise ValueError("it has neither completion nor candidate")
-
-
-def read_baseline(path: str) -> dict[str, float]:
-    """{problem's name: mean in us} of a baseline_time_*.json of KernelBench's results/timing/<card>/.
-
-    Raises ValueError (one line).
-    """
-    found = {}
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        for level, rows in data.items():
-            for file, row in rows.items():
-                name = f"{int(level.removeprefix('level'))}/{int(file.split('_')[0])}"
-                found[name] = row["mean"] * 1e3  # the file has milliseconds
-    except OSError as error:
-        raise ValueError(f"--baseline {path}: cannot read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        expected = "{level1: {1_Name.py: {mean: milliseconds}}}"
-        raise ValueError(f"--baseline {path}: not KernelBench's format, {expected}") from None
-    return found
 
 
 # ---- verdicts ----
@@ -253,7 +151,7 @@ def implied(stricter: Verdict, source: str, policy: str) -> Verdict | None:
 
 class KernelBench(BenchmarkRun):
     benchmark = "kernelbench"
-    free = FREE | {"levels", "policy", "baseline", "compile_baseline"}
+    free = FREE | {"levels", "policy", "baseline", "compile_baseline", "tf32_baseline", "verified"}
 
     def __init__(
         self, cfg: Config, world: World, problems: list[Problem], given: dict, baseline: dict[str, float]
@@ -263,6 +161,10 @@ class KernelBench(BenchmarkRun):
         self.baselines = {Path(cfg.baseline).name: baseline} if cfg.baseline else {}
         self.not_compiled: dict[str, str] = {}  # {problem's name: why}
         self.prompt = kernelbench.prompt_of(cfg.prompt)
+        self.variants: dict[str, list[verified.Variant]] = {}  # {problem's name: it with hidden inputs}
+        if cfg.verified:
+            folder = verified.check_folder(cfg.verified)
+            self.variants = {p.name: verified.variants(folder, p) for p in problems}
 
     def settings(self) -> dict:
         """The options, with the content of a prompt's file behind its name."""
@@ -287,6 +189,8 @@ class KernelBench(BenchmarkRun):
         for policy in self.cfg.policy:
             if pending := self.pending(wanted, policy):
                 self.execute(pending, policy)
+            if pending := self.pending_hidden(wanted, policy):
+                self.run(pending, policy)
 
     def pending(self, wanted: list[tuple[Problem, int]], policy: str) -> list[tuple[Problem, int, str]]:
         """(problem, sample, source) of the candidates that must run.
@@ -311,16 +215,44 @@ class KernelBench(BenchmarkRun):
                 self.save(p.name, s, policy, known)
         return pending
 
-    def known(self, p: Problem, s: int, candidate: str, policy: str) -> Verdict | None:
+    def known(
+        self, p: Problem, s: int, candidate: str, policy: str, variant: verified.Variant | None = None
+    ) -> Verdict | None:
         """What the verdicts under stricter policies imply, the least strict of them first; None: nothing."""
         for stricter in reversed(POLICIES[: POLICIES.index(policy)]):
-            entry = self.journal.get("verdict", p.name, s, stricter)
+            key = hidden(stricter, variant) if variant else stricter
+            entry = self.journal.get("verdict", p.name, s, key)
             if entry and (verdict := implied(Verdict(**entry["verdict"]), candidate, policy)):
                 return verdict
         return None
 
+    def pending_hidden(self, wanted: list[tuple[Problem, int]], policy: str) -> list["Job"]:
+        """The jobs of the right candidates on the hidden inputs of their problems, as far as they are to do.
+
+        What a stricter policy found of the same candidate holds for a looser one, which runs the same code.
+        """
+        found = []
+        for p, s in wanted:
+            entry = self.journal.get("verdict", p.name, s, policy)
+            if not entry or entry["verdict"]["status"] != "correct":
+                continue
+            candidate = self.journal.get("sample", p.name, s)["candidate"]
+            for variant in self.variants.get(p.name, ()):
+                key = hidden(policy, variant)
+                if self.journal.get("verdict", p.name, s, key):
+                    continue
+                if known := self.known(p, s, candidate, policy, variant):
+                    self.save(p.name, s, key, known)
+                else:
+                    found.append(Job(p.name, s, variant.task, entry_point(candidate, policy), key))
+        return found
+
     def execute(self, pending: list[tuple[Problem, int, str]], policy: str) -> None:
-        """Have the executor judge them."""
+        """Have the executor judge candidates on their problems as they are."""
+        self.run([Job(p.name, s, p.task, source, policy) for p, s, source in pending], policy)
+
+    def run(self, jobs: list["Job"], policy: str) -> None:
+        """Have the executor do these jobs, and write down each verdict as it comes."""
         cfg, futures = self.cfg, {}
         with (
             Executor(
@@ -332,56 +264,77 @@ class KernelBench(BenchmarkRun):
                 seed=cfg.seed,
                 time=cfg.device == "cuda",
             ) as executor,
-            log.bar(total=len(pending), desc=f"judging ({policy})") as progress,
+            log.bar(total=len(jobs), desc=f"judging ({policy})") as progress,
         ):
-            for p, s, source in pending:
-                future: Future[Verdict] = executor.submit(p.task, source)
-                futures.setdefault(future, []).append((p, s))
+            for job in jobs:
+                future: Future[Verdict] = executor.submit(job.task, job.source)
+                futures.setdefault(future, []).append(job)
             while futures:
                 for future in wait(futures, timeout=REFRESH, return_when=FIRST_COMPLETED).done:
-                    for p, s in futures.pop(future):
-                        self.save(p.name, s, policy, future.result())
+                    for job in futures.pop(future):
+                        self.save(job.problem, job.sample, job.key, future.result())
                         progress.update()
                 self.refresh()
 
     def measure(self) -> None:
-        """Time torch.compile on the problems that some candidate solved.
+        """Time the other baselines on the problems that some candidate solved.
 
         The ranks share them, each on its own GPU.
         """
-        if not self.cfg.compile_baseline:
-            return
+        if self.cfg.compile_baseline:
+            self.measure_baseline("compile")
+        if self.cfg.tf32_baseline:
+            self.measure_baseline("tf32")
+
+    def measure_baseline(self, way: str) -> None:
+        """Time one of BASELINES."""
         solved = set()
         for policy in self.cfg.policy:
             solved |= {o.problem for o in self.outcomes(policy) if o.speedup is not None}
         mine = self.world.share([p for p in self.problems if p.name in solved])
-        found = compiled.times([p.task for p in mine], Path(self.cfg.out).parent, self.world.local_rank)
-        self.baselines[COMPILE] = {}
+        tasks, folder = [p.task for p in mine], Path(self.cfg.out).parent
+        found = compiled.times(tasks, folder, self.world.local_rank, way=way)
+        times = self.baselines[BASELINES[way]] = {}
         for part in self.world.gather({p.name: found[p.task.key] for p in mine}):
             for name, line in part.items():
                 if "us" in line:
-                    self.baselines[COMPILE][name] = line["us"]
+                    times[name] = line["us"]
                 if "error" in line:
                     self.not_compiled[name] = line["error"]
 
     # ---- results ----
 
-    def outcomes(self, policy: str, baseline: dict[str, float] | None = None) -> list[Outcome]:
+    def outcomes(
+        self, policy: str, baseline: dict[str, float] | None = None, on_hidden: bool = False
+    ) -> list[Outcome]:
         """The judged samples.
 
-        With `baseline`, speed-ups are against its times and not the eager reference's.
+        With `baseline`, speed-ups are against its times and not the eager reference's. on_hidden: those are
+        right that are so on the hidden inputs as well.
         """
         found = []
         for p, s in self.wanted:
             if entry := self.journal.get("verdict", p.name, s, policy):
-                found.append(outcome(p, Verdict(**entry["verdict"]), baseline))
+                verdict = Verdict(**entry["verdict"])
+                if on_hidden:
+                    verdict = verified.joined(verdict, self.on_hidden(p, s, policy))
+                found.append(outcome(p, verdict, baseline))
+        return found
+
+    def on_hidden(self, p: Problem, s: int, policy: str) -> dict[str, Verdict]:
+        """{label: the verdict of a candidate on these hidden inputs}."""
+        found = {}
+        for variant in self.variants.get(p.name, ()):
+            if entry := self.journal.get("verdict", p.name, s, hidden(policy, variant)):
+                found[variant.label] = Verdict(**entry["verdict"])
         return found
 
     def weak(self) -> dict[str, str]:
         """The problems known to be weak, and those that the judge, which knows no names, found weak."""
         found = {p.name: p.weak for p in self.problems if p.weak}
         for (kind, name, *_), entry in self.journal.entries.items():
-            if kind == "verdict" and entry["verdict"]["status"] == "weak_task":
+            own = kind == "verdict" and entry["policy"] in POLICIES  # not with hidden inputs
+            if own and entry["verdict"]["status"] == "weak_task":
                 found.setdefault(name, entry["verdict"]["message"])
         return found
 
@@ -390,13 +343,19 @@ class KernelBench(BenchmarkRun):
         for policy in self.cfg.policy:
             if entry := self.journal.get("verdict", p.name, s, policy):
                 verdicts[policy] = entry["verdict"]
-        return {"title": p.task.name, "verdicts": verdicts}
+        row = {"title": p.task.name, "verdicts": verdicts}
+        if self.variants:
+            row["hidden"] = {}
+            for policy in self.cfg.policy:
+                statuses = {label: v.status for label, v in self.on_hidden(p, s, policy).items()}
+                row["hidden"][policy] = statuses
+        return row
 
     def results(self, weak: dict[str, str], rows: list[dict]) -> dict:
         cfg = self.cfg
 
-        def score(baseline: dict[str, float] | None = None) -> dict:
-            outcomes = {policy: self.outcomes(policy, baseline) for policy in cfg.policy}
+        def score(baseline: dict[str, float] | None = None, on_hidden: bool = False) -> dict:
+            outcomes = {policy: self.outcomes(policy, baseline, on_hidden) for policy in cfg.policy}
             return tables(outcomes, lambda name: f"level {name.split('/')[0]}", weak, cfg.ks)
 
         return {
@@ -404,9 +363,33 @@ class KernelBench(BenchmarkRun):
             "prompt": self.prompt.messages,
             "scores": score(),
             "scores_against": {name: score(baseline) for name, baseline in self.baselines.items()},
+            "verified": self.verified(score),
             "baselines_us": self.baselines,
             "not_compiled": self.not_compiled,
         }
+
+    def verified(self, score: Callable[..., dict]) -> dict:
+        """{baseline: the scores of those that are right on hidden inputs too}; "" is the eager reference."""
+        if not self.variants:
+            return {}
+        against = {name: score(baseline, True) for name, baseline in self.baselines.items()}
+        return {"": score(None, True)} | against
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate for the executor."""
+
+    problem: str  # its name
+    sample: int
+    task: Task  # the problem's, or one with hidden inputs
+    source: str
+    key: str  # what the verdict goes by in the journal: the policy, and which hidden inputs
+
+
+def hidden(policy: str, variant: verified.Variant) -> str:
+    """What verdicts on hidden inputs go by in the journal."""
+    return f"{policy}, inputs {variant.label}"
 
 
 def outcome(p: Problem, verdict: Verdict, baseline: dict[str, float] | None) -> Outcome:

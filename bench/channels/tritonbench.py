@@ -8,11 +8,12 @@
 --gold judges the benchmark's own implementations, the gold files: which of them run here?
 
 The paper asks two things. Call: does the candidate, with the test behind it, run to its end? Stdout: does it
-print what the gold file prints? Our own way compares tensors: the test runs behind the candidate and behind
-the gold file, with the same seed, in separate sandboxed processes, and the structures that it returns are
-compared. A test that can't tell right from wrong (its answer has no float tensor, or only shapes; or zeros
-would pass) is weak, and scored apart. Without a GPU files are recorded and replayed
-(nanotriton/executor/judge/script.py); what can't be is `unsupported`.
+print what the gold file prints? For these two the file runs as in the paper's harness: a `__main__` block of
+the candidate's runs too, and nothing is imported for it. Our own way compares tensors: the test runs behind
+the candidate and behind the gold file, with the same seed, in separate sandboxed processes, and the
+structures that it returns are compared. A test that can't tell right from wrong (its answer has no float
+tensor, or only shapes; or zeros would pass) is weak, and scored apart. Without a GPU files are recorded and
+replayed (nanotriton/executor/judge/script.py); what can't be is `unsupported`.
 
 On a GPU correct candidates are timed on inputs of the benchmark's own performance scripts, in turns with the
 gold kernel (G) or the torch code (T); see perf.py. A candidate that can't be recorded is not timed, as its
@@ -115,47 +116,76 @@ def main(cfg: Config, world: World) -> int:
     return TritonBench(cfg, world, problems, given, Golds({p.name: p.code for p in known})).go()
 
 
-class GoldAnswer:
-    """A gold file's answer, whether its test is weak, and the judgement of candidates against it."""
+@dataclass(frozen=True)
+class Files:
+    """An implementation with the test behind it, as our own way runs it and as the paper's harness does.
 
-    def __init__(self, executor: ScriptExecutor, source: str, verdict: Verdict):
-        self.verdict = verdict
-        self.answer = executor.answer(source) if verdict.correct else None
+    The two are the same text unless the implementation has a `__main__` block, or nothing imports torch.
+    """
+
+    ours: str
+    paper: str
+
+    @classmethod
+    def of(cls, code: str, problem: Problem, seed: int) -> "Files":
+        parts = (code, problem.test, seed, problem.name)
+        return cls(tritonbench.script(*parts), tritonbench.paper_script(*parts))
+
+
+class GoldAnswer:
+    """What a gold file answers and prints, whether its test is weak, and the judgement of candidates.
+
+    ran: the verdicts of running its files, ours and the paper's.
+    """
+
+    def __init__(self, executor: ScriptExecutor, files: Files, ran: tuple[Verdict, Verdict]):
+        self.verdict, in_paper = ran
+        self.answer = executor.answer(files.ours) if self.verdict.correct else None
+        self.printed = executor.answer(files.paper).stdout if in_paper.correct else None
         self.weak = answers.weakness(self.answer.tree) if self.answer else []
 
-    def judge(
-        self, executor: ScriptExecutor, source: str, ran: Verdict
-    ) -> tuple[Verdict, bool | None, bool | None]:
-        """(verdict by tensors, call, stdout); None for what can't be told here.
+    def judge(self, executor: ScriptExecutor, source: str, ran: Verdict) -> Verdict:
+        """The verdict by tensors. ran: the verdict of running the candidate's file."""
+        if not ran.correct:
+            return ran
+        if self.answer is None:
+            message = f"the gold file itself fails here: {self.verdict.status}: {self.verdict.message}"
+            return dataclasses.replace(ran, status="unsupported", stage="gold", message=message)
+        try:
+            answers.check_answer(executor.answer(source).tree, self.answer.tree)
+        except Fault as fault:
+            return dataclasses.replace(ran, status=fault.status, stage="judge", message=fault.message)
+        return ran
 
-        It can't where the candidate's file or the gold file is unsupported. ran: the verdict of running the
-        candidate's file.
+    def paper(self, executor: ScriptExecutor, source: str, ran: Verdict) -> tuple[bool | None, bool | None]:
+        """(call, stdout) as the paper has them; None for what can't be told here.
+
+        It can't where the candidate's file or the gold file is unsupported. ran: as for `judge`.
         """
         if not ran.correct:
             unknown = None if ran.status in ("unsupported", "infra_error") else False
-            return ran, unknown, unknown
-        if self.answer is None:
-            message = f"the gold file itself fails here: {self.verdict.status}: {self.verdict.message}"
-            return dataclasses.replace(ran, status="unsupported", stage="gold", message=message), True, None
-        answer = executor.answer(source)
-        printed = answer.stdout == self.answer.stdout
-        try:
-            answers.check_answer(answer.tree, self.answer.tree)
-        except Fault as fault:
-            ran = dataclasses.replace(ran, status=fault.status, stage="judge", message=fault.message)
-        return ran, True, printed
+            return unknown, unknown
+        if self.printed is None:
+            return True, None
+        return True, executor.answer(source).stdout == self.printed
 
 
 class Running:
     """One problem's files, given to the executor: the gold file and the candidates'."""
 
     def __init__(
-        self, executor: ScriptExecutor, problem: Problem, candidates: list[tuple[int, str]], seed: int
+        self, executor: ScriptExecutor, problem: Problem, candidates: list[tuple[int, Files]], seed: int
     ):
         self.name, self.candidates = problem.name, candidates
-        self.gold = tritonbench.script(problem.code, problem.test, seed, problem.name)
-        self.gold_future = executor.run(self.gold)
-        self.futures = [executor.run(source) for _, source in candidates]
+        self.gold = Files.of(problem.code, problem, seed)
+        self.futures = {}  # by text: equal files run once
+        for files in (self.gold, *(files for _, files in candidates)):
+            for source in (files.ours, files.paper):
+                self.futures[source] = executor.run(source)
+
+    def results(self, files: Files) -> tuple[Verdict, Verdict]:
+        """The verdicts of running both files."""
+        return self.futures[files.ours].result(), self.futures[files.paper].result()
 
 
 class TritonBench(BenchmarkRun):
@@ -213,12 +243,12 @@ class TritonBench(BenchmarkRun):
                 self.compare(executor, running.popleft(), progress)
                 self.refresh()
 
-    def pending(self, wanted: list[tuple[Problem, int]]) -> dict[str, list[tuple[int, str]]]:
-        """{problem: [(sample, its file with the test behind it)]} of the candidates that must run.
+    def pending(self, wanted: list[tuple[Problem, int]]) -> dict[str, list[tuple[int, Files]]]:
+        """{problem: [(sample, its files with the test behind)]} of the candidates that must run.
 
         The others have their verdicts already, or get them here.
         """
-        todo: dict[str, list[tuple[int, str]]] = {}
+        todo: dict[str, list[tuple[int, Files]]] = {}
         for p, s in wanted:
             sample = self.journal.get("sample", p.name, s)
             if sample is None or self.journal.get("verdict", p.name, s, "tensors"):
@@ -228,23 +258,27 @@ class TritonBench(BenchmarkRun):
                 verdict = Verdict("no_code", "extract", why)
                 self.save(p.name, s, "tensors", verdict, call=False, stdout=False)
             else:
-                file = tritonbench.script(sample["candidate"], p.test, self.cfg.seed, p.name)
-                todo.setdefault(p.name, []).append((s, file))
+                files = Files.of(sample["candidate"], p, self.cfg.seed)
+                todo.setdefault(p.name, []).append((s, files))
         return todo
 
     def compare(self, executor: ScriptExecutor, running: Running, progress) -> None:
         """Wait for one problem's files, write down the verdicts, and delete the answers from the disk."""
         name = running.name
-        gold = GoldAnswer(executor, running.gold, running.gold_future.result())
+        gold = GoldAnswer(executor, running.gold, running.results(running.gold))
         verdict = dataclasses.asdict(gold.verdict)
         self.journal.append(
             {"kind": "gold", "problem": name, "sample": 0, "weak": gold.weak, "verdict": verdict}
         )
-        for (s, source), future in zip(running.candidates, running.futures, strict=True):
-            judged, call, stdout = gold.judge(executor, source, future.result())
+        for s, files in running.candidates:
+            ours, in_paper = running.results(files)
+            judged = gold.judge(executor, files.ours, ours)
+            if in_paper.status == "infra_error":  # our failure: both run again when the run is continued
+                judged = in_paper
+            call, stdout = gold.paper(executor, files.paper, in_paper)
             self.save(name, s, "tensors", judged, call=call, stdout=stdout)
             progress.update()
-        for source in {running.gold, *(source for _, source in running.candidates)}:
+        for source in running.futures:
             Path(answer_path(executor.root, source)).unlink(missing_ok=True)
 
     # ---- speed ----

@@ -42,6 +42,7 @@ def index_of(runs: Sequence[RunFolder], samples: Packed) -> dict[str, Any]:
                 "seed": run.seed,
                 "settings": run.settings,
                 "summary": run.summary,
+                "ran": run.ran | run.inputs,
                 "curves": curves(run.rows),
                 "mix": status_mix(run.rows),
             }

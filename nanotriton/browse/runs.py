@@ -1,6 +1,7 @@
 """A run's folder, read: its settings, metrics and summary, and which runs are seeds of one setting."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 from nanotriton.config import reason
 
-# Settings in which runs of one setting may differ: they name the run, or say how it is carried out.
-NOT_SETTINGS = {"seed", "began", "name", "out", "fresh", "workers", "tensorboard", "wandb"}
+# Settings in which runs of one setting may differ: they name the run, or change nothing that is learned.
+NOT_SETTINGS = {"seed", "began", "name", "out", "fresh", "micro_tokens", "save_every", "eval_every"}
+NOT_SETTINGS |= {"tensorboard", "wandb"}
 
 
 class RunError(ValueError):
@@ -25,6 +27,8 @@ class RunFolder:
     settings: dict[str, Any]
     rows: list[dict]  # of metrics.jsonl; those of the SFT stage first, if it lies in the same folder
     summary: dict[str, Any]
+    ran: dict[str, Any]  # command, commit, versions: what its provenance/ says of its last start
+    inputs: dict[str, str]  # hashes of the files that options named when it began
     sample_files: list[Path] = field(default_factory=list)
 
     @property
@@ -72,8 +76,31 @@ def read_run(folder: Path, name: str) -> RunFolder:
         read_object(folder / "config.json") or read_object(folder / "sft" / "config.json"),
         rows,
         read_object(folder / "summary.json"),
+        read_last_start(folder / "provenance" / "starts.jsonl"),
+        read_inputs(folder / "provenance" / "inputs.json"),
         [stage / "samples.jsonl" for stage in stages if (stage / "samples.jsonl").is_file()],
     )
+
+
+def read_last_start(path: Path) -> dict[str, Any]:
+    """The newest start of a run, with how many there were; {} where none is told."""
+    starts = list(read_rows(path))
+    if not starts:
+        return {}
+    said = dict(starts[-1])
+    if isinstance(said.get("argv"), list):
+        said["argv"] = shlex.join(map(str, said["argv"]))
+    return said | {"starts": len(starts)}
+
+
+def read_inputs(path: Path) -> dict[str, str]:
+    """{"--reward my_reward.py": the beginning of its hash} of the files that a run began with."""
+    return {
+        f"--{option} {name}": str(digest)[:16]
+        for option, found in read_object(path).items()
+        if isinstance(found, dict)
+        for name, digest in found.items()
+    }
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -176,7 +203,8 @@ def group_runs(runs: Sequence[RunFolder]) -> list[list[int]]:
 
 
 def setting(run: RunFolder) -> dict[str, Any]:
-    return {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS}
+    """What was learned under: the options, and the contents of the files that they name."""
+    return {key: value for key, value in run.settings.items() if key not in NOT_SETTINGS} | run.inputs
 
 
 def group_names(runs: Sequence[RunFolder], groups: Sequence[Sequence[int]]) -> list[str]:

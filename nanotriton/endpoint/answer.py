@@ -287,7 +287,7 @@ def flat(content: object) -> tuple[str, str]:
     if not isinstance(content, dict):
         return "", ""
     reasons = re.search("think|reason", str(content.get("type", ""))) is not None
-    for name in ("text", "thinking", "reasoning", "summary", "content"):
+    for name in ("text", "thinking", "reasoning", "summary", "content", "value"):
         if content.get(name):
             found = "".join(flat(content[name]))
             return ("", found) if reasons else (found, "")

@@ -135,14 +135,29 @@ def script(code: str, test: str, seed: int, name: str = "") -> str:
     """An implementation with the test behind it, as one file. name: the file's own, by which some tests
     import the implementation.
 
-    The test draws from `seed` whatever was drawn before it; what it leaves in its own result variable is the
-    file's answer, under a
-    name that no implementation has; and a test under `if __name__ == "__main__"` runs.
+    The test draws from `seed` whatever was drawn before it. What it leaves in its own result variable is the
+    file's answer, under a name that no implementation has. A test under `if __name__ == "__main__"` runs.
     """
-    answer = answer_name(test)
-    start = f"import torch\n\ntorch.manual_seed({seed})\n"
+    return joined(code, f"import torch\n\ntorch.manual_seed({seed})\n", test, name)
+
+
+def paper_script(code: str, test: str, seed: int, name: str = "") -> str:
+    """The same file as the paper's harness runs it, with Python from its first line to its last.
+
+    So the implementation's own block under `if __name__ == "__main__"` runs as well, and the test finds torch
+    only if one of the two imports it. Where that makes no difference it is the very text of `script`.
+    """
+    imported = "torch" in top_level(code) | top_level(test)
+    if imported and not MAIN.search(code):
+        return script(code, test, seed, name)
+    return joined(MAIN.sub("if True:", code), f'__import__("torch").manual_seed({seed})\n', test, name)
+
+
+def joined(code: str, start: str, test: str, name: str) -> str:
+    """The implementation, the line between, what the test starts with, and the test."""
     if name.isidentifier() and re.search(rf"^\s*(from|import)\s+{name}\b", test, re.M):
         start += f"import sys\n\nsys.modules[{name!r}] = sys.modules[__name__]\n"
+    answer = answer_name(test)
     test = MAIN.sub("if True:", test)
     return f"{code.rstrip()}\n\n{'#' * 146}\n{start}{test.rstrip()}\n\ntest_results_of_this_file = {answer}\n"
 

@@ -5,6 +5,7 @@ function settingsTab(page) {
   const body = el("div");
   const draw = () => body.replaceChildren(
     valuesTable(page, "settings", (run) => run.settings, only.checked),
+    valuesTable(page, "what ran", (run) => run.ran, only.checked),
     valuesTable(page, "summary", (run) => run.summary, only.checked),
   );
   only.addEventListener("change", draw);

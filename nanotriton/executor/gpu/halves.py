@@ -3,7 +3,7 @@
 GPUs start programs in the order of their numbers, and all programs of a small launch at once. So a kernel
 that is right only if a certain program comes last can be right every time. Such a kernel is also run in
 halves, one after the other, in both orders. A hash of a program's number decides which half it is in.
-(The evaluator on the CPU sees races itself. For those that it cannot judge, every second run is backwards.)
+(The evaluator on the CPU sees races itself, and draws the order of programs.)
 """
 
 import re
@@ -27,15 +27,16 @@ def may_meet(plan: Plan, number: int, calls: list[Launch]) -> bool:
         functions = parse(kernel.ttir)
         entry = next(f for f in functions.values() if f.name == kernel.name)
         ops = _operations(functions)
-        stored, loaded = provenance(functions, entry)
+        reach = provenance(functions, entry)
     except (TTIRError, ValueError, LookupError, TypeError, StopIteration):  # we cannot read this TTIR
         return "scf.while" not in kernel.ttir
-    if any(op.name == "scf.while" and waits(op) for op in ops):
+    if any(op.name == "scf.while" and waits(op, functions) for op in ops):
         return False
     if any(op.name.startswith("tt.atomic") or op.attrs.get("isVolatile") == "true" for op in ops):
         return True
     for call in calls:
-        if call.kernel == number and buffers(plan, call.args, stored) & buffers(plan, call.args, loaded):
+        stored, loaded = (buffers(plan, call.args, mask) for mask in (reach.stored, reach.loaded))
+        if call.kernel == number and stored & loaded:
             return True
     return False
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
@@ -31,7 +32,8 @@ class Runner:
         self.replay = self.make_replay(plan)
 
     def make_replay(self, plan: Plan) -> Replay:
-        backend = CpuBackend(notes=plan is self.plan)
+        seed = seed_from(self.worker.secret, self.job.source, "order", self.recorded, plan is self.plan)
+        backend = CpuBackend(notes=plan is self.plan, seed=seed)
         return Replay(plan, backend=backend, known=self.reference.large_weights(self.recorded))
 
     def __call__(

@@ -1,17 +1,20 @@
 """Memory and kernels of a device for the replayer, and the CPU's backend. A GPU's is gpu/arena.py."""
 
 import functools
+import random
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from nanotriton.executor import ttir
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.plan.plan import DTYPES, Kernel, Launch, Storage
 
 POISON = 0x7FF9  # 16 bits: repeated it is a NaN in every float type but float8
 POISON_FLOAT8 = 0xFF
 POISON_BYTE, OTHER_POISON_BYTE = 0x81, 0x5A
+MOST_BLOCKS = 32  # of a launch that a multiprocessor has at once
 # The verdict's status for each of the evaluator's errors. TTIR that it can't read says nothing of the kernel.
 STATUS = {
     ttir.OutOfBounds: "out_of_bounds",
@@ -88,13 +91,15 @@ def poison(data: torch.Tensor, dtype: str, other: bool = False) -> None:
 class CpuBackend:
     """Buffers of exactly the right size at made-up addresses. Kernels run in the TTIR evaluator.
 
-    notes: it is noted which bytes kernels load. budget: elements that one launch may compute.
+    notes: it is noted which bytes kernels load. budget: elements that one launch may compute. seed: of the
+    order of programs, which is another one in every launch.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, notes: bool = False, budget: int = ttir.BUDGET):
+    def __init__(self, notes: bool = False, budget: int = ttir.BUDGET, seed: int = 0):
         self.runs = 0
+        self.order = random.Random(seed)
         self.notes = notes
         self.budget = budget
 
@@ -128,15 +133,23 @@ class CpuBackend:
             else:
                 flat.append(value)
         evaluator = _evaluator(kernel.ttir, kernel.name)
-        evaluator.run(call.grid, flat, self.memory, self.budget, backwards=self._second())
+        seed = self.order.getrandbits(62)
+        evaluator.run(call.grid, flat, self.memory, self.budget, seed, _resident(kernel))
 
     def finish(self, read: Callable[[], tuple[Any, list[torch.Tensor]]]) -> tuple[Any, list[bool]]:
         found, flags = read()
         return found, [bool(flag) for flag in flags]
 
     def _second(self) -> bool:
-        """Whether this is every second run: it has the other poison, and runs programs in another order."""
+        """Whether this is every second run: it has the other poison."""
         return self.runs % 2 == 0
+
+
+def _resident(kernel: Kernel) -> int:
+    """How many programs of a kernel the card has room for at once, by their threads alone."""
+    threads = DEFAULT.warp_size * (kernel.options.get("num_warps") or 4)
+    each = min(MOST_BLOCKS, DEFAULT.max_threads_per_multi_processor // threads)
+    return DEFAULT.multi_processor_count * max(1, each)
 
 
 @functools.lru_cache(maxsize=256)

@@ -17,6 +17,8 @@ tensors that it is given.
     evaluator.py, flow.py            a launch; functions, branches and loops
     ops.py, tensor.py, access.py     the operations: by element, on whole tensors, on memory
     memory.py                        global memory, and the checks of every access
+    races.py, clocks.py              races between programs, and what atomics put in order
+    waiting.py                       programs that wait for each other take turns
     hints.py                         promises to the compiler are checked
     numbers.py, libdevice.py, fast.py   number formats and functions in NumPy
 """
@@ -24,8 +26,9 @@ tensors that it is given.
 from .evaluator import BUDGET, Evaluator
 from .flow import Budget, TooLarge
 from .hints import FalsePromise
-from .memory import GlobalMemory, OutOfBounds, Race
+from .memory import GlobalMemory, OutOfBounds
 from .ops import AssertionFailed
+from .races import Race
 from .types import ParseError, TTIRError, Type, Unsupported
 
 __all__ = [

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .memory import SIZES
+from .analysis import volatile
+from .memory import SIZES, Sync
 from .numbers import DTYPE, FLOATS, decoder, encoder, rounder
 from .ops import Descriptor, Step, check, full, need
 from .types import Op, Type, Unsupported
@@ -52,10 +53,11 @@ def load(op: Op) -> Step:
         other = op.operands[2]
     decode, size = decoder(kind.elem), SIZES[kind.elem]
     zero = DTYPE[kind.elem].type(0)
+    looks = volatile(op)
 
     def step(v, frame):
         wanted = None if mask is None else v[mask]
-        raw, on = frame.evaluation.memory.load(frame, op, v[p], wanted, size)
+        raw, on = frame.evaluation.memory.load(frame, op, v[p], wanted, size, looks)
         x = decode(raw)
         if on is not None:
             x = np.where(on, x, zero if other is None else v[other])
@@ -118,6 +120,19 @@ def _update(name: str, elem: str) -> tuple[Callable, tuple[np.ufunc, np.dtype] |
     return update, (f, np.dtype(np.float16) if elem == "f16" else DTYPE[elem])
 
 
+def _sync(op: Op, used: bool) -> Sync:
+    """What the words of an atomic say of order: (the operation,) acq_rel | acquire | release | relaxed, and
+    gpu | sys | cta.
+
+    Nobody knows what an atomic acquires whose result is not used. One of scope cta orders nothing between
+    programs.
+    """
+    if "cta" in op.words:
+        return Sync(False, False)
+    both = "acq_rel" in op.words
+    return Sync(used and (both or "acquire" in op.words), both or "release" in op.words)
+
+
 def atomic_rmw(op: Op, used: bool) -> Step:
     """used: whether some operation reads the old values."""
     need(op, len(op.operands), 1)
@@ -136,11 +151,12 @@ def atomic_rmw(op: Op, used: bool) -> Step:
     update, ufunc = _update(name, kind.elem)
     if used:
         ufunc = None
+    sync = _sync(op, used)
 
     def step(v, frame):
         on = None if mask is None else v[mask]
         words = (full(encode(v[x]), kind.shape),)
-        old = frame.evaluation.memory.atomic(frame, op, v[p], on, size, update, words, ufunc)
+        old = frame.evaluation.memory.atomic(frame, op, v[p], on, size, update, words, ufunc, sync)
         v[out] = None if old is None else decode(old)
 
     return step
@@ -150,7 +166,7 @@ def _swap(old, expected, new):
     return np.where(old == expected, new, old)
 
 
-def atomic_cas(op: Op) -> Step:
+def atomic_cas(op: Op, used: bool) -> Step:
     need(op, 3, 1)
     pointer, kind = op.otypes[0], op.rtypes[0]
     check(pointer.elem == "ptr", op)
@@ -159,10 +175,11 @@ def atomic_cas(op: Op) -> Step:
     (p, expected, new), (out,) = op.operands, op.results
     encode, decode = encoder(kind.elem), decoder(kind.elem)
     size = SIZES[kind.elem]
+    sync = _sync(op, used)
 
     def step(v, frame):
         words = tuple(full(encode(v[i]), kind.shape) for i in (expected, new))
-        old = frame.evaluation.memory.atomic(frame, op, v[p], None, size, _swap, words)
+        old = frame.evaluation.memory.atomic(frame, op, v[p], None, size, _swap, words, None, sync)
         v[out] = decode(old)
 
     return step
@@ -290,7 +307,6 @@ BUILD = {
     "tt.addptr": addptr,
     "tt.load": load,
     "tt.store": store,
-    "tt.atomic_cas": atomic_cas,
     "tt.make_tensor_descriptor": make_descriptor,
     "tt.descriptor_load": descriptor_load,
     "tt.descriptor_store": descriptor_store,

@@ -1,8 +1,9 @@
 """Facts of a kernel that are known before it runs."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from .types import Function, Op, Region
 
@@ -20,12 +21,28 @@ def walk(region: Region) -> Iterator[Op]:
                 yield from walk(inner)
 
 
-def waits(op: Op) -> bool:
+def volatile(op: Op) -> bool:
+    """Whether it is a load that looks at memory each time: volatile, or with cache modifier .cv."""
+    return op.attrs.get("isVolatile") == "true" or op.attrs.get("cacheModifier") == "cv"
+
+
+def called(ops: Iterable[Op], functions: dict[str, Function]) -> list[Op]:
+    """These operations, and every one of the functions that they call, and that those call."""
+    found, names = list(ops), set()
+    for op in found:  # it grows
+        name = op.words[0][1:].strip('"') if op.name == "tt.call" and op.words else ""
+        if name in functions and name not in names:
+            names.add(name)
+            found += walk(functions[name].body)
+    return found
+
+
+def waits(op: Op, functions: dict[str, Function]) -> bool:
     """Whether a loop may wait for another program: its condition reads memory, or it has an atomic."""
-    if any(inner.name == "tt.load" for inner in walk(op.regions[0])):
+    if any(inner.name == "tt.load" for inner in called(walk(op.regions[0]), functions)):
         return True
     inside = chain.from_iterable(walk(region) for region in op.regions)
-    return any(inner.name.startswith("tt.atomic") for inner in inside)
+    return any(inner.name.startswith("tt.atomic") for inner in called(inside, functions))
 
 
 def captured(region: Region) -> list[int]:
@@ -41,57 +58,61 @@ def captured(region: Region) -> list[int]:
     return sorted(uses - defines)
 
 
-def provenance(functions: dict[str, Function], entry: Function) -> tuple[int, int]:
-    """The arguments whose buffers the kernel may store to, and load from: bit i for argument i, -1 for any.
+class Reach(NamedTuple):
+    """The arguments whose buffers a kernel may store to, load from, and change by atomics: bit i for argument
+    i, -1 for any."""
+
+    stored: int
+    loaded: int
+    atomics: int
+
+
+def provenance(functions: dict[str, Function], entry: Function) -> Reach:
+    """What a kernel may do to its buffers.
 
     Flow-insensitive: a result may come from every operand of its operation. Only these buffers are watched
     for races.
     """
-    called: list[Op] = []
+    inside: list[Op] = []
     for function in functions.values():
         if function is not entry:
-            called += walk(function.body)
-    if any(op.name == "tt.int_to_ptr" for op in called):
-        return ANY, ANY
-    return _Provenance(entry, called).find()
+            inside += walk(function.body)
+    if any(op.name == "tt.int_to_ptr" for op in inside):
+        return Reach(ANY, ANY, ANY)
+    return _Provenance(entry, inside).find()
 
 
 class _Provenance:
     """For each slot of the entry function the arguments that its value may come from, as bits."""
 
-    def __init__(self, entry: Function, called: list[Op]):
+    def __init__(self, entry: Function, inside: list[Op]):
         self.ops = list(walk(entry.body))
         self.labels = {block.label: block for block in entry.body}
-        self.calls_store = any(op.name.startswith("tt.store") for op in called)
-        self.calls_load = any(op.name.startswith("tt.load") for op in called)
+        self.calls_store = any(op.name.startswith("tt.store") for op in inside)
+        self.calls_load = any(op.name.startswith("tt.load") for op in inside)
+        self.calls_atomics = any(op.name.startswith("tt.atomic") for op in inside)
         self.stored = 0
         self.loaded = 0
+        self.atomics = 0
         self.bits = [0] * len(entry.types)
         for i, slot in enumerate(entry.args):
             if entry.types[slot].elem in ("ptr", "desc"):
                 self.bits[slot] = 1 << i
 
-    def find(self) -> tuple[int, int]:
+    def find(self) -> Reach:
         for _ in range(ROUNDS):
             before = list(self.bits)
             for op in self.ops:
                 self.visit(op)
             if self.bits == before:
-                return self.stored, self.loaded
-        return ANY, ANY
+                return Reach(self.stored, self.loaded, self.atomics)
+        return Reach(ANY, ANY, ANY)
 
     def visit(self, op: Op) -> None:
+        self.visit_memory(op)
         bits = self.union(op.operands)
-        call = op.name == "tt.call"
-        if op.name in ("tt.store", "tt.descriptor_store"):
-            self.stored |= self.bits[op.operands[0]]
-        elif call and self.calls_store:
-            self.stored |= bits
         if op.name in ("tt.load", "tt.descriptor_load"):
-            self.loaded |= bits
             bits = ANY if op.rtypes[0].elem == "ptr" else 0
-        elif call and self.calls_load:
-            self.loaded |= bits
         elif op.name == "tt.int_to_ptr":
             bits = ANY
         bits = self.visit_regions(op, bits)
@@ -100,6 +121,21 @@ class _Provenance:
                 self.bits[slot] |= self.bits[arg]
         for slot in op.results:
             self.bits[slot] |= bits
+
+    def visit_memory(self, op: Op) -> None:
+        """Which buffers an operation accesses, if it does: a call any of those that it is given."""
+        bits = self.union(op.operands)
+        call = op.name == "tt.call"
+        if op.name in ("tt.store", "tt.descriptor_store"):
+            self.stored |= self.bits[op.operands[0]]
+        elif call and self.calls_store:
+            self.stored |= bits
+        if op.name in ("tt.load", "tt.descriptor_load") or (call and self.calls_load):
+            self.loaded |= bits
+        if op.name.startswith("tt.atomic") or op.name == "tt.descriptor_reduce":
+            self.atomics |= self.bits[op.operands[0]]
+        elif call and self.calls_atomics:
+            self.atomics |= bits
 
     def visit_regions(self, op: Op, bits: int) -> int:
         """Block arguments come from the operands, from each other, and from yielded values. So do results."""

@@ -7,30 +7,41 @@
 The programs of a launch are evaluated together, in chunks, in NumPy (ops.py says how a value looks). Where
 they part ways (`if`, a loop's bounds) each side runs with its own programs, a `Frame` of fewer of them, and
 the results are put together again. Kernels that wait for other programs (locks, flags) are evaluated a
-program at a time, in order.
+program at a time, in turns (waiting.py).
+
+In which order programs run is drawn wherever that could matter: where a kernel has atomics. If it also looks
+at what they give, its programs are run in several groups, one after another, because those of a chunk do
+each operation together, as no GPU does.
 
 Hostile text raises one of `TTIRError`'s children. Nothing in it can reach beyond the buffers of `memory`.
 Its work is bounded by `budget` and its own memory by MAX_LIVE (flow.py).
 """
 
+import random
 import re
+from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 
-from .analysis import provenance, waits, walk
-from .flow import Body, Budget, Frame
+from .analysis import provenance, volatile, waits, walk
+from .clocks import Clocks
+from .flow import STEP, Body, Budget, Frame, Values
 from .memory import GlobalMemory
 from .numbers import DTYPE, FLOATS, rounder
 from .ops import Descriptor
 from .parse import parse
+from .races import MANY
 from .types import Op, ParseError, Type, Unsupported
+from .waiting import Schedule
 
 BUDGET = 4_000_000_000  # elements computed, about 1 to 3 ns each
 CHUNK = 1 << 18  # elements of the largest value in a chunk of programs: a core's cache likes so many
 LIVE = 1 << 24  # elements of all values of a chunk together (128 MiB), if it has more than one program
 MAX_CHUNK = 1 << 16  # programs
-STRIDE = 7  # of an evaluation backwards
+GROUPS = 4  # of programs, at most, of a kernel that looks at what its atomics give
+SHUFFLED = 1 << 20  # programs; of more the chunks are shuffled
+RESIDENT = 2112  # programs that are on a GPU at once: 132 multiprocessors of an H100, 16 of 4 warps on each
 # Errors of text that no Triton printed (a value that is used where it is not defined), or of a fault in this
 # package. They are never the kernel's fault.
 OWN_ERRORS = (
@@ -45,13 +56,18 @@ OWN_ERRORS = (
 
 
 class Evaluation:
-    """One launch while it is evaluated: its kernel, grid, memory, and the work that is left of its budget."""
+    """One launch while it is evaluated: its kernel, grid, memory, and the work that is left of its budget.
+
+    started: (owner number of the first, numbers) of the programs that were started together.
+    """
 
     def __init__(self, evaluator: "Evaluator", grid: tuple[int, int, int], memory: GlobalMemory, budget: int):
         self.evaluator = evaluator
         self.grid = grid
         self.memory = memory
         self.left = budget
+        self.started: list[tuple[int, np.ndarray | range]] = []
+        self.count = 0
 
     def spend(self, elements: int) -> None:
         self.left -= elements
@@ -63,9 +79,35 @@ class Evaluation:
         line = self.evaluator.source_line(op)
         return op.name + (f", line {line}" if line else "")
 
-    def coordinates(self, program: int) -> tuple[int, int, int]:
+    def coordinates(self, program):
+        """(x, y, z) of a program's number, or of an array of them."""
         x, y, _ = self.grid
         return program % x, program // x % y, program // (x * y)
+
+    def start(self, programs: np.ndarray | range, alone: bool) -> Frame:
+        """A frame of these programs. A coordinate that is the same in all of them has length 1.
+
+        alone: all that were started before have ended.
+        """
+        numbers = np.arange(programs.start, programs.stop) if isinstance(programs, range) else programs
+        ids = []
+        for coordinate, size in zip(self.coordinates(numbers), self.grid):
+            ids.append((coordinate if size > 1 else coordinate[:1]).astype(np.int32))
+        owner = np.arange(self.count + 1, self.count + 1 + len(programs), dtype=np.int32)
+        self.started.append((self.count + 1, programs))
+        self.count += len(programs)
+        if self.memory.watch.clocks is not None:
+            self.spend(STEP * len(programs))
+            self.memory.watch.clocks.start(owner, alone)
+        return Frame([], len(programs), owner, tuple(ids), self)
+
+    def program(self, owner: int) -> str:
+        """An owner's program, for a message."""
+        if owner == MANY:
+            return "every program"
+        first, programs = next(s for s in reversed(self.started) if s[0] <= owner)
+        x, y, z = self.coordinates(int(programs[owner - first]))
+        return f"program {(x, y, z)}"
 
 
 class Evaluator:
@@ -90,16 +132,19 @@ class Evaluator:
         self.signature: list[Type] = [self.entry.types[i] for i in self.entry.args]
         try:
             self.main = self.function(self.name, ())
-            self.stored, self.loaded = provenance(self.functions, self.entry)
+            self.reach = provenance(self.functions, self.entry)
         except (ValueError, LookupError, TypeError) as error:  # attributes of another kind than Triton prints
             raise ParseError(f"kernel {self.name}: {error}") from error
         ops = list(chain.from_iterable(walk(f.body) for f in self.functions.values()))
         self.synchronised = any(self._synchronises(op) for op in ops)
-        self.waits = any(op.name == "scf.while" and waits(op) for op in ops)
+        self.atomic = any(op.name.startswith("tt.atomic") for op in ops)
+        # programs can't wait where nothing is both looked at and changed
+        meet = self.synchronised or bool(self.reach.loaded & (self.reach.stored | self.reach.atomics))
+        self.waits = meet and any(op.name == "scf.while" and waits(op, self.functions) for op in ops)
 
     def _synchronises(self, op: Op) -> bool:
         """Whether programs may wait for each other by it: by an atomic's result, or a volatile access."""
-        if op.attrs.get("isVolatile") == "true":
+        if volatile(op):
             return True
         atomic = op.name.startswith("tt.atomic")
         return atomic and any(id(op) in body.uses for body in self.compiled.values())
@@ -145,52 +190,60 @@ class Evaluator:
         args: list,
         memory: GlobalMemory,
         budget: int = BUDGET,
-        backwards: bool = False,
+        seed: int = 0,
+        resident: int = RESIDENT,
     ) -> None:
         """Evaluate all programs of the grid (x, y, z).
 
         args: one a parameter. A pointer is an address that `memory` gave. A tensor descriptor is (address,
             shape, strides) or (address, shape, strides, "zero" | "nan"). As in the signature its sizes and
             strides follow it.
-        backwards: run the last program and every seventh before it, and then the others. It is ignored for
-            a kernel that is watched for races or waits. For the rest any order is as good, and the stores
-            that a neighbour makes at the same time are not there yet.
-        Raises OutOfBounds, Race, Budget, AssertionFailed, Unsupported.
+        seed: of the order in which programs run, where it could matter.
+        resident: how many programs there is room for at once, if they wait for each other.
+        Raises OutOfBounds, Race, Budget, AssertionFailed, FalsePromise, Unsupported.
         """
         grid = tuple((*grid, 1, 1)[:3])
         if len(args) != len(self.signature):
             raise ParseError(f"kernel {self.name} takes {len(self.signature)} arguments, not {len(args)}")
         evaluation = Evaluation(self, grid, memory, budget)
-        backwards = backwards and self.synchronised and not self.waits
         try:
             values = [_argument(arg, kind) for arg, kind in zip(args, self.signature)]
-            memory.begin(self.pointers(args), self.stored, self.loaded, not self.synchronised)
+            memory.begin(self.pointers(args), self.reach, Clocks() if self.synchronised else None)
             with np.errstate(all="ignore"):
-                for programs in self._chunks(grid[0] * grid[1] * grid[2], backwards):
-                    self.main(_frame(evaluation, programs), values)
+                self._run(evaluation, values, seed, resident)
         except OWN_ERRORS as error:
             raise Unsupported(f"kernel {self.name}: {type(error).__name__}: {str(error)[:200]}") from error
 
-    def _chunks(self, total: int, backwards: bool):
-        """The numbers of the programs that are evaluated together, as ranges, one after another."""
-        size = min(CHUNK // self.main.largest, LIVE // self.main.live, MAX_CHUNK)
-        size = 1 if self.waits else max(1, size)
-        orders = [range(total)]
-        if backwards:
-            orders = [range(total)[::-1][i::STRIDE] for i in range(STRIDE)]
-        for order in orders:
-            for start in range(0, len(order), size):
-                yield order[start : start + size]
+    def _run(self, evaluation: Evaluation, values: Values, seed: int, resident: int) -> None:
+        x, y, z = evaluation.grid
+        if self.waits:
+            Schedule(evaluation, self.main, values, random.Random(seed), resident).run()
+            return
+        for programs in self._chunks(x * y * z, np.random.default_rng(seed)):
+            self.main(evaluation.start(programs, alone=True), values)
 
+    def _chunks(self, total: int, luck: np.random.Generator) -> Iterator[np.ndarray | range]:
+        """The numbers of the programs that are evaluated together, one after another."""
+        size = max(1, min(CHUNK // self.main.largest, LIVE // self.main.live, MAX_CHUNK))
+        starts = range(0, total, size)
+        drawn = self.atomic or self.synchronised
+        if drawn and total <= SHUFFLED:
+            for group in self._groups(luck.permutation(total), luck):
+                for start in range(0, len(group), size):
+                    yield group[start : start + size]
+            return
+        if drawn and len(starts) <= SHUFFLED:
+            starts = luck.permutation(starts)
+        for start in starts:
+            yield range(start, min(start + size, total))
 
-def _frame(evaluation: Evaluation, programs: range) -> Frame:
-    """A frame of these programs. A coordinate that is the same in all of them has length 1."""
-    program = np.arange(programs.start, programs.stop, programs.step)
-    ids = []
-    for coordinate, size in zip(evaluation.coordinates(program), evaluation.grid):
-        ids.append((coordinate if size > 1 else coordinate[:1]).astype(np.int32))
-    owner = (program + 1).astype(np.int32)
-    return Frame([], len(program), owner, tuple(ids), evaluation)
+    def _groups(self, programs: np.ndarray, luck: np.random.Generator) -> list[np.ndarray]:
+        """At least two groups where what an atomic gives is used, with sizes that nobody knows."""
+        if not self.synchronised or len(programs) < 2:
+            return [programs]
+        cuts = 1 + luck.choice(len(programs) - 1, min(len(programs), GROUPS) - 1, replace=False)
+        kept = np.sort(cuts[: luck.integers(1, len(cuts) + 1)])
+        return np.split(programs, kept)
 
 
 def _argument(value, kind: Type):

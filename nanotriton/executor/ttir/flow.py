@@ -6,6 +6,7 @@ values that it yields are put together again.
 
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -88,6 +89,14 @@ def put(v: list, slots: list[int], values) -> None:
         v[slot] = x
 
 
+class Part(NamedTuple):
+    """A block's steps with their operations; what the block costs, once and for each program."""
+
+    steps: list[tuple[Op, Step]]
+    fixed: int
+    each: int
+
+
 class Body:
     """A function's blocks as steps. Called with a frame and arguments it returns the values of tt.return.
 
@@ -114,6 +123,7 @@ class Body:
         if not function.body:
             raise Unsupported(f"function {function.name[:40]} without a body")
         self.limit()
+        self.parts: dict[int, Part] = {}  # of every block, by its id
         self.blocks = {block.label: (block, *self.block(block)) for block in function.body}
         self.live += self.callee_live
         self.limit()
@@ -152,7 +162,7 @@ class Body:
             raise ParseError(f"TTIR line {end.line}: {end.name} in the wrong place")
         if end.name.startswith("cf."):
             self.branch(end)
-        steps = []
+        steps, part = [], []
         for op in block.ops[:-1]:
             value = constant(op)
             if value is not None:
@@ -162,8 +172,10 @@ class Body:
                 step = promised(op, step, op.rtypes[0])
             if step is not None:
                 steps.append(step)
+                part.append((op, step))
         fixed = STEP * (1 + len(steps))
         each = 1 + sum(map(cost, block.ops[:-1]))
+        self.parts[id(block)] = Part(part, fixed, each)
 
         def run(v, frame):
             frame.evaluation.spend(fixed + each * frame.n)

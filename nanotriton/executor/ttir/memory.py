@@ -5,10 +5,7 @@ guard on both sides), and the buffer of an address is one shift away. Two things
 for every element that is not masked off:
 
 - Bounds and alignment. `OutOfBounds` names the kernel's argument, the element and the program.
-- Races between the programs of one launch. `Race` means that two programs store different values at one
-  address, or that one program loads or overwrites an element that another stored or loaded. The answer of
-  such a kernel is up to the scheduler. Atomics are exempt. A kernel that uses the results of its atomics
-  (locks, counters) is not checked: it may well be synchronised by them.
+- Races between the programs of one launch (races.py).
 
 In the methods below `frame` says which programs access memory, and `at` is their operation in the kernel.
 `mask` is None, or False for elements that are not accessed. Address, mask and values have a lazily
@@ -16,33 +13,39 @@ broadcast shape (ops.py).
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from .analysis import Reach
+from .clocks import Clocks
+from .races import MANY, Race, Watch
 from .types import TTIRError
 
 SHIFT = 40
-MANY = -1  # the owner of bytes that several programs have touched
 SIZES = dict.fromkeys(("i1", "i8", "f8E4M3FN", "f8E5M2"), 1)
 SIZES |= {"i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8, "ptr": 8, "index": 8}
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+EVERYONE = 1 << 20  # accesses: more of an operation that every program does alike are not told apart
 
 
 class OutOfBounds(TTIRError):
     """An access outside every tensor, or misaligned. On a GPU it is illegal, or silently corrupts memory."""
 
 
-class Race(TTIRError):
-    """Programs of one launch depend on each other's order."""
+class Sync(NamedTuple):
+    """What an atomic, or a volatile load, does for the order of programs."""
+
+    acquires: bool
+    releases: bool
 
 
 class Buffer:
     """A tensor's storage.
 
     views: its bytes as words, by the size of a word. keep: an object that keeps the memory alive.
-    writer, reader: the owner of each `unit` bytes of it in this launch, that stored or loaded them: program
-    + 1, 0 for none, MANY for several. tracked: loads are noted, because stores may race with them.
+    watched: loads and atomics are noted, because another access of this launch may race with them.
     notes: whether it is noted which bytes are loaded. loaded: for each byte, whether any launch has loaded it
     (0 or 255); None if none has, or that is not noted.
     """
@@ -63,27 +66,7 @@ class Buffer:
     def reset(self) -> None:
         """Forget the last launch."""
         self.name = "a tensor"
-        self.unit = 0
-        self.writer: np.ndarray | None = None
-        self.reader: np.ndarray | None = None
-        self.tracked = False
-
-    def units(self, index: np.ndarray, size: int, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Element indices of `size` bytes -> (indices into `writer` and `reader`, the owner of each)."""
-        if not self.unit:
-            self.unit = size
-        if size < self.unit:  # a finer access than any before: split the known units
-            finer = self.unit // size
-            if self.writer is not None:
-                self.writer = np.repeat(self.writer, finer)
-            if self.reader is not None:
-                self.reader = np.repeat(self.reader, finer)
-            self.unit = size
-        many = size // self.unit
-        if many > 1:
-            index = (index[:, None] * many + np.arange(many)).ravel()
-            owner = np.repeat(owner, many)
-        return index, owner
+        self.watched = False
 
     def note_loaded(self, index, mask, size: int) -> None:
         """index, mask: of the elements that are loaded, as in GlobalMemory.load."""
@@ -97,21 +80,20 @@ class Buffer:
         words = self.loaded[: self.nbytes // size * size].view(RAW[size])
         words[index] = np.iinfo(RAW[size]).max
 
-    def no_owners(self) -> np.ndarray:
-        return np.zeros(self.nbytes // self.unit + 1, np.int32)
-
 
 class GlobalMemory:
-    """The buffers that kernels can reach. races: whether the running launch is watched for races.
+    """The buffers that kernels can reach.
 
-    notes: which bytes are loaded is noted (Buffer.loaded).
+    notes: which bytes are loaded is noted (Buffer.loaded). turn: of a launch whose programs wait for each
+    other, what the program that is running has seen and done (waiting.py).
     """
 
     def __init__(self, notes: bool = False) -> None:
         self.notes = notes
         self.buffers: list[Buffer] = []
         self.by_storage: dict[int, Buffer] = {}
-        self.races = True
+        self.watch = Watch(None)
+        self.turn = None
 
     def add(self, tensor: torch.Tensor | np.ndarray) -> int:
         """The address of a CPU tensor's first element.
@@ -135,14 +117,13 @@ class GlobalMemory:
         index = (address >> SHIFT) - 1
         return self.buffers[index] if 0 <= index < len(self.buffers) else None
 
-    def begin(self, pointers: dict[int, tuple[int, str]], stored: int, loaded: int, races: bool) -> None:
+    def begin(self, pointers: dict[int, tuple[int, str]], reach: Reach, clocks: Clocks | None) -> None:
         """A launch starts.
 
-        pointers: number of an argument -> (address, name). stored, loaded: bit i says that the kernel may
-        store to, or load from, the buffer of argument i; -1 says that it may reach any. Loads are watched
-        where both happen. races: whether to watch for races at all.
+        pointers: number of an argument -> (address, name). clocks: of a kernel that synchronises by atomics.
         """
-        self.races = races
+        self.watch = Watch(clocks)
+        self.turn = None
         for buffer in self.buffers:
             buffer.reset()
         reached: dict[int, int] = {}  # a buffer -> bits of its arguments
@@ -152,17 +133,27 @@ class GlobalMemory:
                 reached[buffer.base] = reached.get(buffer.base, 0) | 1 << i
         for buffer in self.buffers:
             bits = reached.get(buffer.base, 0)
-            may_store = stored == -1 or bool(stored & bits)
-            may_load = loaded == -1 or bool(loaded & bits)
-            buffer.tracked = races and may_store and may_load
+            stored, loaded, atomics = (mask == -1 or bool(mask & bits) for mask in reach)
+            buffer.watched = stored + loaded + atomics > 1
 
     # --- access
 
-    def load(self, frame, at, address, mask, size: int):
+    def load(self, frame, at, address, mask, size: int, volatile: bool = False):
         """(raw unsigned elements, the mask or None if it is all on).
 
         Where the mask is off an element is anything.
         """
+        if volatile and self.watch.clocks is not None:  # it acquires what was released at the address
+            flat, _, owner = self._flat(frame, address, mask, address)
+            self.watch.clocks.meet(owner, flat, acquires=True, releases=False)
+            frame.evaluation.spend(flat.size)
+        raw, mask = self._load(frame, at, address, mask, size, volatile)
+        if self.turn is not None:
+            flat, words, _ = self._flat(frame, address, mask, raw)
+            self.turn.see(flat, words, size)
+        return raw, mask
+
+    def _load(self, frame, at, address, mask, size: int, volatile: bool):
         if mask is not None and mask.all():
             mask = None
         elif mask is not None and not mask.any():
@@ -174,88 +165,32 @@ class GlobalMemory:
             offset = np.where(mask, offset, 0)  # a pointer that is masked off may point anywhere
             bad = self._bad(buffer, offset, size)
         if bad:
-            return self._scattered_load(frame, at, address, mask, size), mask
+            return self._scattered_load(frame, at, address, mask, size, volatile), mask
         index = offset >> (size.bit_length() - 1)
-        if buffer.tracked:
-            self._note_load(frame, at, buffer, index, mask, size)
+        if buffer.watched:
+            flat, _, owner = self._flat(frame, index, mask, index)
+            self.watch.load(frame, at, buffer, flat, size, owner, volatile)
         buffer.note_loaded(index, mask, size)
         return buffer.views[size].take(index), mask
 
     def store(self, frame, at, address, mask, raw, size: int) -> None:
-        address, raw, owner = self._flat(frame, address, mask, raw)
+        address, raw, owner = self._flat(frame, address, mask, raw, stores=True)
         for buffer, index, part in self._split(frame, at, address, size, owner):
             self._store(frame, at, buffer, index, raw[part], size, owner[part])
+        if self.turn is not None:
+            self.turn.store(address)
 
     def _store(self, frame, at, buffer: Buffer, index, raw, size: int, owner) -> None:
+        self.watch.store(frame, at, buffer, index, raw, size, owner)
         view = buffer.views[size]
-        if not self.races:
-            view[index] = raw
-            return
-        unit, unit_owner = buffer.units(index, size, owner)
-        self._check_readers(frame, at, buffer, size, unit, unit_owner)
-        self._check_writers(frame, at, buffer, index, raw, size, unit, unit_owner)
         view[index] = raw
         lost = view[index] != raw
         if lost.any():
-            who = self._who(frame, owner[lost][0])
+            who = frame.evaluation.program(owner[lost][0])
             raise Race(
                 f"{frame.evaluation.at(at)}: different values are stored at one address of {buffer.name} "
                 f"at once (element {index[lost][0]}, by {who})"
             )
-
-    def _check_readers(self, frame, at, buffer: Buffer, size: int, unit, owner) -> None:
-        """No program stores to an element that another has loaded."""
-        if buffer.reader is None:
-            return
-        others = buffer.reader[unit]
-        bad = (others != 0) & ((others != owner) | (others == MANY))
-        if bad.any():
-            who = self._who(frame, owner[bad][0])
-            element = unit[bad][0] * buffer.unit // size
-            raise Race(
-                f"{frame.evaluation.at(at)}: {who} stores to element {element} of {buffer.name}, "
-                "which another program of the launch loads"
-            )
-
-    def _check_writers(self, frame, at, buffer: Buffer, index, raw, size: int, unit, owner) -> None:
-        """No program stores another value to an element that another has stored. Note the owners."""
-        if buffer.writer is None:
-            buffer.writer = buffer.no_owners()
-        else:
-            others = buffer.writer[unit]
-            bad = (others != 0) & (others != owner)
-            if bad.any():
-                changed = buffer.views[size][index] != raw
-                bad = bad.reshape(len(index), -1).any(1) & changed
-            if bad.any():
-                who = self._who(frame, owner.reshape(len(index), -1)[bad][0, 0])
-                raise Race(
-                    f"{frame.evaluation.at(at)}: {who} and another program store different values to element "
-                    f"{index[bad][0]} of {buffer.name}"
-                )
-        buffer.writer[unit] = owner
-
-    def _note_load(self, frame, at, buffer: Buffer, index, mask, size: int) -> None:
-        """No program loads an element that another has stored. Note the owners."""
-        index, _, owner = self._flat(frame, index, mask, index)
-        unit, owner = buffer.units(index, size, owner)
-        if buffer.writer is not None:
-            others = buffer.writer[unit]
-            bad = (others != 0) & (others != owner)
-            if bad.any():
-                who = self._who(frame, owner[bad][0])
-                element = unit[bad][0] * buffer.unit // size
-                raise Race(
-                    f"{frame.evaluation.at(at)}: {who} loads element {element} of {buffer.name}, "
-                    "which another program of the launch stores"
-                )
-        if buffer.reader is None:
-            buffer.reader = buffer.no_owners()
-        others = buffer.reader[unit]
-        owner = np.where((others == 0) | (others == owner), owner, MANY)
-        buffer.reader[unit] = owner
-        shared = buffer.reader[unit] != owner
-        buffer.reader[unit[shared]] = MANY
 
     def atomic(
         self,
@@ -267,6 +202,7 @@ class GlobalMemory:
         update: Callable,
         values: tuple[np.ndarray, ...],
         ufunc: tuple[np.ufunc, np.dtype] | None = None,
+        sync: Sync = Sync(False, False),
     ) -> np.ndarray | None:
         """For each element, in order of program and position: old = memory, memory = update(old, *values).
 
@@ -291,9 +227,13 @@ class GlobalMemory:
         owner = active(frame.owner.reshape(-1, *[1] * len(tail)))
         old = np.zeros(on.size, RAW[size])
         places = on.nonzero()[0]
+        who = self._order(frame, owner, address, sync)
         for buffer, index, part in self._split(frame, at, address, size, owner):
             view = buffer.views[size]
             buffer.note_loaded(index, None, size)
+            if buffer.watched:
+                segments = None if who is None else who[part]
+                self.watch.atomic(frame, at, buffer, index, size, owner[part], segments)
             mine = [x[part] for x in values]
             if ufunc is not None:
                 function, dtype = ufunc
@@ -304,7 +244,25 @@ class GlobalMemory:
                 before = view[index[turn]]
                 old[places[part][turn]] = before
                 view[index[turn]] = update(before, *(x[turn] for x in mine))
+        if self.turn is not None:
+            self.turn.atomic(self, address, None if ufunc is not None else old[places], size)
         return None if ufunc is not None else old.reshape(shape)
+
+    def _order(self, frame, owner, address, sync: Sync) -> np.ndarray | None:
+        """Put the programs in order by an atomic. Returns the segments that they were in before."""
+        clocks = self.watch.clocks
+        if clocks is None:
+            return None
+        who = clocks.now[owner]
+        if sync.acquires or sync.releases:
+            frame.evaluation.spend(100 * len(owner))
+            clocks.meet(owner, address, *sync)
+        return who
+
+    def word(self, address: int, size: int) -> int:
+        """The raw word at an address that was accessed before."""
+        buffer = self.find(address)
+        return int(buffer.views[size][(address - buffer.base) // size])
 
     # --- addresses
 
@@ -325,13 +283,22 @@ class GlobalMemory:
             return True
         return int(offset.max()) > buffer.nbytes - size
 
-    def _flat(self, frame, address, mask, other):
-        """The active elements of (address, other) and their owners, each along one axis."""
+    def _flat(self, frame, address, mask, other, stores: bool = False):
+        """The active elements of (address, other) and their owners, each along one axis.
+
+        Where every program does the same, the owner is MANY. With clocks programs are told apart even so; of
+        stores, which all store the same, the last one is named.
+        """
         arrays = (address, other) if mask is None else (address, other, mask)
         shape = np.broadcast_shapes(*(x.shape for x in arrays))
         owner = frame.owner
-        if shape[0] == 1 and frame.n > 1:  # uniform: every program does the same
-            owner = np.full(1, MANY, np.int32)
+        if shape[0] == 1 and frame.n > 1:
+            if self.watch.clocks is None:
+                owner = np.full(1, MANY, np.int32)
+            elif stores or frame.n * np.prod(shape) > EVERYONE:
+                owner = owner[-1:]
+            else:
+                shape = (frame.n, *shape[1:])
         owner = owner.reshape(-1, *[1] * (len(shape) - 1))
         flat = [np.broadcast_to(x, shape).ravel() for x in (address, other, owner)]
         if mask is not None:
@@ -363,18 +330,20 @@ class GlobalMemory:
                 self._out_of_bounds(frame, at, wrong, size, owners, address.size)
             yield buffer, offset >> (size.bit_length() - 1), part
 
-    def _scattered_load(self, frame, at, address, mask, size: int):
+    def _scattered_load(self, frame, at, address, mask, size: int, volatile: bool):
         """Elements of several buffers in one load."""
         shape = address.shape if mask is None else np.broadcast_shapes(address.shape, mask.shape)
+        if shape[0] == 1 and self.watch.clocks is not None:
+            shape = (frame.n, *shape[1:])
+            address = np.broadcast_to(address, shape)
         out = np.zeros(shape, RAW[size])
         flat, _, owner = self._flat(frame, address, mask, np.zeros((1,) * len(shape), bool))
         values = np.zeros(flat.size, RAW[size])
         for buffer, index, part in self._split(frame, at, flat, size, owner):
             values[part] = buffer.views[size][index]
             buffer.note_loaded(index, None, size)
-            if buffer.tracked:
-                one = _Programs(frame, owner[part])
-                self._note_load(one, at, buffer, index, None, size)
+            if buffer.watched:
+                self.watch.load(frame, at, buffer, index, size, owner[part], volatile)
         if mask is None:
             return values.reshape(shape)
         out[np.broadcast_to(mask, shape)] = values
@@ -394,22 +363,8 @@ class GlobalMemory:
                 where = f"element {offset // size} of {near.name}, which has {near.nbytes // size}"
         raise OutOfBounds(
             f"{frame.evaluation.at(at)}: {bad.size} of {total} elements out of bounds: {where} "
-            f"({self._who(frame, owner[0])})"
+            f"({frame.evaluation.program(owner[0])})"
         )
-
-    def _who(self, frame, owner) -> str:
-        if owner == MANY:
-            return "every program"
-        return f"program {frame.evaluation.coordinates(int(owner) - 1)}"
-
-
-class _Programs:
-    """Stands for a frame whose programs are given an element each."""
-
-    def __init__(self, frame, owner):
-        self.n = len(owner)
-        self.owner = owner
-        self.evaluation = frame.evaluation
 
 
 def _turns(index: np.ndarray) -> Iterator[np.ndarray]:

@@ -435,6 +435,8 @@ def build(op: Op, compile_region: CompileRegion, used: bool) -> Step | None:
         return scan(op, compile_region)
     if op.name == "tt.atomic_rmw":
         return access.atomic_rmw(op, used)
+    if op.name == "tt.atomic_cas":
+        return access.atomic_cas(op, used)
     if op.name in BUILD:
         return BUILD[op.name](op)
     step = elementwise(op)
