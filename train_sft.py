@@ -22,7 +22,7 @@ from nanotriton import config
 
 
 @dataclass
-class Config:
+class Config(config.Options):
     name: str = "sft"  # the run's folder under --out
     out: str = "out"  # where runs live
     fresh: bool = False  # delete what a run of this name left, instead of continuing it
@@ -76,11 +76,12 @@ class Config:
 PRETRAINED = dict(
     steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100
 )
-PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
+AUTOTRITON = PRETRAINED | dict(max_len=16384, warmup=0.1)
+Config.presets = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 if __name__ == "__main__":
     # before torch is imported, which takes seconds: --help and a mistake are answered at once
-    options = config.parse(Config, presets=PRESETS)
+    options = config.parse(Config)
 
 import math
 from pathlib import Path

@@ -11,6 +11,7 @@ import torch
 
 import train_grpo
 from nanotriton import config, grpo, run
+from nanotriton.advice import Advice
 from nanotriton.report import Step, Update, report
 from nanotriton.reward.execution import PROGRESS, speed
 from nanotriton.reward.reward import RewardConfig, load_reward, reward, reward_function, total
@@ -266,7 +267,10 @@ def reward(verdict, completion, task):
 class Told:
     """A run that keeps what it is told."""
 
+    say = print
+
     def __init__(self, world):
+        self.advice = Advice()
         self.world, self.rows = world, []
 
     def step(self, stage, step, of, seconds, shown, **numbers):
@@ -291,7 +295,7 @@ def rewarded(options: list[str], statuses: list[str]):
 
 
 def reported(cfg, episodes, world) -> Told:
-    update = Update(0.0, 0.0, [{"tokens": torch.zeros(2), "kl": torch.zeros(2)}])
+    update = Update(0.0, 0.0, [{"tokens": torch.zeros(2), "kl_sampler": torch.zeros(2)}])
     run = Told(world)
     report(run, 1, cfg, Step(episodes, [update], Clock()))
     return run

@@ -14,6 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from bench.channels import problems
+from bench.channels.markdown import clean, table
 from bench.channels.scores import kind_of
 from nanotriton.config import die
 
@@ -94,21 +96,6 @@ def cell(scores: dict | None, right: str) -> str:
 def fast_list(scores: dict) -> str:
     """fast_p for every p that is known."""
     return ", ".join(f"{p}: {percent(r)}" for p, r in scores["fast_p"].items() if r is not None)
-
-
-def clean(text: str) -> str:
-    """A message as one line of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table, and an empty one."""
-    return [
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-    ]
 
 
 # ---- the Markdown file ----
@@ -342,9 +329,10 @@ def save(figure, path: Path) -> None:
 
 
 def write(results: dict, out: Path) -> None:
-    """Write the table and the plots beside the results file `out`."""
+    """Write the tables and the plots beside the results file `out`."""
     path, temporary = out.with_suffix(".md"), out.with_suffix(".md.tmp")
-    temporary.write_text(markdown(results))
+    # the table by problem is as long as the benchmark, so it is not printed
+    temporary.write_text(markdown(results) + "\n" + "\n".join(problems.by_problem(results)))
     temporary.replace(path)
     plots(results, out)
 

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from nanotriton.reward.adapters import trl_reward
 from nanotriton.tasks.prompt import SYSTEM, USER
-from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tasks.task import Task, find_tasks
 
 
 def row(task: Task) -> dict:
@@ -26,7 +26,7 @@ def row(task: Task) -> dict:
 
 def make_trainer(model: str, tasks: str, **arguments) -> GRPOTrainer:
     """arguments: GRPOConfig's."""
-    data = Dataset.from_list([row(task) for task in load_tasks(tasks)])
+    data = Dataset.from_list([row(task) for task in find_tasks(tasks)[0]])
     args = GRPOConfig(log_completions=True, **arguments)
     return GRPOTrainer(model, reward_funcs=trl_reward(), train_dataset=data, args=args)
 
