@@ -26,6 +26,7 @@ class Stream(IntEnum):
     HELDOUT = 10  # the completions of held-out tasks
     KERNELBENCH = 20  # the completions of bench.kernelbench
     TRITONBENCH = 21  # and of bench.tritonbench
+    SEARCH = 30  # the answers of sample.py
 
 
 def seed_of(seed: int, stream: Stream, step: int, task: int = 0, sample: int = 0) -> int:

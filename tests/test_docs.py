@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import sample
 import train_grpo
 import train_sft
 from nanotriton import config
@@ -16,6 +17,7 @@ from nanotriton.verdict import STATUSES, Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SCRIPTS = {"train_grpo.py": train_grpo.Config, "train_sft.py": train_sft.Config, "sample.py": sample.Config}
 SOURCES = sorted(file for name in ("nanotriton", "bench", "tests") for file in (ROOT / name).rglob("*.py"))
 # Where a relative path in the text may begin.
 STARTS = (ROOT, ROOT / "docs", ROOT / "nanotriton", ROOT / "nanotriton" / "executor")
@@ -55,7 +57,7 @@ def folders() -> set[str]:
 
 @cache
 def all_source() -> str:
-    scripts = [ROOT / "train_grpo.py", ROOT / "train_sft.py"]
+    scripts = [ROOT / name for name in SCRIPTS]
     return "\n".join(file.read_text() for file in SOURCES + scripts if file != Path(__file__))
 
 
@@ -95,7 +97,7 @@ def test_every_result_is_told():
 
 
 def test_files_named_in_docstrings_and_comments_exist():
-    known = {file.name for file in SOURCES} | {"train_grpo.py", "train_sft.py", "collect_data.py"}
+    known = {file.name for file in SOURCES} | {*SCRIPTS, "collect_data.py"}
     known |= {"train.py", "file.py", "_kernel.py", "my_reward.py"}  # examples, and the end of a name
     missing = set()
     for file in (ROOT / "nanotriton").rglob("*.py"):
@@ -123,9 +125,8 @@ def test_modules_that_are_named_exist(doc):
 
 def accepted(program: str) -> str:
     """A text in which each option of a program stands: of a script its help, of a module its source."""
-    scripts = {"train_grpo.py": train_grpo.Config, "train_sft.py": train_sft.Config}
-    if program in scripts:
-        return config.help_text(scripts[program]) + " --help"
+    if program in SCRIPTS:
+        return config.help_text(SCRIPTS[program]) + " --help"
     file = module_file(program)
     return file.read_text() if file else ""
 
@@ -136,7 +137,8 @@ def test_options_in_commands_exist(doc):
     for line in code(doc.read_text()):
         for command in re.split(r"&&|  #", line):
             match = re.search(
-                r"(train_\w+\.py|(?:-m (?:-- )?|^)((?:nanotriton|bench|reward)\.[\w.]+)) (.*)", command
+                r"(train_\w+\.py|sample\.py|(?:-m (?:-- )?|^)((?:nanotriton|bench|reward)\.[\w.]+)) (.*)",
+                command,
             )
             if match is None:
                 continue

@@ -12,6 +12,24 @@ def fence(code, info="python", mark="```"):
     return f"{mark}{info}\n{code}{mark}\n"
 
 
+# A line that looks like a fence for long, and is none. Each was read again from each of its characters.
+LONG = 400_000
+NEARLY = {
+    "spaces": "```" + " " * LONG + "`",
+    "tabs": "~~~" + "\t " * (LONG // 2) + "`",
+    "backticks": "`" * LONG + "x`",
+    "tildes": "~" * LONG + "`",
+    "words": "```" + "python " * (LONG // 7) + "`",
+    "an indentation": " " * LONG + "``",
+}
+
+
+@pytest.mark.parametrize("line", NEARLY.values(), ids=NEARLY)
+def test_a_long_line_is_read_once(line):
+    """In quadratic time one of these lines would take this test past any limit."""
+    assert extract_candidate(f"{line}\n{fence(CODE)}").strip() == CODE.strip()
+
+
 ACCEPTED = {
     "plain": fence(CODE),
     "prose around": f"Here is the kernel:\n\n{fence(CODE)}\nIt fuses both operations.",
@@ -44,12 +62,32 @@ ACCEPTED = {
     + fence("def f():\n    class ModelNew: pass\n"),
 }
 
+KERNEL = "import triton\n\n\n@triton.jit\ndef double(x):\n    pass\n\n\n" + CODE
+ACCEPTED |= {
+    "labelled triton": fence(CODE, "triton"),
+    "labelled with a version": fence(CODE, "python3.11"),
+    "labelled with a version and a title": fence(CODE, "python3.12 kernel.py"),
+    "a naive version quoted last": fence(KERNEL) + "It replaces this:\n" + fence(OLD),
+    "a naive version quoted before and after": fence(OLD) + fence(KERNEL) + fence(OLD),
+    "the last of two kernels": fence(KERNEL.replace("pass", "draft = 1")) + fence(KERNEL) + fence(OLD),
+    "a kernel that is made by a call": fence("k = triton.jit(f)\n" + CODE) + fence(OLD),
+    "a kernel in a comment only": fence("# @triton.jit\n" + OLD) + fence(CODE),
+}
+
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_answer_is_found(name):
     found = extract_candidate(ACCEPTED[name])
     assert found is not None and found.strip().endswith(CODE.strip())
     assert "draft" not in found
+
+
+@pytest.mark.parametrize("head", ["if True:", "try:", "with x:", "if False:\n    pass\nelse:"])
+def test_the_entry_may_stand_in_a_branch(head):
+    tail = "finally:\n    pass\n" if head == "try:" else ""
+    code = f"{head}\n    class ModelNew:\n        pass\n{tail}"
+    assert extract_candidate(fence(code)) == code
+    assert extract_candidate(fence(code.replace(head, "def f():"))) is None or tail
 
 
 REFUSED = {
@@ -60,6 +98,8 @@ REFUSED = {
     "only in the reasoning": f"<think>\n{fence(CODE)}</think>\nDone.",
     "another language": fence(CODE, "cpp"),
     "a block without the entry": fence("def kernel(): pass\n"),
+    "a language that only begins like Python": fence(CODE, "pythonic"),
+    "another language with a version": fence(CODE, "c11"),
     "the entry in a docstring only": fence('"""\nclass ModelNew: pass\n"""\n'),
     "the entry in a comment only": fence("# class ModelNew\n"),
     "the entry as a longer name": fence("class ModelNewer:\n    pass\n"),

@@ -11,15 +11,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from nanotriton import log
-from nanotriton.config import ConfigError, json_object, reason
+from nanotriton.config import json_object, reason
 from nanotriton.endpoint.answer import Later, Refused
 from nanotriton.endpoint.client import Client
-from nanotriton.rules.extract import CLOSE, OPEN, opened_reasoning
-from nanotriton.tasks.prompt import Prompt, encode_text, text_of
+from nanotriton.rules.extract import CLOSE, OPEN
+from nanotriton.tasks.prompt import Prompt
+from nanotriton.writers import ModelWriter, Sampling, Written
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,6 @@ class Ask:
     seed: int
 
 
-@dataclass(frozen=True)
-class Sampling:
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int = 4096
-    variables: dict = field(default_factory=dict)  # for the chat template
-
-
 Save = Callable[[Ask, str, dict], None]
 
 
@@ -47,60 +40,20 @@ Save = Callable[[Ask, str, dict], None]
 
 
 def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Save) -> None:
-    """Sample with nanotriton.sampler on this rank's device; the samples of one prompt share its prefill.
+    """Sample with our own sampler on this rank's device; the samples of one prompt share its prefill.
 
     world: has this rank's device and dtype.
     """
-    import torch
+    writer = ModelWriter(folder, world.device, world.dtype, sampling)
 
-    from nanotriton.sampler import Request, Sampler
-    from nanotriton.tokenizer import Tokenizer
-    from nanotriton.weights import load_model
+    def tell(place: int, written: Written) -> None:
+        save(asks[place], written.text, {"finish_reason": written.finish_reason, "tokens": written.tokens})
 
-    tokenizer = Tokenizer(folder, variables=sampling.variables)
-    model, _ = load_model(folder, world.dtype, world.device)
-    sampler = Sampler(model.requires_grad_(False), valid_vocab=tokenizer.vocab_size)
-    groups: dict[str, list[Ask]] = {}
-    for ask in asks:
-        groups.setdefault(ask.problem, []).append(ask)
-    longest = sampler.config.max_position_embeddings
-    # For each prompt: its request, who asked, and the reasoning that the chat template has opened in it.
-    requests, wanted, opened = [], [], []
-    for group in groups.values():
-        text = text_of(group[0].prompt, tokenizer)
-        ids = encode_text(text, tokenizer)
-        if len(ids) >= longest:  # the model has no room to answer: that counts as its answer
-            for ask in group:
-                save(ask, "", {"finish_reason": "length", "tokens": 0})
-            continue
-        wanted.append(group)
-        opened.append(opened_reasoning(text))
-        requests.append(
-            Request(
-                ids,
-                n=len(group),
-                max_tokens=min(sampling.max_tokens, longest - len(ids)),
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                stop_ids=frozenset(tokenizer.eos_ids),
-                seeds=[a.seed for a in group],
-            )
-        )
-    with log.bar(total=sum(map(len, wanted)), desc="sampling") as progress:
-
-        def finished(sample) -> None:
-            ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-            details = {"finish_reason": sample.finish_reason, "tokens": len(sample.ids)}
-            completion = opened[sample.request] + tokenizer.decode(ids)
-            save(wanted[sample.request][sample.index], completion, details)
-            progress.update()
-
-        try:
-            sampler.generate(requests, on_finish=finished)
-        except ValueError as error:
-            raise ConfigError(f"--model {folder}: {error}") from None
-    del sampler, model  # the judge wants the memory
+    writer.write([ask.prompt for ask in asks], [ask.seed for ask in asks], tell)
+    del writer  # the judge wants the memory
     if world.device.type == "cuda":
+        import torch
+
         torch.cuda.empty_cache()
 
 
@@ -121,17 +74,8 @@ class Endpoint:
 
         Raises Later if there is no answer, ConfigError if there is none to any request.
         """
-        s = self.sampling
-        parameters = {
-            "seed": ask.seed % 2**31,
-            "temperature": s.temperature,
-            "top_p": s.top_p,
-            "max_tokens": s.max_tokens,
-        }
-        if s.variables:
-            parameters["chat_template_kwargs"] = s.variables  # as vLLM and SGLang call them
         try:
-            answer = self.client.ask(ask.prompt.dicts(), **parameters)
+            answer = self.client.ask(ask.prompt.dicts(), **self.sampling.parameters(ask.seed))
         except Refused as error:
             return "", {"finish_reason": "refused", "tokens": 0, "error": str(error)}
         details = {"finish_reason": answer.finish_reason, "tokens": answer.tokens}

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 
 from nanotriton.endpoint.answer import Answer, Refused
 from nanotriton.endpoint.client import Client
-from nanotriton.rules.extract import after_reasoning, extract_candidate
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.kernelbench import EXAMPLE, EXAMPLE_ANSWER
-from nanotriton.tasks.prompt import SYSTEM, USER
+from nanotriton.tasks.prompt import NO_CODE, SYSTEM, USER, correction, spoken
 
 KNOWLEDGE = {
     "softmax": "Softmax of a row: subtract the row's maximum before tl.exp; load lanes past the end as -inf.",
@@ -86,14 +86,12 @@ def converse(
             found.status, found.message = judge(code)
         else:
             found.status = "no_code"
-            found.message = answer.error or "the answer has no ```python block with a ModelNew"
+            found.message = answer.error or NO_CODE
         found.solution = code if found.status == "correct" else ""
-        feedback = (
-            f"That was judged {found.status}: {found.message}\n\nWrite the whole file again, corrected."
-        )
-        # Templates refuse an answer without text; reasoning stays with the model, as servers want it.
-        said = (after_reasoning(answer.text) or "").strip() or "(no answer)"
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": feedback}]
+        messages += [
+            {"role": "assistant", "content": spoken(answer.text)},
+            {"role": "user", "content": correction(found.status, found.message)},
+        ]
     found.seconds = round(time.monotonic() - start, 2)
     return found
 

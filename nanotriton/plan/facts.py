@@ -47,7 +47,11 @@ class Facts:
     torch_ops: dict[str, int] = field(default_factory=dict)  # calls that touch data, by name
     computing: dict[str, int] = field(default_factory=dict)  # those of them that compute
     moved_bytes: int = 0  # of the others, which move data
+    touched: int = 0  # of the computing calls
     flops: float = 0.0  # of the computing calls: 2 per multiply-add, else 1 per element read or written
+    # Of a reference: bytes that all its calls read and write, those that compute and those that move
+    traffic: int = 0
+    rounds: bool = False  # of a reference: it calls operators that round
     # Of a reference: its answer lies in memory in the order of its shape. In a task of moving data the
     # candidate's answer must do so too.
     contiguous: bool = False
@@ -66,8 +70,9 @@ def facts(plan: Plan) -> Facts:
         if computes(plan, call):
             found.computing[call.name] = found.computing.get(call.name, 0) + 1
             found.flops += _flops(plan, call)
+            found.touched += touched(plan, call)
         else:
-            found.moved_bytes += sum(plan.nbytes(t) for t in reads_of(call) + writes_of(call))
+            found.moved_bytes += touched(plan, call)
     kinds = {plan.storages[plan.tensors[t].storage].kind for t in plan.output_tensors()}
     found.answer = next((k for k in ("input", "weight", "const") if k in kinds), "own")
     return found
@@ -199,6 +204,11 @@ def writes_of(call: Aten) -> list[int]:
     return made + in_place + tensor_ids(call.kwargs.get("out"))
 
 
+def touched(plan: Plan, call: Aten) -> int:
+    """Bytes that a call reads and writes."""
+    return sum(plan.nbytes(t) for t in reads_of(call) + writes_of(call))
+
+
 def computes(plan: Plan, call: Aten) -> bool:
     """Whether a call does more than create or move data. A cast that changes values does."""
     moves = call.name in MOVE | CREATE and cast(plan, call) is None
@@ -256,20 +266,22 @@ def _changes_values(plan: Plan, call: Aten, source: int, to: torch.dtype) -> boo
 
 
 def _reinterpreted(plan: Plan, tensor: int) -> bool:
-    """Whether an integer tensor sees the bits of another dtype, or a truth value those of any number.
+    """Whether a number sees the bits of another dtype, or a truth value those of any number.
 
-    A cast then takes a logarithm, a remainder or an absolute value, or compares with 0. The bits may have
-    come into the memory through any tensor of the plan. The replayer copies a truth value that is neither
-    0 nor 1 as the number that it is.
+    A cast then takes a logarithm, a power, a remainder or an absolute value, or compares with 0. The bits
+    may have come into the memory through any tensor of the plan. The replayer copies a truth value that is
+    neither 0 nor 1 as the number that it is.
     """
     t = plan.tensors[tensor]
     own = DTYPES[t.dtype]
     if own == torch.bool:
         return plan.storages[t.storage].dtype != "bool"
-    if own.is_floating_point or own.is_complex:
+    if own.is_complex:
         return False
-    others = {DTYPES[name] for name in plan.seen_as[t.storage]}
-    return others - {torch.bool} != {own}
+    others = {DTYPES[name] for name in plan.seen_as[t.storage]} - {torch.bool}
+    if own.is_floating_point:  # the parts of complex numbers are floats by themselves
+        others = {other for other in others if not other.is_complex}
+    return others != {own}
 
 
 def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:

@@ -2,7 +2,7 @@
 
 Policies:
 - `strict`       the candidate's own Triton kernels compute every value.
-                 Torch allocates, views, copies and casts.
+                 Torch allocates, views, copies and casts, and adds up small results (plan_rules.are_touches).
 - `kernelbench`  torch may compute beside at least one of the candidate's own kernels.
 - `autotriton`   the paper's (arXiv 2507.05687): `@triton.jit` stands in the text. For comparison only.
 - `none`         no rules.
@@ -55,6 +55,8 @@ def check_source(source: str, policy: str, entry: str | None = "ModelNew") -> Vi
         return _first_broken(Source(tree), policy, entry)
     except SyntaxError as error:  # that Python's parser lets through: `import *` in a function
         return Violation(None, f"not Python: {error.msg}", "syntax_error")
+    except RecursionError:  # of Python's own functions on trees, which a parsed text can be too deep for
+        return Violation(None, "not Python: nested too deeply", "syntax_error")
 
 
 def _first_broken(source: Source, policy: str, entry: str | None) -> Violation | None:
@@ -79,7 +81,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    violation = forbidden_call(plan, layout_task)
+    violation = forbidden_call(plan, layout_task, reference)
     if violation is None and layout_task and reference.contiguous:
         violation = strided_answer(plan)
     return violation

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanotriton.config import ConfigError, reason
-from nanotriton.rules.extract import CLOSE, opened_reasoning
+from nanotriton.rules.extract import CLOSE, after_reasoning, opened_reasoning
 from nanotriton.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -208,3 +208,20 @@ def pair_of(prompt: Prompt, completion: str, tokenizer: "Tokenizer") -> tuple[li
     text = text_of(prompt, tokenizer)
     answer = after_opened(opened_reasoning(text), completion)
     return encode_text(text, tokenizer), [*tokenizer.encode(answer), tokenizer.end_id]
+
+
+# ---- what it is told of its answer ----
+
+NO_CODE = "the answer has no ```python block with a ModelNew"
+
+
+def correction(status: str, message: str) -> str:
+    """What is said of an answer that was judged wrong."""
+    return f"That was judged {status}: {message}\n\nWrite the whole file again, corrected."
+
+
+def spoken(answer: str) -> str:
+    """An answer as it goes back to who gave it. Reasoning stays with the model, as servers want it, and chat
+    templates refuse an answer without text.
+    """
+    return (after_reasoning(answer) or "").strip() or "(no answer)"

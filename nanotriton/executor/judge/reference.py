@@ -20,7 +20,7 @@ from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
-from nanotriton.executor.judge.computing import Computing
+from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.executor.judge.kinds import (
@@ -47,7 +47,9 @@ from nanotriton.executor.judge.moves import Moves, with_leaves
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import in_float64
+from nanotriton.executor.judge.values import Precision
 from nanotriton.plan import wire
+from nanotriton.plan.aten import words
 from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import digest
 from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
@@ -56,6 +58,11 @@ from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
+# names of torch's functions and operators that round, and of casts that do (computing.told_by_arguments)
+ROUNDS = words("""
+    round floor ceil trunc fix frac fmod remainder floor_divide rounding_mode truncating_cast
+    fake_quantize_per_tensor_affine fake_quantize_per_channel_affine quantize_per_tensor quantize_per_channel
+""")
 RANDOM = "the reference is not deterministic: it draws random numbers in forward"
 
 log = logging.getLogger(__name__)
@@ -127,6 +134,7 @@ class Reference:
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
         self.facts = Facts()
+        self.reduced = False  # whether it multiplies in TF32 on its device
         self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
         self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
@@ -171,6 +179,11 @@ class Reference:
         """`own`, for calls of forward."""
         with self.own(kind), torch.no_grad(), self.default_device():
             yield
+
+    @property
+    def precision(self) -> Precision:
+        """What its arithmetic earns a candidate, as far as it is known."""
+        return Precision(self.facts.length, self.reduced)
 
     @property
     def defaults(self) -> dict[str, str | bool]:
@@ -344,7 +357,7 @@ class Reference:
         kept = inputs if keep_inputs else None
         del inputs
         exact, exact_inputs = self.exactly(kind, seed, weights)
-        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.facts.length)
+        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.precision)
 
     # ---- what is found out once ----
 
@@ -414,6 +427,9 @@ class Reference:
         if seen.draws:  # from a generator of its own: in float64 that gives other numbers
             raise Fault("unsupported", RANDOM)
         self.facts, self.called = seen.facts, seen.called
+        self.facts.rounds = bool(ROUNDS & seen.called)
+        with self.own("plain"):
+            self.reduced = in_tf32(self.called, self.device)
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
         self.facts.fresh = [seen.fresh(t) for t in tensors(again)]
         exact, _ = self.exactly("plain", seed, seed, seed + 1)

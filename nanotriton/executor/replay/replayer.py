@@ -377,7 +377,7 @@ class Replay:
             self.backend.launch(kernel, call, args)
         except ttir.TTIRError as error:
             status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
-            raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line) from None
+            raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line) from error
 
     def _argument(self, ty: str, value: Any) -> Any:
         if ty.startswith("tensordesc"):
