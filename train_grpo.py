@@ -116,9 +116,9 @@ from nanotriton.run import (
     Run,
     check_model,
     check_timed,
-    launch,
     make_executor,
     make_sampler,
+    program,
     sync_weights,
 )
 from nanotriton.sampler import Sampler
@@ -490,4 +490,4 @@ def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int)
 
 
 if __name__ == "__main__":
-    launch(main, options)
+    program(main, options)

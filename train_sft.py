@@ -93,7 +93,7 @@ from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.run import Clock, Run, check_model, launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
@@ -315,4 +315,4 @@ def small_config(grpo: Any) -> Config:
 
 
 if __name__ == "__main__":
-    launch(main, options)
+    program(main, options)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
-from nanotriton.world import World, cores, setup
+from nanotriton.world import World, cores, leave, setup
 
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
@@ -44,7 +44,10 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     """
     stop.install()
     try:
-        return main(cfg, setup())
+        world = setup()
+        result = main(cfg, world)
+        world.barrier()  # torchrun ends the others when one rank fails as it ends: all have written by now
+        return result
     except (config.ConfigError, ModelError) as error:
         config.die(error)
     except CheckpointError as error:
@@ -63,6 +66,21 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def program(main: Callable[[Any, World], Any], cfg: Any) -> NoReturn:
+    """launch() as the last act of a script. Its exit status is what main returns, if that is a number."""
+    try:
+        result = launch(main, cfg)
+        code = result if isinstance(result, int) else 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    leave(code)
 
 
 class Clock:

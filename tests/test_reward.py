@@ -194,6 +194,7 @@ def test_a_users_own_reward_file(tmp_path):
         ("def reward(verdict): return 1\n", "too many positional"),
         ("def reward(\n", "SyntaxError"),
         ("import nosuchmodule\n", "nosuchmodule"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
         (
             "NOISE = -1\ndef reward(v, c, t): return 1\n",
             "NOISE must be a finite number, 0 or above; it is -1",
@@ -218,9 +219,25 @@ def test_a_reward_that_raises_is_one_line(tmp_path):
         load_reward(file)(Verdict("correct"), "abc", None)
 
 
+def test_a_reward_that_exits_does_not_end_the_run_well(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def reward(verdict, completion, task):\n    raise SystemExit(0)\n")
+    with pytest.raises(config.ConfigError, match=r"mine.py, line 2: SystemExit: 0"):
+        load_reward(file)(Verdict("correct"), "abc", None)
+
+
+def test_a_reward_file_finds_itself(tmp_path):
+    file = tmp_path / "mine.py"
+    text = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass(slots=True)\n"
+    text += "class Paid:\n    right: float = 0.5\ndef reward(verdict, completion, task):\n    return Paid().right\n"
+    file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_reward(file)(Verdict("correct"), "abc", None) == 0.5
+
+
 @pytest.mark.parametrize(
     "value, kept",
     [
+        ("10**400", "x"),
         ("1", 1.0),
         ("None", None),
         ("True", 1.0),

@@ -23,7 +23,6 @@ mistake of the user's.
 """
 
 import hashlib
-import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ from nanotriton.executor import Executor, Verdict
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
 from nanotriton.rules.policy import POLICIES
-from nanotriton.run import launch
+from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
@@ -407,4 +406,4 @@ def outcome(p: Problem, verdict: Verdict, baseline: dict[str, float] | None) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(launch(main, config.parse(Config)))
+    program(main, config.parse(Config))

@@ -43,7 +43,7 @@ from nanotriton.executor import Executor
 from nanotriton.executor.judge.script import answer_path
 from nanotriton.executor.script import ScriptExecutor
 from nanotriton.rules import rules
-from nanotriton.run import launch
+from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt
@@ -399,4 +399,4 @@ class TritonBench(BenchmarkRun):
 
 
 if __name__ == "__main__":
-    sys.exit(launch(main, config.parse(Config)))
+    program(main, config.parse(Config))

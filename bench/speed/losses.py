@@ -22,7 +22,7 @@ import train_grpo
 from bench.results import environment, write_json
 from nanotriton import config, grpo
 from nanotriton.options import LossOptions, TraceOptions
-from nanotriton.run import Run, launch, sync_weights
+from nanotriton.run import Run, program, sync_weights
 from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.sets import task_sets
 from nanotriton.tasks.task import Task
@@ -127,4 +127,4 @@ def main(cfg: Config, world: World) -> None:
 
 
 if __name__ == "__main__":
-    launch(main, config.parse(Config))
+    program(main, config.parse(Config))
