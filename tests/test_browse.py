@@ -13,6 +13,7 @@ from nanotriton import log
 from nanotriton.browse import __main__ as browse
 from nanotriton.browse import page, runs, samples
 from nanotriton.rollout import Episode
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES
 from tests.run_folders import many_samples, metrics, sample, write_run
@@ -33,7 +34,7 @@ def rows_of(index: dict, chunks: list[dict]) -> list[dict]:
     """The samples of a page, put together again."""
     found, columns, packed = [], index["samples"]["columns"], index["samples"]
     for start, chunk in zip(packed["starts"], chunks):
-        for i, (completion, verdict, others) in enumerate(chunk["rows"], start=start):
+        for i, (completion, verdict, others, _) in enumerate(chunk["rows"], start=start):
             found.append(
                 {
                     "step": columns["step"][i],
@@ -201,7 +202,7 @@ def test_of_a_long_run_some_steps_are_kept_whole(tmp_path):
 
 
 def test_causes_are_counted_without_what_is_particular_to_a_sample():
-    assert doctest.testmod(samples) == (0, 2)
+    assert doctest.testmod(samples) == (0, 3)
     reason = samples.reason_of
     assert (
         reason("compile_error", "NameError('x7' is not defined)\nmore")
@@ -211,6 +212,34 @@ def test_causes_are_counted_without_what_is_particular_to_a_sample():
     assert reason("wrong_value", "y is nan, 1e-3") == "wrong_value: y is #"
     assert reason("wrong_value", "float32 is not int64") == "wrong_value: float32 is not int64"
     assert reason("correct", "") == "correct"
+
+
+CANDIDATE = "@triton.jit\ndef kernel(): pass\n\n\nclass ModelNew: pass\n"
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        f"```python\n{CANDIDATE}```",
+        f"é😀 first\n```python\nclass ModelNew: old\n```\n😀\n```python\n{CANDIDATE}```\nend 😀",
+        f"<think>```python\n{CANDIDATE}```</think>\n```py\n{CANDIDATE}```",
+        f"```python\n{CANDIDATE}```\nin PyTorch:\n```python\nclass ModelNew: plain\n```",
+        "  ```python\n" + "".join(f"  {line}\n" for line in CANDIDATE.splitlines()) + "  ```",
+        f"```python\n{CANDIDATE}```".replace("\n", "\r\n"),
+        "a draft\n```python\nclass ModelNew(\n```",
+        "```python\nx = 1\n```",
+        "",
+    ],
+)
+def test_the_candidate_is_the_one_that_was_judged(completion):
+    found = samples.candidate_of(completion, "wrong_value")
+    assert found == extract_candidate(completion)
+    assert samples.candidate_of(completion, "no_code") is None
+    if found is not None:
+        place = samples.place_in(completion, found)
+        units = completion.encode("utf-16-le")  # as JavaScript counts
+        shown = place if isinstance(place, str) else units[2 * place[0] : 2 * place[1]].decode("utf-16-le")
+        assert shown.strip() == found.strip()
 
 
 def test_tasks_of_one_name_with_unlike_sources_are_two(tmp_path):

@@ -248,29 +248,25 @@ def test_two_samples_of_a_group_are_compared(opened):
     tab.wait_for_function("() => !location.hash.includes('sample=16')")
 
 
-def test_the_page_takes_the_same_candidate_as_the_executor(opened):
-    block = "```python\nclass ModelNew: pass\n```"
-    cases = [
-        block,
-        f"a draft\n{block}\nbetter:\n```py\nimport x\nclass ModelNew(nn.Module):\n    y = 1\n```\nend",
-        f"<think>{block}",
-        f"<think>{block}</think>\nno",
-        f"<think>{block}</think>\n~~~~\ndef ModelNew(): pass\n~~~~",
-        f"reasoning</think>{block}",
-        "```cpp\nclass ModelNew {}\n```",
-        "```python\nModelNew = Other",
-        "```python\nx = 1\n```",
-        "  ```python\n  class ModelNew:\n    pass\n  ```",
-        "```\r\nclass ModelNew:\r\n    pass\r\n```",
-        "````\nclass ModelNew:\n    '''\n```\n    '''\n````",
-        "```python\nclass ModelNew(\n```",
-        "",
-    ]
+@pytest.mark.parametrize(
+    "completion, kinds",
+    [
+        ("```python\nx = 1\n```", ["candidate"]),
+        ("one\n```py\nx = 0\n```\ntwo\n```python\nx = 1", ["text", "code", "text", "candidate"]),
+        (
+            "<think>\n```\nx = 0\n```\n</think>\n~~~~\nx = 1\n~~~~\nend",
+            ["text", "code", "text", "candidate", "text"],
+        ),
+        ("````\nx = 1\n```\n````", ["code", "candidate"]),  # which does not stand there by itself
+        ("no block", ["text", "candidate"]),
+        ("", ["candidate"]),
+    ],
+)
+def test_a_completion_is_shown_in_parts(opened, completion, kinds):
     tab = opened("none")
-    found = [tab.evaluate("text => candidateOf(text)", case) for case in cases]
-    assert [text and text.strip("\n") for text in found] == [
-        text and text.strip("\n") for text in map(extract_candidate, cases)
-    ]
+    parts = tab.evaluate("text => completionParts(text, 'x = 1\\n')", completion)
+    assert [part["kind"] for part in parts] == kinds
+    assert "candidate" not in str(tab.evaluate("text => completionParts(text, null)", completion))
 
 
 def test_a_diff_of_long_texts_folds_what_is_equal(opened):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton.browse.runs import RunError, read_rows
+from nanotriton.rules.extract import after_reasoning, extract_candidate, python_blocks
 
 CHUNK_CHARS = 400_000  # of JSON in one chunk: it is unpacked in a few milliseconds
 MESSAGE_CHARS = 240  # of a verdict's message in the list; the whole of it is in the chunk
@@ -104,14 +105,20 @@ class Packed:
             self.sources[task] = row.get("task_source", "")
             self.size += len(self.sources[task])
         others = {key: value for key, value in row.items() if key not in KNOWN}
-        text = json.dumps([row["completion"], row["verdict"], others])
+        candidate = candidate_of(row["completion"], row["verdict"]["status"])
+        where = place_in(row["completion"], candidate) if candidate else None
+        text = json.dumps([row["completion"], row["verdict"], others, where])
         self.waiting.append(text)
         self.size += len(text)
         if self.size > CHUNK_CHARS:
             self.close_chunk()
 
     def close_chunk(self) -> None:
-        """Compress what has gathered. The chunk is JSON: {"sources": task -> source, "rows": [...]}."""
+        """Compress what has gathered.
+
+        The chunk is JSON: {"sources": task -> source, "rows": [row, ...]}, where a row is [completion,
+        verdict, other fields, place of the candidate].
+        """
         if self.waiting:
             rows = ",".join(self.waiting)
             self.chunks.append(pack(f'{{"sources": {json.dumps(self.sources)}, "rows": [{rows}]}}'))
@@ -173,6 +180,33 @@ def reason_of(status: str, message: str) -> str:
     text = re.sub(r"(?<![\w.])[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?(?!\w)|\b(nan|inf)\b", "#", text)
     text = re.sub(r"#(, #)+", "#", text)
     return f"{status}: {text[:140]}" if text else status
+
+
+def candidate_of(completion: str, status: str) -> str | None:
+    """The source that was judged. Where only one block can be it, nothing is parsed, which would take most of
+    the time.
+    """
+    if status == "no_code":
+        return None
+    blocks = [block for block in python_blocks(after_reasoning(completion) or "") if "ModelNew" in block]
+    return blocks[0] if len(blocks) == 1 else extract_candidate(completion)
+
+
+def place_in(completion: str, candidate: str) -> list[int] | str:
+    """[start, end] of a candidate in its completion, in the UTF-16 units of JavaScript; the candidate itself
+    where it does not stand there as it is, because its block was indented.
+
+    >>> place_in("😀 class ModelNew: pass", "class ModelNew: pass\\n")
+    [3, 23]
+    """
+    source = candidate.removesuffix("\n")
+    start = completion.rfind(source)
+    if start < 0:
+        return candidate
+    first, length = (
+        len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in (completion[:start], source)
+    )
+    return [first, first + length]
 
 
 def pack(text: str) -> str:

@@ -48,15 +48,16 @@ class Samples {
     return JSON.parse(text);
   }
 
-  // {completion, verdict, others, source} of sample i.
+  // {completion, candidate or null, verdict, others, source} of sample i.
   async texts(i) {
     const number = this.chunkOf(i);
     return this.textsIn(await this.chunk(number), number, i);
   }
 
   textsIn(chunk, number, i) {
-    const [completion, verdict, others] = chunk.rows[i - this.starts[number]];
-    return { completion, verdict, others, source: chunk.sources[this.columns.task[i]] };
+    const [completion, verdict, others, place] = chunk.rows[i - this.starts[number]];
+    const candidate = Array.isArray(place) ? completion.slice(...place) : place;
+    return { completion, candidate, verdict, others, source: chunk.sources[this.columns.task[i]] };
   }
 
   // The samples that were compared with sample i, itself among them, the best first.

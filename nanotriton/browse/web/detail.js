@@ -122,7 +122,7 @@ class Detail {
       "div",
       { class: "views" },
       ...buttons,
-      copyButton(() => candidateOf(this.texts.completion) ?? this.texts.completion),
+      copyButton(() => this.texts.candidate ?? this.texts.completion),
     );
   }
 
@@ -142,8 +142,9 @@ class Detail {
     if (this.view === "row") return this.row();
     const task = el("div", { class: "half" }, el("h3", {}, "task"), codeBlock(this.texts.source ?? ""));
     const wrong = +(/\bline (\d+)/.exec(this.texts.verdict.message ?? "")?.[1] ?? 0);
-    const parts = completionParts(this.texts.completion).map((part) => completionPart(part, wrong));
-    const answered = candidateOf(this.texts.completion) !== null;
+    const { completion, candidate } = this.texts;
+    const parts = completionParts(completion, candidate).map((part) => completionPart(part, wrong));
+    const answered = candidate !== null;
     const empty = el("p", { class: "muted" }, "The completion is empty.");
     return el(
       "div",
@@ -154,8 +155,8 @@ class Detail {
   }
 
   async diff() {
-    const { completion, verdict } = await this.samples.texts(this.other);
-    const sides = [this.texts.completion, completion].map((text) => candidateOf(text) ?? text);
+    const other = await this.samples.texts(this.other);
+    const sides = [this.texts, other].map(({ completion, candidate }) => candidate ?? completion);
     const { columns } = this.samples;
     const side = (name, status, k) =>
       el(
@@ -173,7 +174,7 @@ class Detail {
         "div",
         { class: "sides" },
         side("this sample", this.texts.verdict.status, this.shown),
-        side("the other", verdict.status, this.other),
+        side("the other", other.verdict.status, this.other),
       ),
       el("p", { class: "muted small" }, "Click another sample of the group above to compare with it."),
       sides[0] === sides[1] ? el("p", {}, "Both candidates are the same text.") : diffView(...sides),

@@ -78,57 +78,33 @@ function codeBlock(source, wrong = 0) {
   return el("pre", { class: "code", "data-searched": true }, el("code", {}, ...rows));
 }
 
-// The parts of a completion: [{kind: "text", "code" or "candidate", text}]. The candidate is the last
-// Python block after the reasoning that defines ModelNew; nanotriton/rules/extract.py has the rule, a test
-// compares.
-function completionParts(completion) {
+// A completion in parts for the eye: [{kind: "text", "code" or "candidate", text}], cut where lines open and
+// close a block. Which of them is the candidate was decided in Python.
+function completionParts(completion, candidate) {
   const parts = [];
-  let fence = null;
+  let fence = null; // the mark that opened the block
   let lines = [];
-  const close = (kind) => {
-    if (lines.length) parts.push({ kind, text: lines.join("\n"), language: fence?.language });
+  const close = () => {
+    const text = lines.join("\n");
     lines = [];
+    if (!text.trim()) return;
+    const isIt = candidate !== null && text.trim() === candidate.trim();
+    parts.push({ kind: isIt ? "candidate" : fence ? "code" : "text", text });
   };
-  const closed = completion.indexOf("</think>");
-  const unanswered = closed < 0 && completion.trimStart().startsWith("<think>");
-  const answerAt = unanswered ? Infinity : closed < 0 ? 0 : closed + "</think>".length;
-  const reasoning = completion.slice(0, Math.min(answerAt, completion.length));
-  if (reasoning) parts.push({ kind: "text", text: reasoning });
-  const answer = completion.slice(reasoning.length).replace(/^\r?\n/, "");
-  for (const line of answer.split(/\r\n|\r|\n/)) {
-    const mark = /^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$/.exec(line);
-    if (!fence && mark) {
-      close("text");
-      const language = (mark[3].trim().split(/\s+/)[0] ?? "").toLowerCase();
-      fence = { indent: mark[1].length, mark: mark[2], language };
-    } else if (fence && mark && closes(fence, mark)) {
-      close("code");
+  for (const line of completion.split(/\r\n|\r|\n/)) {
+    const mark = /^[ \t]*(`{3,}|~{3,})([^`]*)$/.exec(line);
+    if (mark && !fence) {
+      close();
+      fence = mark[1];
+    } else if (mark && mark[1].startsWith(fence) && !mark[2].trim()) {
+      close();
       fence = null;
     } else {
-      lines.push(fence ? line.slice(Math.min(fence.indent, line.length - line.trimStart().length)) : line);
+      lines.push(line);
     }
   }
-  close(fence ? "code" : "text");
-  const candidate = parts.findLast(
-    (part) => part.kind === "code" && isPython(part) && definesEntry(part.text),
-  );
-  if (candidate) candidate.kind = "candidate";
-  return parts.filter((part) => part.text.trim());
-}
-
-function closes(fence, mark) {
-  const same = mark[2][0] === fence.mark[0] && mark[2].length >= fence.mark.length;
-  return same && !mark[3].trim() && mark[1].length <= fence.indent + 3;
-}
-
-function isPython(part) {
-  return ["", "python", "py", "python3"].includes(part.language);
-}
-
-function definesEntry(text) {
-  return /^(class|def)[ \t]+ModelNew\b|^ModelNew[ \t]*[:=]/m.test(text);
-}
-
-function candidateOf(completion) {
-  return completionParts(completion).find((part) => part.kind === "candidate")?.text ?? null;
+  close();
+  const found = parts.some((part) => part.kind === "candidate");
+  if (candidate !== null && !found) parts.push({ kind: "candidate", text: candidate });
+  return parts;
 }
