@@ -371,6 +371,19 @@ def test_where_it_is_timed_all_rounds_are_used_and_the_fastest_is_best():
     assert text.split() == ["2", "1", "correct", "1.25x", "1.0e-07"]
 
 
+def test_a_server_that_ends_during_the_search_takes_nothing_with_it(caplog):
+    class Ending(Scripted):
+        def write(self, prompts, seeds):
+            if self.asked:
+                raise ConfigError("HTTP 402: no credit")
+            return super().write(prompts, seeds)
+
+    (attempt,) = searched(Ending([[fast(5.0)]]), rounds=3)
+    assert attempt.verdict.correct and "round 2 was not written: HTTP 402" in caplog.text
+    with pytest.raises(ConfigError, match="HTTP 402"):
+        searched(Ending([["Verdict('timeout')"]]), rounds=3)
+
+
 def test_a_writer_that_cannot_be_told_is_asked_the_same():
     writer = Scripted([["Verdict('timeout')"], [fast(1.0)]], converses=False)
     searched(writer, rounds=2)
