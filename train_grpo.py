@@ -420,6 +420,7 @@ def main(cfg: Config, world: World) -> None:
     run.say(
         f"{run.folder} is done: curves.png, samples.jsonl, summary.json, and model/, a Hugging Face folder"
     )
+    run.say(f"to look at it: python -m nanotriton.browse {run.folder}")
 
 
 def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) -> Trainer:

@@ -439,11 +439,15 @@ def main(argv: list[str] | None = None) -> None:
         request = Request(
             ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed]
         )
-        sampler = Sampler(model, max_batch=1, valid_vocab=tokenizer and tokenizer.vocab_size)
+        # ids are continued by ids, as transformers does, also by those of an embedding's padding
+        valid = tokenizer.vocab_size if args.prompt_ids is None else None
+        sampler = Sampler(model, max_batch=1, valid_vocab=valid)
         sample = sampler.generate([request])[0][0]
     except (ValueError, MemoryError) as error:  # ModelError is a ValueError
         die(error)
-    text = tokenizer and tokenizer.decode(sample.ids, skip_special_tokens=True)
+    text = None
+    if tokenizer:
+        text = tokenizer.decode([i for i in sample.ids if i < tokenizer.vocab_size], skip_special_tokens=True)
     if args.json:
         print(
             json.dumps(

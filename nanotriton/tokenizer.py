@@ -17,6 +17,7 @@ from pathlib import Path
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from nanotriton.model import ModelError, as_ids
@@ -60,11 +61,12 @@ class Tokenizer:
             raise ModelError(f"{path}: not a tokenizer: {str(error).splitlines()[0]}") from None
         self.backend.no_padding()
         self.backend.no_truncation()
-        self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
         config = self._optional("special_tokens_map.json") | self._optional("tokenizer_config.json")
         token = {role: config[role] for role in ROLES if config.get(role)}
         self.special = {role: t["content"] if isinstance(t, dict) else t for role, t in token.items()}
+        self._add_tokens(config)
+        self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.templates = self._read_templates(config.get("chat_template"))
         self.reads_source = config.get(PROMPT) == "source"
         model_config = self._optional("config.json")
@@ -79,6 +81,35 @@ class Tokenizer:
         decoder = raw.get("decoder") or {}
         parts = decoder.get("decoders", [decoder])
         self.byte_level = len(parts) == 1 and parts[0].get("type") == "ByteLevel"
+
+    def _add_tokens(self, config: dict) -> None:
+        """Add what the other files add to tokenizer.json, as transformers does.
+
+        That is added_tokens_decoder in tokenizer_config.json, the older added_tokens.json, and special tokens
+        that the vocabulary has as plain ones. ModelError for an id that the token can't get.
+        """
+        listed = config.get("added_tokens_decoder") or {}
+        older = self._optional("added_tokens.json")
+        try:
+            wanted = {int(i): AddedToken(token, normalized=False) for token, i in older.items()}
+            wanted |= {int(i): AddedToken(token["content"], **flags(token)) for i, token in listed.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ModelError(f"{self.folder}: it adds tokens that are none") from None
+        known = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        for number, token in sorted(wanted.items()):
+            if token.content in known:
+                continue
+            token.special = token.special or token.content in self.special.values()
+            self.backend.add_tokens([token])
+            if (given := self.backend.token_to_id(token.content)) != number:
+                raise ModelError(
+                    f"{self.folder}: {token.content!r} is to have id {number}, but after tokenizer.json it "
+                    f"would be {given}: tokens are missing before it"
+                )
+            known.add(token.content)
+        for token in self.special.values():
+            if token not in known and self.backend.token_to_id(token) is not None:
+                self.backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
 
     def _optional(self, name: str) -> dict:
         path = self.folder / name
@@ -212,6 +243,12 @@ class Tokenizer:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file in self.files:
             shutil.copyfile(file, Path(folder) / file.name)
+
+
+def flags(token: dict) -> dict[str, bool]:
+    """How an added token is found in a text, from its entry in tokenizer_config.json."""
+    names = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {name: bool(token[name]) for name in names if name in token}
 
 
 class Stream:

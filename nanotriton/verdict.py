@@ -111,7 +111,7 @@ class ValueFault(Fault):
 
 
 class Unrecordable(Fault):
-    """Nothing is wrong with the candidate, except that a plan cannot express it."""
+    """Nothing is wrong with the candidate, except that a plan cannot express it, or a replay not run it."""
 
 
 def out_of_memory(error: BaseException) -> bool:

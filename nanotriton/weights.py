@@ -31,7 +31,10 @@ from nanotriton import lora
 from nanotriton.config import reason
 from nanotriton.model import ModelConfig, ModelError, Transformer
 
+WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+FOREIGN = (".", "adapter", "consolidated")  # how names begin of files that are no weights of a whole model
 DOWNLOAD = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model"]
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -78,7 +81,7 @@ def find_folder(name: str | Path) -> Path:
 def read_json(path: Path) -> dict:
     """The JSON object in a file; ModelError if it is missing or isn't one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent}: no {path.name}") from None
     except (OSError, ValueError) as error:
@@ -104,50 +107,113 @@ def load_config(name: str | Path) -> ModelConfig:
 
 
 # ------------------------------------------------------------------------------------------
+# which files
+def find_weights(folder: Path) -> tuple[list[Path], dict[str, Path]]:
+    """(the files of a folder that hold its weights, the file of each tensor as the index says).
+
+    As transformers chooses: model.safetensors by itself, else what the index names. Beyond that, shards
+    without an index, or a single file of another name. Hidden files, adapters and Mistral's consolidated ones
+    are nobody's weights. Raises ModelError, also where two whole sets are there: one of them is old.
+    """
+    single, index = folder / WEIGHTS, folder / INDEX
+    indexed = read_index(index) if index.is_file() else {}
+    named = sorted(set(indexed.values()))
+    missing = [path for path in named if not path.is_file()]
+    if single.is_file():
+        if others := [path.name for path in named if path != single and not missing]:
+            raise ModelError(
+                f"{folder} holds weights twice: in {WEIGHTS}, and in the files that {INDEX} names "
+                f"({', '.join(others[:3])}): move away the ones that are not meant"
+            )
+        return [single], {}
+    if missing:
+        raise ModelError(f"{index} names {missing[0].name}, which is missing")
+    if named:
+        return named, indexed
+    return without_index(folder), {}
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """The file of each tensor. ModelError if the index is none."""
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ModelError(f"{path}: no weight_map")
+    for tensor, name in names.items():
+        if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ModelError(f"{path}: {tensor} is in {json.dumps(name)}; the name of a file is expected")
+    return {tensor: path.parent / name for tensor, name in names.items()}
+
+
+def without_index(folder: Path) -> list[Path]:
+    """All shards of a set, or the only file that can be the weights."""
+    found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith(FOREIGN))
+    shards = {path.name: SHARD.fullmatch(path.name) for path in found}
+    sets = {(match[1], match[3]) for match in shards.values() if match}
+    if len(sets) == 1:
+        ((prefix, count),) = sets
+        files = [
+            folder / f"{prefix}-{i:0{len(count)}d}-of-{count}.safetensors" for i in range(1, int(count) + 1)
+        ]
+        if missing := [path.name for path in files if not path.is_file()]:
+            raise ModelError(f"{folder}: {missing[0]} is missing")
+        return files
+    if not found:
+        others = sorted(path.name for path in folder.glob("*.safetensors"))
+        besides = f" of a whole model, only {', '.join(others[:3])}" if others else ""
+        raise ModelError(f"{folder}: no .safetensors file{besides}")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:4])
+        raise ModelError(f"{folder}: which of {names} holds the weights? {WEIGHTS} or {INDEX} would say")
+    return found
+
+
+# ------------------------------------------------------------------------------------------
 # reading
 class WeightFiles:
     """The tensors of a folder's safetensors files, opened but not read.
 
     shapes: name -> shape; dtype: that of the last one. `read(name, start, stop)` gives rows start to stop
-    (default all), memory-mapped on the CPU.
-    Raises ModelError for no weights, a file that the index names and isn't there, a truncated file, one
-    tensor in
-    two files, a dtype that is no float.
+    (default all), memory-mapped on the CPU. unlisted: tensors in the files that the index does not name.
+    Raises ModelError for no weights, a file that the index names and isn't there, a truncated file, a tensor
+    that isn't where the index says, one in two files of a set without an index, a dtype that is no float.
     """
 
     def __init__(self, folder: Path):
         self.where: dict[str, object] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for path in self._files(folder):
+        self.unlisted: set[str] = set()
+        files, indexed = find_weights(folder)
+        for path in files:
             try:
                 file = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: not a whole safetensors file: {error}") from None
             for name in file.keys():  # noqa: SIM118, it isn't a dict
-                if name in self.where:
-                    raise ModelError(f"{path}: tensor {name} is in another file too")
-                view = file.get_slice(name)
-                if view.get_dtype() not in FLOATS:
-                    raise ModelError(f"{path}: {name} is {view.get_dtype()}; supported: {', '.join(FLOATS)}")
-                self.where[name], self.shapes[name] = file, tuple(view.get_shape())
-                self.dtype = FLOATS[view.get_dtype()]
+                if indexed and name not in indexed:
+                    self._unlisted(name, file)
+                elif not indexed or indexed[name] == path:
+                    self._take(name, file, path)
+        for name, path in indexed.items():
+            if name not in self.where:
+                raise ModelError(f"{folder / INDEX}: {name} is in {path.name}, which has no such tensor")
 
-    @staticmethod
-    def _files(folder: Path) -> list[Path]:
-        index = folder / INDEX
-        if index.is_file():
-            files = read_json(index).get("weight_map")
-            if not isinstance(files, dict):
-                raise ModelError(f"{index}: no weight_map")
-            paths = [folder / name for name in sorted(set(files.values()))]
-            for path in paths:
-                if not path.is_file():
-                    raise ModelError(f"{index} names {path.name}, which is missing")
-            return paths
-        paths = sorted(folder.glob("*.safetensors"))
-        if not paths:
-            raise ModelError(f"{folder}: no .safetensors file")
-        return paths
+    def _take(self, name: str, file, path: Path) -> None:
+        if name in self.where:
+            raise ModelError(f"{path}: tensor {name} is in another file too")
+        view = file.get_slice(name)
+        if view.get_dtype() not in FLOATS:
+            raise ModelError(f"{path}: {name} is {view.get_dtype()}; supported: {', '.join(FLOATS)}")
+        self.where[name], self.shapes[name] = file, tuple(view.get_shape())
+        self.dtype = FLOATS[view.get_dtype()]
+
+    def _unlisted(self, name: str, file) -> None:
+        """Take a tensor that the index forgot. One in two files could be an old one: it counts as missing."""
+        if name in self.unlisted:
+            self.where.pop(name, None)
+            self.shapes.pop(name, None)
+        elif file.get_slice(name).get_dtype() in FLOATS:
+            self.where[name], self.shapes[name] = file, tuple(file.get_slice(name).get_shape())
+        self.unlisted.add(name)
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> Tensor:
         file = self.where[name]
@@ -171,6 +237,7 @@ def fill(model: Transformer, name: str | Path) -> None:
     model.config.dtype = model.config.dtype or files.dtype  # save_model() writes the same
     # a constant, in old folders
     names = {key for key in files.shapes if not key.endswith("rotary_emb.inv_freq")}
+    names -= files.unlisted - params.keys()
     if model.config.tie_word_embeddings and "lm_head.weight" in names:
         names.remove("lm_head.weight")  # tied and yet saved: it has to be what it is tied to
         if not torch.equal(files.read("lm_head.weight"), files.read("model.embed_tokens.weight")):
@@ -303,7 +370,7 @@ def _plan_shards(params: dict[str, Tensor], dtype: torch.dtype, limit: int) -> d
         shards[-1].append(name)
         sizes[len(shards)] += size
     if len(shards) == 1:
-        return {"model.safetensors": shards[0]}
+        return {WEIGHTS: shards[0]}
     return {f"model-{i:05d}-of-{len(shards):05d}.safetensors": names for i, names in enumerate(shards, 1)}
 
 

@@ -196,12 +196,12 @@ def test_of_a_long_run_some_steps_are_kept_whole(tmp_path):
     folder = write_run(tmp_path / "a", metrics(8), written)
     browse.main([str(folder), "--rows", "1000", "--out", str(tmp_path / "page.html")])
     index, chunks = read_page(tmp_path / "page.html")
-    assert rows_of(index, chunks) == [row for row in written if row["step"] % 3 == 0]
+    assert rows_of(index, chunks) == [row for row in written if row["step"] in (1, 4, 7)]
     assert index["samples"]["skipped"] == [{"run": 0, "every": 3}]
 
 
 def test_causes_are_counted_without_what_is_particular_to_a_sample():
-    assert doctest.testmod(samples) == (0, 1)
+    assert doctest.testmod(samples) == (0, 2)
     reason = samples.reason_of
     assert (
         reason("compile_error", "NameError('x7' is not defined)\nmore")
@@ -211,6 +211,19 @@ def test_causes_are_counted_without_what_is_particular_to_a_sample():
     assert reason("wrong_value", "y is nan, 1e-3") == "wrong_value: y is #"
     assert reason("wrong_value", "float32 is not int64") == "wrong_value: float32 is not int64"
     assert reason("correct", "") == "correct"
+
+
+def test_tasks_of_one_name_with_unlike_sources_are_two(tmp_path):
+    """Seeds draw tasks of their own, and may name them alike."""
+    for seed, source in ((0, "x = 0"), (1, "x = 1"), (2, "x = 0")):
+        row = sample(1, 3, 0, "correct", 1, task_source=source)
+        write_run(tmp_path / f"s{seed}", metrics(1), [row, row | {"step": 2}], seed=seed)
+    browse.main([str(tmp_path), "--out", str(tmp_path / "page.html")])
+    index, chunks = read_page(tmp_path / "page.html")
+    assert index["samples"]["tasks"] == ["task-3", "task-3 (2)"]
+    assert [row["task_source"] for row in rows_of(index, chunks)] == ["x = 0"] * 2 + ["x = 1"] * 2 + [
+        "x = 0"
+    ] * 2
 
 
 def test_a_row_says_which_group_it_was_compared_in():
@@ -245,7 +258,10 @@ def test_every_file_of_the_page_is_in_it(tmp_path):
     browse.main([str(folder)])
     text = (folder / "browse.html").read_text()
     files = {file.name for file in (Path(page.__file__).parent / "web").iterdir()}
-    assert files == {f"{name}.js" for name in page.SCRIPTS} | {"page.html", "page.css"}
+    scripts, styles = (
+        {f"{name}.{kind}" for name in of} for kind, of in (("js", page.SCRIPTS), ("css", page.STYLES))
+    )
+    assert files == scripts | styles | {"page.html"}
     assert all(page.web(name).strip() in text for name in files if not name.endswith(".html"))
 
 

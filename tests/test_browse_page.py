@@ -159,6 +159,31 @@ def test_steps_tasks_and_rewards_are_chosen(opened):
     tab.wait_for_selector(f".chip:has-text('step {first}')")
 
 
+def test_many_steps_share_a_bar(opened):
+    tab = opened("none")
+    binned = """steps => {
+      const { low, wide, bars } = binned(new Map(steps.map((step) => [step, new Map([[step % 2, 3]])])));
+      return [low, wide, bars.length, bars.map(barTotal).reduce((a, b) => a + b), bars.map(barTotal).slice(0, 3)];
+    }"""
+    assert tab.evaluate(binned, list(range(5, 25))) == [5, 1, 20, 60, [3, 3, 3]]
+    assert tab.evaluate(binned, list(range(1, 1002))) == [1, 5, 201, 3003, [15, 15, 15]]
+    assert tab.evaluate(binned, [1, 4, 5000]) == [1, 20, 250, 9, [6, 0, 0]]
+
+
+def test_dragging_over_the_bars_chooses_steps(opened):
+    tab = opened("many", "#samples")
+    picture = tab.locator(".steps svg").bounding_box()
+    steps = max(row["step"] for row in SAMPLES)
+    middle = lambda step: picture["x"] + picture["width"] * (step - 0.5) / steps
+    tab.mouse.move(middle(5), picture["y"] + 20)
+    tab.mouse.down()
+    tab.mouse.move(middle(9), picture["y"] + 20)
+    tab.mouse.up()
+    wait_told(tab, number([row for row in SAMPLES if 5 <= row["step"] <= 9]))
+    tab.get_by_text("steps 5 to 9 ×").click()
+    wait_told(tab, number(SAMPLES))
+
+
 def test_searching_finds_what_python_finds(opened):
     tab = opened("many", "#samples")
     tab.fill(".search", "* 4217,")

@@ -11,6 +11,7 @@ from nanotriton.executor.judge.compare import Answer, breaks_down, compare
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.judge.twin import beside
+from nanotriton.executor.judge.values import Precision
 from nanotriton.plan.facts import overlaps_itself
 from nanotriton.verdict import Fault, ValueFault
 from tests.test_judge import task, verdict
@@ -223,8 +224,8 @@ def test_fp32_sums_earn_more_the_longer_they_are():
     own, exact = torch.tensor([1.0, -1.0]), torch.tensor([1.0, -1.0]).double()
     near = own * (1 + 1.5e-4)
     with pytest.raises(ValueFault):
-        compare(near, Answer(own, exact, None, None, length=1000))
-    compare(near, Answer(own, exact, None, None, length=1_000_000))
+        compare(near, Answer(own, exact, None, None, precision=Precision(1000)))
+    compare(near, Answer(own, exact, None, None, precision=Precision(1_000_000)))
     reference = Reference(task("return x.sum() + (x @ x.T).trace()", "torch.rand(3, 700)"))
     assert reference.facts.length == 2100
 

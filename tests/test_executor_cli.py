@@ -1,6 +1,7 @@
 """`python -m nanotriton.executor`: a contract that scripts depend on."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,30 @@ def run(*arguments) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
     )
+
+
+def test_a_server_stays_warm_and_answers_as_the_command_does(folder, tmp_path):
+    path = tmp_path / "warm"
+    command = [sys.executable, "-m", "nanotriton.executor", "--serve", str(path), "--policy", "none"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert "ready" in server.stdout.readline()
+        assert path.stat().st_mode & 0o077 == 0
+        files = [folder / "right.py", folder / "cheating.py", folder / "wrong.py"]
+        done = run(folder / "task.py", *files, "--server", path, "--json")
+        assert done.returncode == 1 and done.stderr == ""
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [line.pop("file") for line in lines] == [str(f) for f in files]
+        # by the server's policy a cheat is correct
+        assert [Verdict(**line).status for line in lines] == ["correct", "correct", "wrong_value"]
+        assert run(folder / "task.py", files[0], "--server", path).returncode == 0
+        second = run("--serve", path)
+        assert second.returncode == 2 and "already" in second.stderr
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+    done = run(folder / "task.py", folder / "right.py", "--server", path)
+    assert done.returncode == 2 and "--serve" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_six_candidates_get_their_verdicts(folder):

@@ -44,12 +44,32 @@ ACCEPTED = {
     + fence("def f():\n    class ModelNew: pass\n"),
 }
 
+KERNEL = "import triton\n\n\n@triton.jit\ndef double(x):\n    pass\n\n\n" + CODE
+ACCEPTED |= {
+    "labelled triton": fence(CODE, "triton"),
+    "labelled with a version": fence(CODE, "python3.11"),
+    "labelled with a version and a title": fence(CODE, "python3.12 kernel.py"),
+    "a naive version quoted last": fence(KERNEL) + "It replaces this:\n" + fence(OLD),
+    "a naive version quoted before and after": fence(OLD) + fence(KERNEL) + fence(OLD),
+    "the last of two kernels": fence(KERNEL.replace("pass", "draft = 1")) + fence(KERNEL) + fence(OLD),
+    "a kernel that is made by a call": fence("k = triton.jit(f)\n" + CODE) + fence(OLD),
+    "a kernel in a comment only": fence("# @triton.jit\n" + OLD) + fence(CODE),
+}
+
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_answer_is_found(name):
     found = extract_candidate(ACCEPTED[name])
     assert found is not None and found.strip().endswith(CODE.strip())
     assert "draft" not in found
+
+
+@pytest.mark.parametrize("head", ["if True:", "try:", "with x:", "if False:\n    pass\nelse:"])
+def test_the_entry_may_stand_in_a_branch(head):
+    tail = "finally:\n    pass\n" if head == "try:" else ""
+    code = f"{head}\n    class ModelNew:\n        pass\n{tail}"
+    assert extract_candidate(fence(code)) == code
+    assert extract_candidate(fence(code.replace(head, "def f():"))) is None or tail
 
 
 REFUSED = {
@@ -60,6 +80,8 @@ REFUSED = {
     "only in the reasoning": f"<think>\n{fence(CODE)}</think>\nDone.",
     "another language": fence(CODE, "cpp"),
     "a block without the entry": fence("def kernel(): pass\n"),
+    "a language that only begins like Python": fence(CODE, "pythonic"),
+    "another language with a version": fence(CODE, "c11"),
     "the entry in a docstring only": fence('"""\nclass ModelNew: pass\n"""\n'),
     "the entry in a comment only": fence("# class ModelNew\n"),
     "the entry as a longer name": fence("class ModelNewer:\n    pass\n"),

@@ -505,7 +505,11 @@ def test_tasks_that_are_no_question_are_unsupported(forward, reason):
             "return torch.randn(8, 33)",
             "get_inputs() must return a list of arguments; it returned a tensor",
         ),
-        ("return [torch.randn(8, 33)]", "return {'x': torch.randn(8, 33)}", "it returned a dict of 1"),
+        (
+            "return [torch.randn(8, 33)]",
+            "return {'y': torch.randn(8, 33)}",
+            "get_inputs() returned arguments that don't fit",
+        ),
         (
             "return [torch.randn(8, 33)]",
             "return [nowhere]",

@@ -22,7 +22,7 @@ WINGS += ["executor.child", "executor.judge", "executor", "collect", "reward"]
 # wing: the wings (or files) of nanotriton that it may import; a wing may always import itself
 MAY_IMPORT = {
     "plan": set(),
-    "rules": {"plan", "verdict"},
+    "rules": {"plan", "python_text", "verdict"},
     "executor.common": {"plan"},
     "executor.sandbox": set(),
     "executor.ttir": set(),

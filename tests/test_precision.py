@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from nanotriton.executor.judge import reference as references
+from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.tasks.task import Task
@@ -92,3 +94,78 @@ def test_kernelbenchs_own_tolerance_takes_tf32_for_fp32_on_its_inputs(reference,
     trial = reference(k, "positive").trials(b"secret", "candidate")[0]
     a, b = reference(k, "positive").inputs("plain", trial.inputs)
     assert torch.allclose(LESS["tf32"](a, b), a @ b, atol=1e-4, rtol=1e-4)
+
+
+TF32_TASK = """
+import torch
+from torch import nn
+
+
+def short(x):
+    if x.dtype != torch.float32:
+        return x
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+class Model(nn.Module):
+    def forward(self, a, b):
+        return short(a) @ short(b)
+
+
+def get_inputs():
+    return [torch.{draw}(96, {k}), torch.{draw}({k}, 80)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("k", [64, 1024])
+def test_where_the_reference_works_in_tf32_a_candidate_may_too(monkeypatch, k, draw):
+    """Its own TF32 cuts bits off here, as tensor cores do; a candidate's rounds them."""
+    task = Task(f"short {k}", TF32_TASK.replace("{draw}", DRAWS[draw]).replace("{k}", str(k)))
+    monkeypatch.setattr(references, "in_tf32", lambda called, device: True)
+    short = Reference(task)
+    trials = short.trials(b"secret", "candidate")
+    assert len(trials) > 2  # its own errors are no breakdown
+    for name in ("tf32", "fp16"):  # fp16 has TF32's bits, and its range does here
+        if name == "tf32" or draw == "positive":
+            judge(short, LESS[name])
+    for run in HONEST.values():
+        judge(short, run)
+    eighths = lambda a, b: in_blocks(a.bfloat16().float(), b.bfloat16().float())
+    for wrong in (eighths, lambda a, b: in_blocks(tf32(a), tf32(b)) * 1.01):
+        if draw == "signed" or wrong is not eighths:
+            with pytest.raises(ValueFault):
+                judge(short, wrong)
+
+
+def test_what_is_tf32_by_torchs_default(monkeypatch):
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert in_tf32({"convolution", "add"}, cuda) and not in_tf32({"convolution"}, cpu)
+    assert not in_tf32({"mm", "bmm", "add"}, cuda)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not in_tf32({"convolution"}, cuda)
+
+
+@pytest.mark.parametrize(
+    ("call", "length"),
+    [
+        (lambda x: x.sum(1), 96),
+        (lambda x: torch.logsumexp(x, (0, 1)), 960),
+        (lambda x: torch.softmax(x, 0), 10),
+        (lambda x: torch.cumsum(x, -1), 96),
+        (lambda x: torch.nn.functional.layer_norm(x, (96,)), 96),
+        (lambda x: torch.nn.functional.batch_norm(x, None, None, training=True), 10),
+        (lambda x: torch.nn.functional.group_norm(x[None], 2), 5 * 96),
+        (lambda x: x @ x.t(), 96),
+        (lambda x: torch.nn.functional.conv1d(x, torch.ones(4, 10, 3)), 30),
+        (lambda x: x * 2, 1),
+    ],
+)
+def test_how_many_numbers_a_reference_sums_for_a_value(call, length):
+    with Computing() as seen:
+        call(torch.randn(10, 96))
+    assert seen.facts.length == length

@@ -256,6 +256,64 @@ def test_eos_is_the_union_of_three_files(tmp_path):
     assert Tokenizer(folder).eos_ids == {0, 2, 4}
 
 
+@pytest.mark.parametrize("ids", [-1, 400, [2, -100, 399], 300])
+def test_end_ids_without_a_token_are_none(tmp_path, ids):
+    """An embedding has more rows than the vocabulary has tokens; those rows are never sampled."""
+    folder = write_byte_level(tmp_path, eos_token="<|im_end|>")
+    for name in ("config.json", "generation_config.json"):
+        (folder / name).write_text(json.dumps({"eos_token_id": ids, "vocab_size": 500}))
+        assert Tokenizer(folder).eos_ids == {2}
+        (folder / name).unlink()
+
+
+def listed(*tokens: str, **flags) -> dict:
+    """added_tokens_decoder: the tokens get the ids from 300 on."""
+    usual = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}
+    return {str(300 + i): {"content": token} | usual | flags for i, token in enumerate(tokens)}
+
+
+PLAIN = "é"  # in the vocabulary of write_byte_fallback as a plain token
+TEXTS = ["a<end>b", "a <tool> b", f"ca{PLAIN}b", "<|im_end|><end>"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": listed("<end>", "<tool>", special=True), "eos_token": "<end>"},
+        {"added_tokens_decoder": listed("<end>", "<tool>", rstrip=True), "eos_token": "<end>"},
+        {"added_tokens_decoder": {}, "eos_token": "<|im_end|>"},
+    ],
+)
+def test_tokens_that_the_config_adds_are_added_as_transformers_does(tmp_path, config):
+    transformers = pytest.importorskip("transformers")
+    folder = write_byte_level(tmp_path, **config)
+    ours, theirs = Tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert ours.vocab_size == len(theirs) and ours.eos_ids == {theirs.eos_token_id}
+    for text in TEXTS:
+        ids = theirs(text)["input_ids"]
+        assert ours.encode(text) == ids and ours.decode(ids) == theirs.decode(ids)
+        assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_a_special_token_of_the_vocabulary_is_found_in_text(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = write_byte_fallback(tmp_path)
+    edited = json.loads((folder / "tokenizer_config.json").read_text()) | {
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(edited))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("a</s>b", "</s>", "ab c"):
+        assert Tokenizer(folder).encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_added_tokens_json_is_read(tmp_path):
+    folder = write_byte_level(tmp_path, pad_token="[PAD]")
+    (folder / "added_tokens.json").write_text(json.dumps({"[PAD]": 300, "<|im_end|>": 2}))
+    assert Tokenizer(folder).pad_id == 300 and Tokenizer(folder).encode("[PAD]") == [300]
+
+
 def test_streaming_is_byte_exact(tmp_path):
     rng = random.Random(0)
     texts = ["naïve café 😀 日本語\n\n  x", "", *TEXT]
@@ -320,6 +378,20 @@ def test_save_copies_the_files(tmp_path):
         (
             lambda f: (f / "config.json").write_text('{"vocab_size": 299}'),
             "300 ids, the model's embedding only 299 rows",
+        ),
+        (
+            lambda f: (f / "added_tokens.json").write_text('{"<new>": 310}'),
+            "'<new>' is to have id 310, but after tokenizer.json it would be 300",
+        ),
+        (
+            lambda f: (f / "tokenizer_config.json").write_text(
+                '{"added_tokens_decoder": {"300": {"text": "x"}}}'
+            ),
+            "it adds tokens that are none",
+        ),
+        (
+            lambda f: (f / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"300": null}}'),
+            "it adds tokens that are none",
         ),
     ],
 )

@@ -262,13 +262,56 @@ def cut(folder):
 
 
 def index_names_a_missing_file(folder):
-    (folder / weights.INDEX).write_text(
-        json.dumps({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}})
-    )
+    resharded(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
 
 
 def twice(folder):
-    save_file({"lm_head.weight": torch.zeros(90, 32)}, folder / "more.safetensors")
+    resharded(folder)
+    (folder / weights.INDEX).unlink()
+    for path in folder.glob("model-*.safetensors"):
+        append(path, {"lm_head.weight": torch.zeros(90, 32)})
+
+
+def resharded(folder, *, keep: bool = False) -> dict[str, str]:
+    """A folder with model.safetensors gets two shards and an index, which is returned."""
+    tensors = load_file(folder / "model.safetensors")
+    where = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(sorted(tensors))}
+    for file in set(where.values()):
+        part = {name: t for name, t in tensors.items() if where[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    (folder / weights.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    if not keep:
+        (folder / "model.safetensors").unlink()
+    return where
+
+
+def append(path, more: dict[str, torch.Tensor]) -> None:
+    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+
+
+def edit_index(**changes):
+    def edit(folder):
+        index = {"weight_map": resharded(folder) | changes}
+        (folder / weights.INDEX).write_text(json.dumps(index))
+
+    return edit
+
+
+def shard_is_lost(folder):
+    resharded(folder)
+    (folder / weights.INDEX).unlink()
+    (folder / "model-00001-of-00002.safetensors").unlink()
+
+
+def renamed(*names):
+    def edit(folder):
+        data = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").unlink()
+        for name in names:
+            (folder / name).write_bytes(data)
+
+    return edit
 
 
 BROKEN = {
@@ -305,6 +348,24 @@ BROKEN = {
     "index": (index_names_a_missing_file, "names model-00002-of-00002.safetensors, which is missing"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
     "in two files": (twice, "tensor lm_head.weight is in another file too"),
+    "null in the index": (edit_index(**{"lm_head.weight": None}), "lm_head.weight is in null; the name of a"),
+    "a path in the index": (
+        edit_index(**{"lm_head.weight": "../x.safetensors"}),
+        "the name of a file is exp",
+    ),
+    "the index is wrong": (
+        edit_index(**{"lm_head.weight": "model-00002-of-00002.safetensors"}),
+        "lm_head.weight is in model-00002-of-00002.safetensors, which has no such tensor",
+    ),
+    "an empty index": (lambda f: [resharded(f), (f / weights.INDEX).write_text("{}")], "no weight_map"),
+    "a lost shard": (shard_is_lost, "model-00001-of-00002.safetensors is missing"),
+    "two sets": (lambda f: resharded(f, keep=True), "holds weights twice: in model.safetensors, and in the"),
+    "an adapter alone": (
+        renamed("adapter_model.safetensors", "._x.safetensors"),
+        "no .safetensors file of a whole model, only ._x.safetensors, adapter_model.safetensors",
+    ),
+    "consolidated alone": (renamed("consolidated.safetensors"), "of a whole model, only consolidated"),
+    "several": (renamed("a.safetensors", "b.safetensors"), "which of a.safetensors, b.safetensors holds the"),
 }
 
 
@@ -316,6 +377,69 @@ def test_broken_folders_are_one_clear_line(tmp_path, name):
     with pytest.raises(ModelError, match=message) as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def loads(folder) -> bool:
+    """Whether the folder's weights are random_model()'s, and transformers says so too."""
+    transformers = pytest.importorskip("transformers")
+    hf = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    ours, _ = load_model(folder)
+    want = random_model().state_dict()
+    return all(
+        torch.equal(ours.state_dict()[name], t) and torch.equal(hf[name], t) for name, t in want.items()
+    )
+
+
+STRAYS = ["adapter_model.safetensors", "consolidated.safetensors", "._model.safetensors", "old.safetensors"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_files_beside_the_weights_do_no_harm(tmp_path, sharded):
+    save_model(random_model(), tmp_path)
+    if sharded:
+        resharded(tmp_path)
+    for name in STRAYS:
+        save_file({"lm_head.weight": torch.zeros(90, 32)}, tmp_path / name, metadata={"format": "pt"})
+    (tmp_path / "._model.safetensors").write_bytes(b"Mac OS X")  # AppleDouble
+    (tmp_path / "original").mkdir()
+    (tmp_path / "original" / "model.safetensors").write_bytes(b"cut")
+    assert loads(tmp_path)
+
+
+def test_the_index_decides_between_two_copies(tmp_path):
+    """A shard that was used again holds what the index gives to another one, or to nobody."""
+    save_model(random_model(), tmp_path)
+    where = resharded(tmp_path)
+    for file in set(where.values()):
+        stale = {
+            name: torch.zeros_like(t)
+            for name, t in random_model().state_dict().items()
+            if where[name] != file
+        }
+        stale["model.layers.9.old.weight"] = torch.zeros(3, dtype=torch.int8)
+        append(tmp_path / file, stale)
+    ours = load_model(tmp_path)[0].state_dict()
+    assert all(torch.equal(ours[name], t) for name, t in random_model().state_dict().items())
+
+
+def test_what_the_index_forgot_is_taken_if_there_is_one(tmp_path):
+    save_model(random_model(), tmp_path)
+    where = resharded(tmp_path)
+    where.pop("lm_head.weight")
+    (tmp_path / weights.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    assert loads(tmp_path)
+    for file in set(where.values()):
+        append(tmp_path / file, {"lm_head.weight": torch.zeros(90, 32)})
+    with pytest.raises(ModelError, match=r"tensor lm_head.weight is missing"):
+        load_model(tmp_path)
+
+
+def test_an_old_index_beside_a_new_single_file(tmp_path):
+    """Its shards are gone: the single file is the model. While they are there, one of the two is old."""
+    save_model(random_model(), tmp_path)
+    for file in set(resharded(tmp_path, keep=True).values()):
+        (tmp_path / file).unlink()
+    assert loads(tmp_path)
 
 
 def test_a_tied_model_saved_with_its_head(tmp_path):

@@ -132,7 +132,6 @@ class Quiet:
         self.folder = tempfile.TemporaryDirectory()
         # For its lock and its stopwatch: no kernel of a candidate comes here.
         self.gpu = Gpu(f"{self.folder.name}/cubins", tempfile.gettempdir(), describe(device))
-        torch.backends.cudnn.allow_tf32 = True  # torch's default, which judging turns off
 
     def time(self, works: list[Work], budget: float) -> list:
         with self.gpu.turns.quiet():

@@ -89,7 +89,7 @@ class Config:
     request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
-    memory_gib: Annotated[float, "> 0"] = 4.0  # for each judging process
+    memory_gib: Annotated[float | None, "> 0"] = None  # for each judging process; none: a share
     # KernelBench's baseline_time_*.json (torch.compile, say): speed-ups against it as well
     baseline: str = ""
     # speed-ups against torch.compile too, timed here once a problem (seconds each)

@@ -195,7 +195,7 @@ def read_jsonl(path: str | Path) -> list[dict]:
     Raises ValueError: one line that names the file and the line.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     if text.lstrip().startswith("["):

@@ -92,7 +92,7 @@ class Config:
     request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     timeout: Annotated[float, "> 0"] = 60.0  # seconds for each stage of a file
-    memory_gib: Annotated[float, "> 0"] = 4.0  # for each judging process
+    memory_gib: Annotated[float | None, "> 0"] = None  # for each judging process; none: a share
     # inputs of each performance script that correct candidates are timed on, on a GPU; 0: none
     speed_inputs: Annotated[int, ">= 0"] = 3
 

@@ -23,6 +23,8 @@ from nanotriton.verdict import UNSCORED
 SCRIPTS = ("base", "status", "data", "search", "highlight", "diff", "chart", "curves", "facets", "list")
 SCRIPTS += ("detail", "samples", "tasks", "settings", "main")
 
+STYLES = ("base", "curves", "samples", "detail", "tasks")
+
 
 def web(name: str) -> str:
     return (files("nanotriton.browse") / "web" / name).read_text(encoding="utf-8")
@@ -68,7 +70,7 @@ def page(runs: Sequence[RunFolder], limit: int) -> str:
     parts = {
         "title": html.escape(", ".join(run.name for run in runs)),
         "digest": digest,
-        "style": web("page.css"),
+        "style": "\n".join(web(f"{name}.css") for name in STYLES),
         "data": "\n".join(blocks),
         "script": script,
     }

@@ -63,10 +63,13 @@ class Packed:
         every = max(1, -(-sum(map(count_lines, files)) // limit))
         if every > 1:
             self.skipped.append({"run": run, "every": every})
+        places: dict[Any, dict[Any, int]] = {}  # split -> step -> how many steps of that split came before
         for file in files:
             for number, row in enumerate(read_rows(file), start=1):
                 check_row(row, f"{file}:{number}")
-                if row.get("step", 0) % every == 0:
+                steps = places.setdefault(row.get("split"), {})
+                place = steps.setdefault(row.get("step", 0), len(steps))
+                if place % every == 0:
                     self.add(run, row)
         self.close_chunk()
 
@@ -119,7 +122,7 @@ class Packed:
         return {
             "columns": self.columns,
             "splits": self.splits.values,
-            "tasks": [name for name, _ in self.tasks.values],
+            "tasks": unlike([name for name, _ in self.tasks.values]),
             "statuses": self.statuses.values,
             "reasons": self.reasons.values,
             "messages": self.messages.values,
@@ -127,6 +130,22 @@ class Packed:
             "starts": self.starts,
             "skipped": self.skipped,
         }
+
+
+def unlike(names: Iterable[str]) -> list[str]:
+    """These names, with a number behind each that stood before: of tasks of one name with unlike sources.
+
+    >>> unlike(["a", "b", "a"])
+    ['a', 'b', 'a (2)']
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        number, told = 1, name
+        while told in found:
+            number += 1
+            told = f"{name} ({number})"
+        found[told] = None
+    return list(found)
 
 
 def check_row(row: dict, place: str) -> None:

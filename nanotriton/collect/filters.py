@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanotriton.collect.fingerprint import Fingerprint, exact, fingerprint, ngrams, share
+from nanotriton.python_text import read_anyhow
 
 COPIED = 0.6  # share of a problem's n-grams in a text that makes it a copy
 BOILERPLATE = 3  # problems that share an n-gram for it to say nothing
@@ -37,7 +38,7 @@ class Decontaminator:
                 raise ValueError(
                     f"--exclude {folder}: no .py file there; a folder of benchmark problems is expected"
                 )
-            texts |= {str(f): f.read_text(encoding="utf-8", errors="replace") for f in files}
+            texts |= {str(f): read_anyhow(f) for f in files}
         problems = {name: fingerprint(text) for name, text in texts.items()}
         count = Counter(g for p in problems.values() for g in p.ngrams)
         telling = {

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from nanotriton.python_text import read_anyhow
 from nanotriton.tasks.task import Task
 
 ALLOWED = ("torch", "math", "numpy", "functools", "itertools", "typing", "collections", "copy")
@@ -83,7 +84,7 @@ def names_in(node: ast.AST) -> set[str]:
 def cases(path: Path) -> Iterator[tuple[str, str]]:
     """(class name, task source) of each test case that can stand alone."""
     try:
-        file = File(ast.parse(path.read_text(encoding="utf-8", errors="replace")))
+        file = File(ast.parse(read_anyhow(path)))
     except SyntaxError:
         return
     for case in file.cases:

@@ -13,6 +13,7 @@ import torch
 
 from nanotriton.collect.extract import extract
 from nanotriton.collect.paritybench import paritybench
+from nanotriton.python_text import read
 from nanotriton.tasks.task import Task, check_source, load_task
 
 QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies in a second
@@ -49,7 +50,7 @@ def folder(path: Path) -> Iterator[Task]:
     found = False
     for file in sorted(path.rglob("*.py")):
         try:
-            source = check_source(file.read_text(encoding="utf-8"), str(file))
+            source = check_source(read(file), str(file))
         except (ValueError, OSError):
             continue
         found = True
@@ -63,7 +64,7 @@ def rows(path: Path) -> Iterator[Task]:
     small sizes.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--modules {path}: cannot read: {error}") from None
     for number, line in enumerate(lines, 1):

@@ -26,6 +26,7 @@ Who may import it. The trainer, the benchmarks, the audit and you may: `Executor
     processes.py   how processes are started, what they inherit, and how all of it ends
     base.py        the process that imports torch and triton once and then only forks workers
     preflight.py   can candidates for these tasks be judged at all?
+    server.py      an executor that stays warm between commands
     script.py      ScriptExecutor: whole files that run their own tests, as TritonBench's do
     __main__.py    the command line
 

@@ -5,6 +5,8 @@
         [--time] [--json] [--timeout S]
     python -m nanotriton.executor TASK.py|FOLDER [--device cpu|cuda] [--json] [--timeout S]
     python -m nanotriton.executor --tasks TASK.py|FOLDER ...
+    python -m nanotriton.executor --serve SOCKET [options as above, but --json]
+    python -m nanotriton.executor TASK.py CANDIDATE.py [CANDIDATE.py ...] --server SOCKET [--json]
 
 It prints one line a candidate, in order, on stdout. With --json the line is an object (the verdict's fields
 after "file"), without it a line to read. Exit status: 0 all correct, 1 not all, 2 bad usage.
@@ -12,18 +14,25 @@ after "file"), without it a line to read. Exit status: 0 all correct, 1 not all,
 Without a candidate, and with --tasks, it prints one line a task: "ok", or why no candidate for it could be
 judged; with --json an object of "task", "fit" and "reason". Exit status: 0 all are fit, 1 not all, 2 bad
 usage.
+
+With --serve it keeps an executor until it is interrupted. A command with --server is judged by that one, with
+its options, and so does not wait for a start.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 
+from nanotriton.executor.common import probe
 from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
 from nanotriton.executor.preflight import POLICY, Finding, preflight
 from nanotriton.executor.processes import check_card
+from nanotriton.executor.server import ask, serve
+from nanotriton.python_text import read_anyhow
 from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import REQUIRED, Task, find_tasks, load_task
 from nanotriton.verdict import Verdict
@@ -47,7 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         description="Judge Triton candidates for one task; without a candidate, check the task.",
         allow_abbrev=False,
     )
-    parser.add_argument("task", help="a file with class Model, get_inputs() and get_init_inputs()")
+    parser.add_argument("task", nargs="?", help="a file with class Model, get_inputs() and get_init_inputs()")
     parser.add_argument(
         "candidates", nargs="*", help="files that define ModelNew; none: can candidates for TASK be judged?"
     )
@@ -74,16 +83,26 @@ def parse(argv: list[str]) -> argparse.Namespace:
         metavar="S",
         help="seconds for each stage of a candidate (default: 10)",
     )
+    parser.add_argument("--serve", metavar="SOCKET", help="keep an executor that other commands may ask")
+    parser.add_argument(
+        "--server", metavar="SOCKET", help="ask that executor, which judges by its own options"
+    )
     options = parser.parse_args(argv)
+    if options.serve and (options.task or options.server):
+        parser.error("--serve: it takes no task, and is no --server")
+    if not options.serve and not options.task:
+        parser.error("the following arguments are required: task")
+    if options.server and not options.candidates:
+        parser.error("--server: it judges candidates")
     if not 0 < options.timeout < 1e6:
         parser.error("--timeout: must be a positive number of seconds")
     return options
 
 
 def read(path: str) -> str:
-    """A candidate's source. Bytes that are no UTF-8 are no Python either, but they still get a verdict."""
+    """A candidate's source."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_anyhow(path)
     except OSError as error:
         fail(f"{path}: cannot read: {error.strerror}")
 
@@ -147,11 +166,14 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     if options.mode == "process" and options.device == "cpu":
         fail(f"--mode process: {NEEDS_GPU}")
+    if options.serve:
+        return keep(options)
     if options.tasks or not options.candidates:
         return check_tasks(options)
     try:
         task = load_task(options.task)
-        check_card(options.device, options.time)
+        if not options.server:
+            check_card(options.device, options.time)
     except ValueError as error:
         fail(str(error))
     sources = [read(path) for path in options.candidates]
@@ -159,20 +181,45 @@ def main(argv: list[str]) -> int:
         print(f"note: {others[0]} looks like a task: --tasks checks several of them", file=sys.stderr)
     if options.time and options.device == "cpu":
         print("note: nothing is timed on a CPU; --time wants --device cuda", file=sys.stderr)
-    all_correct = True
-    with Executor(
+    try:
+        if options.server:
+            return report(options, ask(options.server, task, sources))
+        with make_executor(options) as executor:
+            futures: list[Future[Verdict]] = [executor.submit(task, source) for source in sources]
+            return report(options, (future.result() for future in futures))
+    except ValueError as error:
+        fail(str(error))
+
+
+def make_executor(options: argparse.Namespace) -> Executor:
+    return Executor(
         options.device, options.mode, policy=options.policy, timeout=options.timeout, time=options.time
-    ) as executor:
-        futures: list[Future[Verdict]] = [executor.submit(task, source) for source in sources]
-        for path, future in zip(options.candidates, futures, strict=True):
-            verdict = future.result()
-            all_correct = all_correct and verdict.correct
-            if options.json:
-                line = json.dumps({"file": path, **asdict(verdict)})
-            else:
-                line = readable(path, verdict)
-            print(line, flush=True)
+    )
+
+
+def report(options: argparse.Namespace, verdicts: Iterable[Verdict]) -> int:
+    """Print a line for each candidate as its verdict arrives. Returns the exit status."""
+    all_correct = True
+    for path, verdict in zip(options.candidates, verdicts, strict=True):
+        all_correct = all_correct and verdict.correct
+        if options.json:
+            line = json.dumps({"file": path, **asdict(verdict)})
+        else:
+            line = readable(path, verdict)
+        print(line, flush=True)
     return 0 if all_correct else 1
+
+
+def keep(options: argparse.Namespace) -> int:
+    """Keep an executor at a socket. It starts once its first candidate is judged, which is one of ours."""
+    try:
+        check_card(options.device, options.time)
+        with make_executor(options) as executor:
+            executor.submit(Task(**probe.TASK), probe.CANDIDATE).result()
+            serve(executor, options.serve)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    return 0
 
 
 if __name__ == "__main__":

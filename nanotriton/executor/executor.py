@@ -40,13 +40,16 @@ from nanotriton.executor.processes import (
     cores,
     end_processes,
     make_root,
+    memory_share,
     read_card,
     start_base,
     visible_devices,
 )
 from nanotriton.executor.queue import Entry, take
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import memory_file, receive, send
+from nanotriton.python_text import plain
 from nanotriton.rules.policy import check_policy
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -72,9 +75,11 @@ class Executor:
         recorded, where the policy lets it.
     workers: judging processes. By default there is one for every core of this process's share but one.
     policy: the rules that candidates obey (rules/policy.py).
-    timeout: seconds for each stage of a candidate, counted from the stage's start.
+    timeout: seconds for each stage of a candidate, counted from the stage's start. Those in which it waits
+        for a core do not count.
     time: time correct candidates (on a GPU).
-    memory_gib: for each process. depth: candidates that a worker records while it judges.
+    memory_gib: for each process, beside what it needs to begin with. None: a share of what this machine has,
+        and 4 at least. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
     Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
     """
@@ -88,7 +93,7 @@ class Executor:
         timeout: float = 10.0,
         time: bool = False,
         *,
-        memory_gib: float = 4.0,
+        memory_gib: float | None = None,
         depth: int = 3,
         seed: int | None = None,
     ):
@@ -99,7 +104,8 @@ class Executor:
             raise ValueError(f"unknown mode {mode!r}; one of {', '.join(MODES)}")
         if mode == "process" and kind == "cpu":
             raise ValueError(NEEDS_GPU)
-        if timeout <= 0 or memory_gib <= 0 or (workers is not None and workers < 1) or depth < 1:
+        given = 1.0 if memory_gib is None else memory_gib
+        if timeout <= 0 or given <= 0 or (workers is not None and workers < 1) or depth < 1:
             raise ValueError("timeout and memory_gib must be positive, workers and depth at least 1")
         self.device = kind
         self.mode = mode
@@ -108,7 +114,7 @@ class Executor:
         self.time = time
         self.workers = workers or max(1, cores() - 1)
         self.depth = depth
-        self.memory = int(memory_gib * 2**30)
+        self.memory = memory_share(self.workers) if memory_gib is None else int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)
         self.card = DEFAULT if device == "cpu" else read_card(self.visible, time)
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")
@@ -139,6 +145,7 @@ class Executor:
 
     def submit(self, task: Task, source: str) -> "Future[Verdict]":
         """Judge `source` for `task`. Identical candidates share one future, even while they are in flight."""
+        source = plain(source)
         return self._submit(task, source, self._first_phase(), _sha256(source))
 
     def expect(self, tasks: Iterable[Task]) -> None:
@@ -315,8 +322,9 @@ class Executor:
         """Kill the workers whose alarm did not help: they are inside of one long native call."""
         for process in list(self._processes):
             job, due, stage = process.computing()
-            overdue = due and time.monotonic() > due + GRACE
-            if overdue and process.pid is not None and job in process.entries:
+            if not due or process.pid is None or job not in process.entries:
+                continue
+            if time.monotonic() > due + GRACE and own_time(process.pid) > due + GRACE:
                 self._kill(process, job, stage)
 
     def _kill(self, process: Process, job: int, stage: str) -> None:

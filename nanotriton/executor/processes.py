@@ -28,6 +28,7 @@ from nanotriton.executor.sandbox.zygote import SLOW
 
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
+LEAST = 4 << 30  # bytes that a process may take, on any machine
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # The variables of the environment that the processes inherit. Candidates can read the memory that they are
 # forked from, so there are no keys and no tokens among them.
@@ -43,6 +44,18 @@ ENVIRONMENT = (
     "SYSTEMROOT",
     "CUDA_DEVICE_ORDER",
 )
+
+
+def memory_share(workers: int) -> int:
+    """Bytes that each process of an executor may take by default: LEAST, or more on a large machine.
+
+    A worker and its children seldom need much at the same time, so a quarter of the machine is for each
+    worker's largest one.
+    """
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # a container may have less; "max" is no number
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return max(LEAST, total // (4 * workers))
 
 
 @dataclass(eq=False)

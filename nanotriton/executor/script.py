@@ -42,7 +42,7 @@ class ScriptExecutor(Executor):
         workers: int | None = None,
         timeout: float = 60.0,
         *,
-        memory_gib: float = 4.0,
+        memory_gib: float | None = None,
     ):
         super().__init__(device, None, workers, "none", timeout, memory_gib=memory_gib, seed=0)
         os.makedirs(os.path.join(self.root, "answers"), mode=0o700)

@@ -47,6 +47,7 @@ class Facts:
     torch_ops: dict[str, int] = field(default_factory=dict)  # calls that touch data, by name
     computing: dict[str, int] = field(default_factory=dict)  # those of them that compute
     moved_bytes: int = 0  # of the others, which move data
+    touched: int = 0  # of the computing calls
     flops: float = 0.0  # of the computing calls: 2 per multiply-add, else 1 per element read or written
     # Of a reference: its answer lies in memory in the order of its shape. In a task of moving data the
     # candidate's answer must do so too.
@@ -66,8 +67,9 @@ def facts(plan: Plan) -> Facts:
         if computes(plan, call):
             found.computing[call.name] = found.computing.get(call.name, 0) + 1
             found.flops += _flops(plan, call)
+            found.touched += touched(plan, call)
         else:
-            found.moved_bytes += sum(plan.nbytes(t) for t in reads_of(call) + writes_of(call))
+            found.moved_bytes += touched(plan, call)
     kinds = {plan.storages[plan.tensors[t].storage].kind for t in plan.output_tensors()}
     found.answer = next((k for k in ("input", "weight", "const") if k in kinds), "own")
     return found
@@ -197,6 +199,11 @@ def writes_of(call: Aten) -> list[int]:
     made = [t for t in call.outs if t is not None]
     in_place = reads_of(call)[:1] if call.name.endswith("_") else []
     return made + in_place + tensor_ids(call.kwargs.get("out"))
+
+
+def touched(plan: Plan, call: Aten) -> int:
+    """Bytes that a call reads and writes."""
+    return sum(plan.nbytes(t) for t in reads_of(call) + writes_of(call))
 
 
 def computes(plan: Plan, call: Aten) -> bool:

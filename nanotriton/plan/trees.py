@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 
@@ -31,6 +32,19 @@ def describe(tree) -> str:
     if isinstance(tree, list | tuple | dict):
         return f"a {type(tree).__name__} of {len(tree)}"
     return "None" if tree is None else f"a {type(tree).__name__}"
+
+
+def without_numpy(tree):
+    """The same tree with tensors of their own for NumPy's arrays, and Python's numbers for NumPy's."""
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(np.array(tree, order="C"))
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if isinstance(tree, dict):
+        return {without_numpy(key): without_numpy(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(without_numpy(value) for value in tree)
+    return tree
 
 
 def mapped(tree, function: Callable[[torch.Tensor], torch.Tensor]):

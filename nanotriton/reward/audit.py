@@ -61,7 +61,7 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
     """
     file = path / "samples.jsonl" if path.is_dir() else path
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: cannot read: {reason(error)}") from None
     found: dict[tuple[str, str], Sample] = {}

@@ -1,25 +1,32 @@
 """The part of a completion that is the candidate. One stated rule finds it, so that no other part can be it.
 
-    The candidate is the last fenced Python block after the reasoning that defines the entry point.
+    The candidate is the last fenced Python block after the reasoning that defines the entry point and has
+    a Triton kernel; where none has a kernel, the last that defines the entry point.
 
 - *After the reasoning*: behind the first `</think>`. A text that opens with `<think>` and never closes it
   has no answer. A chat template may have opened the reasoning in the prompt:
   whoever samples puts `opened_reasoning(prompt)` before the completion.
 - *Fenced Python block*: Markdown's rule. It opens with a line of three or more backticks or tildes, then
-  nothing or one of python, py, python3. It ends at a line with at least as many of the same character and
-  nothing else, or at the end of the text.
-- *Defines the entry point*: a class, function or assignment of that name at the top level. A block that is
-  not Python counts when a line starts with `class NAME` or `def NAME`. So a slip in the answer is a syntax
-  error, and no older draft is taken instead.
+  nothing or one of python, py, triton, or python with a version. It ends at a line with at least as many of
+  the same character and nothing else, or at the end of the text.
+- *Defines the entry point*: a class, function or assignment of that name at the top level, or in an `if`,
+  `try` or `with` there. A block that is not Python counts when a line starts with `class NAME` or
+  `def NAME`. So a slip in the answer is a syntax error, and no older draft is taken instead.
+- *Has a Triton kernel*: a line that decorates with `jit`, or a call of `triton.jit`. A version in plain
+  PyTorch that is quoted after the answer, to compare with, is not the answer.
 """
 
 import ast
 import re
 import warnings
+from collections.abc import Iterator
+
+from nanotriton.python_text import plain
 
 OPEN, CLOSE = "<think>", "</think>"  # of reasoning
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$")
-_LANGUAGES = frozenset({"", "python", "py", "python3"})
+_LANGUAGE = re.compile(r"(python|py|triton)?([23](\.\d+)*)?")
+_KERNEL = re.compile(r"^[ \t]*@[ \t]*(\w+\.)*jit\b|\btriton\.jit[ \t]*\(", re.MULTILINE)
 MAX_CHARS = 200_000  # a longer source is no kernel; it would only cost the parser time
 
 
@@ -34,7 +41,7 @@ def parse(source: str) -> ast.Module:
         with warnings.catch_warnings():
             # "invalid escape sequence" is the candidate's business, not our console's
             warnings.simplefilter("ignore")
-            return ast.parse(source)
+            return ast.parse(plain(source))
     except SyntaxError:
         raise
     except (ValueError, RecursionError, MemoryError) as error:
@@ -42,8 +49,9 @@ def parse(source: str) -> ast.Module:
 
 
 def defines(tree: ast.Module, name: str) -> bool:
-    """Whether the module binds `name` at its top level by class, def or assignment."""
-    for node in tree.body:
+    """Whether the module binds `name` by class, def or assignment: at its top level, or in an `if`, `try` or
+    `with` there."""
+    for node in _statements(tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found = [node.name]
         elif isinstance(node, ast.Assign):
@@ -55,6 +63,18 @@ def defines(tree: ast.Module, name: str) -> bool:
         if name in found:
             return True
     return False
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, and those in the branches of their `if`, `try` and `with`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _statements(node.body)
+            yield from _statements(getattr(node, "orelse", []))
+            yield from _statements(getattr(node, "finalbody", []))
+            for handler in getattr(node, "handlers", []):
+                yield from _statements(handler.body)
 
 
 def python_blocks(text: str) -> list[str]:
@@ -86,14 +106,14 @@ def _closes(opening: re.Match, fence: re.Match) -> bool:
 
 def _is_python(opening: re.Match) -> bool:
     language = (opening[3].split() or [""])[0]
-    return language.lower() in _LANGUAGES
+    return _LANGUAGE.fullmatch(language.lower()) is not None
 
 
 def _defines_entry(block: str, entry: str) -> bool:
     try:
         return defines(parse(block), entry)
     except SyntaxError:
-        return re.search(rf"^(class|def)[ \t]+{re.escape(entry)}\b", block, re.M) is not None
+        return re.search(rf"^[ \t]*(class|def)[ \t]+{re.escape(entry)}\b", block, re.M) is not None
 
 
 def opened_reasoning(prompt: str) -> str:
@@ -123,7 +143,12 @@ def extract_candidate(completion: str, entry: str = "ModelNew") -> str | None:
     if answer is None:
         return None
     answer = answer.replace(f"{CLOSE}```", f"{CLOSE}\n```")  # reasoning that had quoted its own end
+    without_kernel = None
     for block in reversed(python_blocks(answer)):
-        if entry in block and _defines_entry(block, entry):
+        has_kernel = _KERNEL.search(block) is not None
+        if entry not in block or (without_kernel and not has_kernel) or not _defines_entry(block, entry):
+            continue
+        if has_kernel:
             return block
-    return None
+        without_kernel = block
+    return without_kernel

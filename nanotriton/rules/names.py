@@ -191,13 +191,16 @@ _OTHERS = """
     scatter_reduce searchsorted smooth_l1_loss sort argsort take_along_dim topk triplet_margin_loss unfold
     unique upsample
 """
-_COMPUTING = words(f"{_ELEMENTWISE} {_REDUCTIONS} {_MATMULS} {_OTHERS}")
+# Of reductions only those count here that are seldom the sum of a small result; a plan tells.
+_COMPUTING = words(f"{_ELEMENTWISE} {_REDUCTIONS} {_MATMULS} {_OTHERS}") - words("""
+    all amax amin any count_nonzero cumsum max mean min sum
+""")
 
 # Methods that nothing but a tensor has. A `.sum()`, `.max()` or `.add()` may be a set's, an array's or a
 # tl.tensor's; the rules on the plan know.
 _METHODS = """
-    addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumsum
-    cumprod rsqrt
+    addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumprod
+    rsqrt
 """
 COMPUTING_METHODS = words(f"{_MATMULS} {_METHODS}") - {"dot", "linear", "inner", "outer"}
 COMPUTING_LAYERS = words("""

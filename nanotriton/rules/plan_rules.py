@@ -3,25 +3,67 @@
 facts.py says which calls touch data.
 """
 
-from nanotriton.plan.facts import cast, computes, reads_of, steps_on_data
+import math
+
+from nanotriton.plan.aten import tensor_ids, words
+from nanotriton.plan.facts import cast, computes, reads_of, steps_on_data, touched, writes_of
 from nanotriton.plan.plan import DTYPES, Aten, Plan
 from nanotriton.rules.policy import Violation
 
+# A torch call is a finishing touch if all of them together touch at most this share of the bytes that the
+# reference's own computing calls touch, and none of their tensors takes more than it of the largest input.
+SHARE = 1 / 32
+REDUCES = words("sum mean cumsum max min amax amin any all count_nonzero")
+SMALL = 64  # elements of the tensors of a finishing touch that reduces nothing
+# The element-wise ones. No operator of theirs is a layer of a network.
+POINTWISE = words("""
+    abs add bitwise_and bitwise_or ceil clamp clamp_max clamp_min div eq exp floor floor_divide ge gt le log
+    logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub sqrt
+    square sub where
+""")
 
-def forbidden_call(plan: Plan, layout_task: bool) -> Violation | None:
-    """Policy strict: the first ATen call that computes on data.
 
-    layout_task: the task is all about layout, so a call that moves data is forbidden too.
+def forbidden_call(plan: Plan, layout_task: bool, reference_bytes: int = 0) -> Violation | None:
+    """Policy strict: the first ATen call that computes on data and is no finishing touch.
+
+    layout_task: the task is all about layout, so a call that moves data is forbidden too. reference_bytes:
+    what the reference's computing calls touch.
     """
-    for call in steps_on_data(plan, first_alternative=False):
+    calls = list(steps_on_data(plan, first_alternative=False))
+    computing = [call for call in calls if computes(plan, call)]
+    touches = not layout_task and are_touches(plan, computing, reference_bytes)
+    for call in calls:
         line = call.line or None
-        if computes(plan, call):
+        if not touches and call in computing:
             what = cast(plan, call) or f"torch.{call.name} computes in torch"
             return Violation(line, f"{what}: under strict, your own Triton kernels compute")
         if layout_task and not _moves_indices(plan, call):
             what = f"torch.{call.name} moves data in a task that is about moving it"
             return Violation(line, f"{what}: under strict, Triton moves it")
     return None
+
+
+def are_touches(plan: Plan, computing: list[Aten], reference_bytes: int) -> bool:
+    """Whether calls are finishing touches: what is left to do after kernels did the work, as `loss.sum()` is
+    after a kernel that made a loss of each row.
+
+    Torch may reduce a small tensor, and compute with very few elements.
+    """
+    if sum(touched(plan, call) for call in computing) > SHARE * reference_bytes:
+        return False
+    largest = max((plan.nbytes(t) for t in tensor_ids(plan.inputs)), default=0)
+    return all(_is_touch(plan, call, SHARE * largest) for call in computing)
+
+
+def _is_touch(plan: Plan, call: Aten, most: float) -> bool:
+    """most: bytes that each of its tensors may take."""
+    tensors = reads_of(call) + writes_of(call)
+    if any(plan.nbytes(t) > most for t in tensors):
+        return False
+    if call.name.rstrip("_") in REDUCES:
+        return True
+    few = all(math.prod(plan.tensors[t].shape) <= SMALL for t in tensors)
+    return few and (call.name.rstrip("_") in POINTWISE or cast(plan, call) is not None)
 
 
 def strided_answer(plan: Plan) -> Violation | None:

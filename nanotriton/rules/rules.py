@@ -2,7 +2,7 @@
 
 Policies:
 - `strict`       the candidate's own Triton kernels compute every value.
-                 Torch allocates, views, copies and casts.
+                 Torch allocates, views, copies and casts, and adds up small results (plan_rules.are_touches).
 - `kernelbench`  torch may compute beside at least one of the candidate's own kernels.
 - `autotriton`   the paper's (arXiv 2507.05687): `@triton.jit` stands in the text. For comparison only.
 - `none`         no rules.
@@ -79,7 +79,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    violation = forbidden_call(plan, layout_task)
+    violation = forbidden_call(plan, layout_task, reference.touched if reference is not None else 0)
     if violation is None and layout_task and reference.contiguous:
         violation = strided_answer(plan)
     return violation

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from nanotriton.python_text import read_anyhow
 from nanotriton.tasks.prompt import DEFAULT, Prompt, read_prompt
 from nanotriton.tasks.task import Task, check_source, load_task
 
@@ -242,7 +243,7 @@ def read_samples(path: str) -> dict[tuple[str, int], str]:
         if key in found:
             raise ValueError(f"{file}: problem {key[0]} already has a sample {key[1]}, in {found[key][0]}")
         try:
-            found[key] = file, file.read_text(encoding="utf-8", errors="replace")
+            found[key] = file, read_anyhow(file)
         except OSError as error:
             raise ValueError(f"{file}: cannot read: {error.strerror}") from None
     if not found:

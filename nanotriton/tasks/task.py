@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanotriton.config import reason
+from nanotriton.python_text import plain, read
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 
@@ -20,14 +21,18 @@ class Task:
     solution: str | None = None  # a known Triton solution, for SFT (synthetic tasks have one)
     meta: dict = field(default_factory=dict, compare=False)
 
+    def __post_init__(self):
+        object.__setattr__(self, "source", plain(self.source))
+
     @property
     def key(self) -> str:
         """16 hex digits that identify the source: caches go by content, never by name."""
-        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+        return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def check_source(source: str, where: str) -> str:
     """Return `source` if it is a task; else raise ValueError with one line that says what is missing."""
+    source = plain(source)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
@@ -44,8 +49,8 @@ def load_task(path: str | Path) -> Task:
     """Read one task file. Raises ValueError (one line) if it is missing, unreadable or no task."""
     path = Path(path)
     try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        source = read(path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     return Task(name=path.stem, source=check_source(source, str(path)))
 

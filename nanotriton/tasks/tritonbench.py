@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanotriton.config import reason
+from nanotriton.python_text import read
 from nanotriton.rules.extract import after_reasoning, defines, parse, python_blocks
 
 SEPARATOR = re.compile(r"^#{146}[ \t]*$", re.M)
@@ -95,7 +96,7 @@ def find_folder(data: Path) -> Path:
 
 def read_json(path: Path) -> list[dict]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path}: cannot read: {error.strerror}") from None
     except ValueError as error:
@@ -108,8 +109,8 @@ def read_json(path: Path) -> list[dict]:
 def split(path: Path) -> tuple[str, str]:
     """(implementation, test) of a problem's file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read(path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     parts = SEPARATOR.split(text)
     if len(parts) != 2:

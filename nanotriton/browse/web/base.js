@@ -1,4 +1,5 @@
-// What every other file uses: making elements, writing numbers, unpacking text, letting the browser breathe.
+// What every other file uses: making elements, writing numbers, unpacking text, letting the browser
+// breathe.
 
 // el("button", {class: "quiet", onclick: f}, "text", anotherElement). Strings become text, never HTML.
 function el(name, attributes = {}, ...children) {
@@ -16,7 +17,9 @@ function fill(node, attributes, children) {
     else if (key === "style") Object.assign(node.style, value);
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(
+    ...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return node;
 }
 

@@ -1,5 +1,5 @@
-// Two kinds of charts, as SVG: lines over steps, and shares stacked over steps. What they have in common is a frame
-// with axes and a cross-hair that all charts of the page share.
+// Two kinds of charts, as SVG: lines over steps, and shares stacked over steps. What they have in common
+// is a frame with axes and a cross-hair that all charts of the page share.
 
 const CHART = { width: 360, height: 190, left: 46, right: 10, top: 8, bottom: 22 };
 
@@ -55,13 +55,19 @@ const crosshair = {
   },
 };
 
-// x and y: {low, high, log}. pick(step) is told where the user clicked; tip(step) gives the tooltip's lines.
+// x and y: {low, high, log}. pick(step) is told where the user clicked; tip(step) gives the tooltip's
+// lines.
 class Chart {
   constructor({ x, y, percent: inPercent, pick, tip }) {
     Object.assign(this, { x, y, tip });
     this.node = svg("svg", { class: "chart", viewBox: `0 0 ${CHART.width} ${CHART.height}` });
     this.drawn = svg("g");
-    this.rule = svg("line", { class: "rule", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
+    this.rule = svg("line", {
+      class: "rule",
+      y1: CHART.top,
+      y2: CHART.height - CHART.bottom,
+      visibility: "hidden",
+    });
     this.node.append(this.frame(inPercent), this.drawn, this.rule);
     this.node.addEventListener("pointermove", (event) => this.moved(event));
     this.node.addEventListener("pointerleave", () => this.left());
@@ -137,11 +143,14 @@ function joined(lines) {
   return [...at].sort((a, b) => a[0] - b[0]).map(([step, values]) => ({ step, values }));
 }
 
-// series: [{name, color, lines: one [steps, values] for each run}] -> an SVG, or null where there is nothing to draw.
-// A line is the mean over its runs; its band reaches from the lowest run to the highest.
+// series: [{name, color, lines: one [steps, values] for each run}] -> an SVG, or null where there is
+// nothing to draw. A line is the mean over its runs; its band reaches from the lowest run to the highest.
 function lineChart(series, { weight = 0, apart = false, log = false, dots = false, pick } = {}) {
   const drawn = series.flatMap(({ name, color, lines }) => {
-    const smooth = lines.map(([steps, values]) => [steps, weight && !dots ? smoothed(values, weight) : values]);
+    const smooth = lines.map(([steps, values]) => [
+      steps,
+      weight && !dots ? smoothed(values, weight) : values,
+    ]);
     const sets = apart ? smooth.map((line) => [line]) : [smooth];
     const raw = weight && !dots && (apart || lines.length === 1) ? lines : [];
     return sets.map((set, k) => ({ name, color, points: joined(set), raw: joined(raw.slice(k, k + 1)) }));
@@ -163,7 +172,9 @@ function lineChart(series, { weight = 0, apart = false, log = false, dots = fals
 function drawLine(chart, { color, points, raw }, dots) {
   const usable = points.filter((p) => !chart.y.log || Math.min(...p.values) > 0);
   const path = (list, of) =>
-    list.map((p, k) => `${k ? "L" : "M"}${chart.toX(p.step).toFixed(1)},${chart.toY(of(p)).toFixed(1)}`).join("");
+    list
+      .map((p, k) => `${k ? "L" : "M"}${chart.toX(p.step).toFixed(1)},${chart.toY(of(p)).toFixed(1)}`)
+      .join("");
   const averaged = (p) => mean(p.values);
   if (usable.some((p) => p.values.length > 1)) {
     const top = path(usable, (p) => Math.max(...p.values));
@@ -171,18 +182,24 @@ function drawLine(chart, { color, points, raw }, dots) {
     chart.drawn.append(svg("path", { d: `${top}${back}Z`, fill: color, class: "band" }));
   }
   const visible = raw.filter((p) => !chart.y.log || p.values[0] > 0);
-  if (visible.length) chart.drawn.append(svg("path", { d: path(visible, averaged), stroke: color, class: "raw" }));
+  if (visible.length)
+    chart.drawn.append(svg("path", { d: path(visible, averaged), stroke: color, class: "raw" }));
   chart.drawn.append(svg("path", { d: path(usable, averaged), stroke: color, class: "mean" }));
   if (dots || usable.length === 1) {
     for (const p of usable) {
-      chart.drawn.append(svg("circle", { cx: chart.toX(p.step), cy: chart.toY(averaged(p)), r: 2.6, fill: color }));
+      chart.drawn.append(
+        svg("circle", { cx: chart.toX(p.step), cy: chart.toY(averaged(p)), r: 2.6, fill: color }),
+      );
     }
   }
 }
 
 function lineTip(drawn, step) {
   const rows = drawn.map(({ name, color, points }) => {
-    const near = points.reduce((a, b) => (a && Math.abs(a.step - step) <= Math.abs(b.step - step) ? a : b), null);
+    const near = points.reduce(
+      (a, b) => (a && Math.abs(a.step - step) <= Math.abs(b.step - step) ? a : b),
+      null,
+    );
     if (!near) return null;
     const several = near.values.length > 1;
     const spread = several ? ` (${show(Math.min(...near.values))} to ${show(Math.max(...near.values))})` : "";
@@ -193,28 +210,37 @@ function lineTip(drawn, step) {
 }
 
 function extent(values) {
-  return values.reduce(
-    ({ low, high }, v) => ({ low: Math.min(low, v), high: Math.max(high, v) }),
-    { low: Infinity, high: -Infinity },
-  );
+  return values.reduce(({ low, high }, v) => ({ low: Math.min(low, v), high: Math.max(high, v) }), {
+    low: Infinity,
+    high: -Infinity,
+  });
 }
 
 function padded({ low, high }, log) {
   if (log) return { low: low / 1.1, high: high * 1.1 };
   if (low >= 0 && low < 0.4 * high) low = 0; // an axis that nearly reaches 0 reaches it
-  if (high - low < 1e-6 * Math.abs(high)) return { low: low - Math.abs(low) * 0.06, high: high + Math.abs(high) * 0.06 };
+  if (high - low < 1e-6 * Math.abs(high))
+    return { low: low - Math.abs(low) * 0.06, high: high + Math.abs(high) * 0.06 };
   const room = (high - low || 1) * 0.06;
   return { low: low === 0 ? 0 : low - room, high: high + room };
 }
 
 // mix: {steps, counts: status -> numbers} -> an SVG of the shares, the most frequent statuses below.
 function statusChart(mix, { weight = 0, pick } = {}) {
-  const totals = mix.steps.map((_, k) => Object.values(mix.counts).reduce((sum, counts) => sum + counts[k], 0));
+  const totals = mix.steps.map((_, k) =>
+    Object.values(mix.counts).reduce((sum, counts) => sum + counts[k], 0),
+  );
   const sum = (status) => mix.counts[status].reduce((a, b) => a + b, 0);
   const first = (status) => (status === "correct" ? 0 : 1);
   const order = Object.keys(mix.counts).sort((a, b) => first(a) - first(b) || sum(b) - sum(a));
   const shares = new Map(
-    order.map((status) => [status, smoothed(mix.counts[status].map((n, k) => n / (totals[k] || 1)), weight)]),
+    order.map((status) => [
+      status,
+      smoothed(
+        mix.counts[status].map((n, k) => n / (totals[k] || 1)),
+        weight,
+      ),
+    ]),
   );
   const chart = new Chart({
     x: extent(mix.steps),
@@ -242,7 +268,13 @@ function statusTip(mix, order, totals, step) {
   return [
     el("div", { class: "muted" }, `step ${step}, ${plural(totals[k], "sample")}`),
     ...there.map((status) =>
-      el("div", {}, swatch(statusColor(status)), `${status} `, el("b", {}, percent(mix.counts[status][k] / totals[k]))),
+      el(
+        "div",
+        {},
+        swatch(statusColor(status)),
+        `${status} `,
+        el("b", {}, percent(mix.counts[status][k] / totals[k])),
+      ),
     ),
   ];
 }

@@ -1,10 +1,23 @@
 // The first tab: what became of each setting, the verdicts over the steps, and a curve for every number.
 
-// [stages, name of the number, title, what it says, options]. Others follow below them, under their own names.
+// [stages, name of the number, title, what it says, options]. Others follow below them, under their own
+// names.
 const MAIN_CURVES = [
   ["grpo", "reward", "reward", "mean over the samples of a step"],
-  ["grpo/test grpo/eval", "success", "held-out success", "at temperature 1; test tasks at both ends, dev between", { dots: true }],
-  ["grpo/test grpo/eval", "greedy", "held-out success, greedy", "test tasks at both ends, dev between", { dots: true }],
+  [
+    "grpo/test grpo/eval",
+    "success",
+    "held-out success",
+    "at temperature 1; test tasks at both ends, dev between",
+    { dots: true },
+  ],
+  [
+    "grpo/test grpo/eval",
+    "greedy",
+    "held-out success, greedy",
+    "test tasks at both ends, dev between",
+    { dots: true },
+  ],
   ["grpo", "spread", "spread", "share of samples in groups whose rewards differ; the others teach nothing"],
   ["grpo", "pass_at_k", "pass@group", "share of tasks that some sample of the group solved"],
   ["grpo", "length", "length", "tokens of a completion"],
@@ -15,9 +28,11 @@ const MAIN_CURVES = [
   ["grpo", "clip_fraction", "clip fraction", "share of tokens at which the clip held the step back"],
   ["grpo", "norm", "gradient norm", "before clipping"],
   ["sft", "loss", "SFT loss", "nats a token", { log: true }],
+  ["sft/eval", "eval_loss", "held-out SFT loss", "nats a token", { log: true, dots: true }],
 ];
 
-const curves = { weight: 0.6, apart: false, hidden: new Set() };
+// What the user chose: smoothing, seeds apart, settings that are not drawn, folds that are open.
+const curves = { weight: 0.6, apart: false, hidden: new Set(), open: new Set() };
 
 function curvesTab(page) {
   const body = el("div", { class: "curves" });
@@ -46,27 +61,52 @@ function curvesTab(page) {
 
 // One line for each setting: it is the legend of all curves too.
 function settingsTable(page, draw) {
-  const heads = ["", "setting", "runs", "steps", "reward", "", "held-out success", "", "most frequent failure"];
+  const heads = [
+    "",
+    "setting",
+    "runs",
+    "steps",
+    "reward",
+    "",
+    "held-out success",
+    "",
+    "most frequent failure",
+  ];
   const rows = page.groups.map((group, number) => {
-    const box = el("input", { type: "checkbox", checked: !curves.hidden.has(number), title: "draw its curves" });
+    const box = el("input", {
+      type: "checkbox",
+      checked: !curves.hidden.has(number),
+      title: "draw its curves",
+    });
     box.addEventListener("change", () => {
       if (box.checked) curves.hidden.delete(number);
       else curves.hidden.add(number);
       draw();
     });
     const runs = group.runs.map((k) => page.runs[k]);
-    const [before, after] = ends(runs, ["grpo/test", "grpo/eval"], "success", 1);
+    const stages = runs.some((run) => run.curves.grpo) ? ["grpo/test", "grpo/eval"] : ["sft/eval"];
+    const [before, after] = ends(runs, stages, "success", 1);
+    const [, error] = ends(runs, stages, "success_se", 1);
     const [early, late] = ends(runs, ["grpo"], "reward", 5);
-    const steps = Math.max(0, ...runs.flatMap((run) => run.curves.grpo?.reward?.[0] ?? run.curves.sft?.loss?.[0] ?? []));
+    const steps = Math.max(
+      0,
+      ...runs.flatMap((run) => run.curves.grpo?.reward?.[0] ?? run.curves.sft?.loss?.[0] ?? []),
+    );
     return el(
       "tr",
       {},
       el("td", {}, box),
-      el("td", {}, swatch(lineColor(number)), el("b", {}, group.name), page.groups.length > 1 && el("div", { class: "muted small" }, group.differs)),
+      el(
+        "td",
+        {},
+        swatch(lineColor(number)),
+        el("b", {}, group.name),
+        page.groups.length > 1 && el("div", { class: "muted small" }, group.differs),
+      ),
       el("td", {}, runs.map((run) => run.name + (run.seed === null ? "" : ` (seed ${run.seed})`)).join(", ")),
       el("td", { class: "right" }, show(steps)),
       ...change(early, late, show),
-      ...change(before, after, percent),
+      ...change(before, after, percent, error),
       el("td", {}, ...commonFailure(runs)),
     );
   });
@@ -81,18 +121,31 @@ function settingsTable(page, draw) {
 // A number at the start and at the end of the runs: means of `window` values each, then over the runs.
 function ends(runs, stages, key, window) {
   const found = runs.map((run) => {
-    const points = joined(stages.map((stage) => run.curves[stage]?.[key] ?? [[], []])).map((p) => p.values[0]);
+    const points = joined(stages.map((stage) => run.curves[stage]?.[key] ?? [[], []])).map(
+      (p) => p.values[0],
+    );
     return points.length ? [mean(points.slice(0, window)), mean(points.slice(-window))] : null;
   });
   const there = found.filter(Boolean);
   return [mean(there.map(([first]) => first)), mean(there.map(([, last]) => last))];
 }
 
-function change(before, after, write) {
+// Two cells. `error` is the standard error of the second number: a change that is no larger is not
+// coloured.
+function change(before, after, write, error = NaN) {
   if (!Number.isFinite(after)) return [el("td", { class: "muted" }, "–"), el("td")];
-  const better = after > before ? "better" : after < before ? "worse" : "muted";
+  const clear = after !== before && !(Math.abs(after - before) <= error);
   const moved = `${after >= before ? "+" : "−"}${write(Math.abs(after - before))}`;
-  return [el("td", {}, `${write(before)} → `, el("b", {}, write(after))), el("td", { class: better }, moved)];
+  return [
+    el(
+      "td",
+      {},
+      `${write(before)} → `,
+      el("b", {}, write(after)),
+      Number.isFinite(error) && el("span", { class: "muted" }, ` ± ${write(error)}`),
+    ),
+    el("td", { class: clear ? (after > before ? "better" : "worse") : "muted" }, moved),
+  ];
 }
 
 function commonFailure(runs) {
@@ -113,11 +166,17 @@ function commonFailure(runs) {
 function mainCurves(page) {
   const keys = new Set(page.runs.flatMap((run) => Object.keys(run.curves.grpo ?? {})));
   const parts = [...keys].filter((key) => key.startsWith("reward/"));
-  return [MAIN_CURVES[0], ...parts.map((key) => ["grpo", key, key, "mean of this part of the reward"]), ...MAIN_CURVES.slice(1)];
+  return [
+    MAIN_CURVES[0],
+    ...parts.map((key) => ["grpo", key, key, "mean of this part of the reward"]),
+    ...MAIN_CURVES.slice(1),
+  ];
 }
 
 function curveSections(page) {
-  const groups = page.groups.map((group, number) => ({ ...group, number })).filter((g) => !curves.hidden.has(g.number));
+  const groups = page.groups
+    .map((group, number) => ({ ...group, number }))
+    .filter((g) => !curves.hidden.has(g.number));
   const known = new Set();
   const main = mainCurves(page).flatMap(([stages, key, title, says, options]) => {
     for (const stage of stages.split(" ")) known.add(`${stage} ${key}`);
@@ -135,7 +194,9 @@ function curveSections(page) {
   return [
     el("div", { class: "cards" }, ...mixCards(page, groups), ...main),
     ...Object.entries(others).map(([kind, found]) =>
-      folded(kind, () => [...found.values()].flatMap(([stage, key]) => curveCard(page, groups, [stage], key, key, stage))),
+      folded(kind, () =>
+        [...found.values()].flatMap(([stage, key]) => curveCard(page, groups, [stage], key, key, stage)),
+      ),
     ),
   ];
 }
@@ -143,9 +204,9 @@ function curveSections(page) {
 // Cards that are drawn when they are first looked at.
 function folded(title, cards) {
   const inner = el("div", { class: "cards" });
-  const details = el("details", { open: folded.open?.has(title) }, el("summary", {}, title), inner);
+  const details = el("details", { open: curves.open.has(title) }, el("summary", {}, title), inner);
   const fillIt = () => {
-    (folded.open ??= new Set())[details.open ? "add" : "delete"](title);
+    curves.open[details.open ? "add" : "delete"](title);
     if (details.open && !inner.childElementCount) inner.append(...cards());
   };
   details.addEventListener("toggle", fillIt);
@@ -160,9 +221,19 @@ function curveCard(page, groups, stages, key, title, says, options = {}) {
     lines: group.runs.map((k) => runLine(page.runs[k], stages, key)).filter(Boolean),
   }));
   const pick = stages.includes("grpo") ? (step) => page.lookAt({ from: step, to: step }) : undefined;
-  const chart = lineChart(series.filter((s) => s.lines.length), { ...options, weight: curves.weight, apart: curves.apart, pick });
+  const chart = lineChart(
+    series.filter((s) => s.lines.length),
+    { ...options, weight: curves.weight, apart: curves.apart, pick },
+  );
   if (!chart) return [];
-  return [el("figure", { class: "card" }, el("figcaption", {}, el("b", {}, title), el("span", { class: "muted" }, says)), chart)];
+  return [
+    el(
+      "figure",
+      { class: "card" },
+      el("figcaption", {}, el("b", {}, title), el("span", { class: "muted" }, says)),
+      chart,
+    ),
+  ];
 }
 
 // [steps, values] of one run, joined over stages; null where it has none.

@@ -4,7 +4,8 @@ const KEEP_CHARS = 60e6; // of unpacked chunks; the ones that nobody looked at f
 
 class Samples {
   constructor(index, unscored) {
-    Object.assign(this, index); // columns, splits, tasks, statuses, reasons, messages, finishes, starts, skipped
+    // columns, the tables that they number (splits, tasks, statuses, reasons, ...), starts, skipped
+    Object.assign(this, index);
     this.size = this.columns.run.length;
     const unsaid = new Set(unscored);
     this.correct = this.statuses.map((status) => status === "correct");
@@ -60,22 +61,12 @@ class Samples {
 
   // The samples that were compared with sample i, itself among them, the best first.
   groupOf(i) {
-    if (!this.groups) {
-      this.groups = new Map();
-      for (let k = 0; k < this.size; k++) {
-        const key = this.groupKey(k);
-        if (!this.groups.has(key)) this.groups.set(key, []);
-        this.groups.get(key).push(k);
-      }
-      const worth = (k) => this.columns.reward[k] ?? (this.correct[this.columns.status[k]] ? 1 : -1);
-      for (const members of this.groups.values()) members.sort((a, b) => worth(b) - worth(a));
-    }
-    return this.groups.get(this.groupKey(i));
-  }
-
-  groupKey(i) {
-    const { run, split, step, group, task } = this.columns;
-    return `${run[i]} ${split[i]} ${step[i]} ${group[i]} ${task[i]}`;
+    const { run, split, step, group, task, reward } = this.columns;
+    const keys = [run, split, step, group, task];
+    const members = [];
+    for (let k = 0; k < this.size; k++) if (keys.every((column) => column[k] === column[i])) members.push(k);
+    const worth = (k) => reward[k] ?? (this.correct[this.columns.status[k]] ? 1 : -1);
+    return members.sort((a, b) => worth(b) - worth(a));
   }
 
   status(i) {
@@ -83,8 +74,8 @@ class Samples {
   }
 }
 
-// Orders of the list: a number for each sample, small ones first. Equal ones stay as they were written, newest
-// first.
+// Orders of the list: a number for each sample, small ones first. Equal ones stay as they were written,
+// newest first.
 const ORDERS = {
   "failures first": (s, i) => (s.correct[s.columns.status[i]] ? 2 : s.unscored[s.columns.status[i]] ? 1 : 0),
   "newest first": () => 0,
@@ -98,8 +89,15 @@ const ORDERS = {
   "fastest first": (s, i) => -(s.columns.speedup[i] ?? -Infinity),
 };
 
-function ordered(samples, rows, order) {
-  const key = Float64Array.from({ length: samples.size }, (_, i) => ORDERS[order](samples, i));
+// All samples in this order; sorted once.
+function ordering(samples, order) {
+  samples.orderings ??= {};
+  return (samples.orderings[order] ??= sorted(samples, ORDERS[order]));
+}
+
+function sorted(samples, keyOf) {
+  const key = Float64Array.from({ length: samples.size }, (_, i) => keyOf(samples, i));
   const { step } = samples.columns;
-  return rows.sort((a, b) => key[a] - key[b] || step[b] - step[a] || a - b);
+  const all = Int32Array.from(key, (_, i) => i);
+  return all.sort((a, b) => key[a] - key[b] || step[b] - step[a] || a - b);
 }

@@ -1,4 +1,5 @@
-// One sample: what it was asked, what it wrote, what became of it, and how it differs from others of its group.
+// One sample: what it was asked, what it wrote, what became of it, and how it differs from others of its
+// group.
 
 const VIEWS = ["completion", "diff", "row"];
 
@@ -29,7 +30,10 @@ class Detail {
   likelyOther(i) {
     const others = this.samples.groupOf(i).filter((k) => k !== i);
     const { reward } = this.samples.columns;
-    return (others[0] !== undefined && (reward[others[0]] ?? 0) > (reward[i] ?? 0) ? others[0] : others.at(-1)) ?? null;
+    return (
+      (others[0] !== undefined && (reward[others[0]] ?? 0) > (reward[i] ?? 0) ? others[0] : others.at(-1)) ??
+      null
+    );
   }
 
   async draw() {
@@ -62,7 +66,11 @@ class Detail {
       { class: "head" },
       el("h2", {}, statusBadge(verdict.status), " ", tasks[columns.task[i]]),
       verdict.message && el("pre", { class: "message", "data-searched": true }, verdict.message),
-      el("dl", { class: "facts" }, ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+      el(
+        "dl",
+        { class: "facts" },
+        ...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
+      ),
     );
   }
 
@@ -84,7 +92,16 @@ class Detail {
         `${reward === null ? this.samples.status(k) : show(reward)}${many}`,
       );
     });
-    return el("div", { class: "group" }, el("span", { class: "muted small" }, `its group of ${members.reduce((sum, k) => sum + columns.count[k], 0)}`), ...pills);
+    return el(
+      "div",
+      { class: "group" },
+      el(
+        "span",
+        { class: "muted small" },
+        `its group of ${members.reduce((sum, k) => sum + columns.count[k], 0)}`,
+      ),
+      ...pills,
+    );
   }
 
   tabs() {
@@ -101,7 +118,12 @@ class Detail {
         label[view],
       ),
     );
-    return el("div", { class: "views" }, ...buttons, copyButton(() => candidateOf(this.texts.completion) ?? this.texts.completion));
+    return el(
+      "div",
+      { class: "views" },
+      ...buttons,
+      copyButton(() => candidateOf(this.texts.completion) ?? this.texts.completion),
+    );
   }
 
   turn(view) {
@@ -121,8 +143,14 @@ class Detail {
     const task = el("div", { class: "half" }, el("h3", {}, "task"), codeBlock(this.texts.source ?? ""));
     const wrong = +(/\bline (\d+)/.exec(this.texts.verdict.message ?? "")?.[1] ?? 0);
     const parts = completionParts(this.texts.completion).map((part) => completionPart(part, wrong));
+    const answered = candidateOf(this.texts.completion) !== null;
     const empty = el("p", { class: "muted" }, "The completion is empty.");
-    return el("div", { class: "halves" }, el("div", { class: "half" }, ...(parts.length ? parts : [empty])), task);
+    return el(
+      "div",
+      { class: "halves" },
+      el("div", { class: answered ? "half" : "half unanswered" }, ...(parts.length ? parts : [empty])),
+      task,
+    );
   }
 
   async diff() {
@@ -130,11 +158,23 @@ class Detail {
     const sides = [this.texts.completion, completion].map((text) => candidateOf(text) ?? text);
     const { columns } = this.samples;
     const side = (name, status, k) =>
-      el("div", {}, el("b", {}, name), " ", statusBadge(status), ` reward ${columns.reward[k] === null ? "none" : show(columns.reward[k])}`);
+      el(
+        "div",
+        {},
+        el("b", {}, name),
+        " ",
+        statusBadge(status),
+        ` reward ${columns.reward[k] === null ? "none" : show(columns.reward[k])}`,
+      );
     return el(
       "div",
       { class: "compared" },
-      el("div", { class: "sides" }, side("this sample", this.texts.verdict.status, this.shown), side("the other", verdict.status, this.other)),
+      el(
+        "div",
+        { class: "sides" },
+        side("this sample", this.texts.verdict.status, this.shown),
+        side("the other", verdict.status, this.other),
+      ),
       el("p", { class: "muted small" }, "Click another sample of the group above to compare with it."),
       sides[0] === sides[1] ? el("p", {}, "Both candidates are the same text.") : diffView(...sides),
     );
@@ -144,24 +184,45 @@ class Detail {
     const { columns } = this.samples;
     const i = this.shown;
     const plain = Object.fromEntries(
-      ["step", "group", "tokens", "reward", "advantage", "speedup", "count"].map((key) => [key, columns[key][i]]),
+      ["step", "group", "tokens", "reward", "advantage", "speedup", "count"].map((key) => [
+        key,
+        columns[key][i],
+      ]),
     );
-    const all = { task: this.samples.tasks[columns.task[i]], split: this.samples.splits[columns.split[i]], ...plain };
+    const all = {
+      task: this.samples.tasks[columns.task[i]],
+      split: this.samples.splits[columns.split[i]],
+      ...plain,
+    };
     const text = JSON.stringify({ ...all, ...this.texts.others, verdict: this.texts.verdict }, null, 2);
-    return el("div", {}, codeBlock(text), el("h3", {}, "completion, as written"), codeBlock(this.texts.completion));
+    return el(
+      "div",
+      {},
+      codeBlock(text),
+      el("h3", {}, "completion, as written"),
+      codeBlock(this.texts.completion),
+    );
   }
 }
 
 function completionPart(part, wrong) {
   if (part.kind === "text") return el("pre", { class: "prose", "data-searched": true }, part.text.trim());
   const name = part.kind === "candidate" ? "candidate" : "a block that was not judged";
-  return el("div", { class: part.kind }, el("h3", {}, name), codeBlock(part.text, part.kind === "candidate" ? wrong : 0));
+  return el(
+    "div",
+    { class: part.kind },
+    el("h3", {}, name),
+    codeBlock(part.text, part.kind === "candidate" ? wrong : 0),
+  );
 }
 
 function copyButton(text) {
   const button = el("button", { class: "quiet copy" }, "copy code");
   button.addEventListener("click", async () => {
-    const done = await navigator.clipboard.writeText(text()).then(() => true, () => false);
+    const done = await navigator.clipboard.writeText(text()).then(
+      () => true,
+      () => false,
+    );
     button.textContent = done ? "copied" : "the browser forbids it";
     setTimeout(() => (button.textContent = "copy code"), 1500);
   });

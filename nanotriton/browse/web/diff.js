@@ -1,6 +1,8 @@
-// What differs between two texts: line by line (Myers, "An O(ND) difference algorithm", 1986), then inside lines.
+// What differs between two texts: line by line (Myers, "An O(ND) difference algorithm", 1986), then inside
+// lines.
 
-// Pairs [i, j] of equal items, in order: a longest common subsequence. Null where more than `most` edits are needed.
+// Pairs [i, j] of equal items, in order: a longest common subsequence. Null where more than `most` edits
+// are needed.
 function commonItems(a, b, most = 4000) {
   const reach = new Map([[1, 0]]); // diagonal -> the furthest x on it
   const history = [];
@@ -35,7 +37,8 @@ function walkBack(a, b, history) {
   return pairs.reverse();
 }
 
-// Rows {left, right} of line numbers (from 0) in a side-by-side view; null on the side where a line is missing.
+// Rows {left, right} of line numbers (from 0) in a side-by-side view; null on the side where a line is
+// missing.
 function diffRows(left, right) {
   const rows = [];
   let i = 0;
@@ -89,7 +92,9 @@ const FOLD = 8; // fewer equal lines than these are not folded
 
 // The rows, cut where a stretch of equal ones leaves the context of a difference: pairs [first, end).
 function foldedRanges(rows) {
-  const near = rows.map((_, k) => rows.slice(Math.max(0, k - CONTEXT), k + CONTEXT + 1).some((row) => !row.same));
+  const near = rows.map((_, k) =>
+    rows.slice(Math.max(0, k - CONTEXT), k + CONTEXT + 1).some((row) => !row.same),
+  );
   const cuts = rows.map((_, k) => k).filter((k) => k === 0 || near[k] !== near[k - 1]);
   return cuts.map((k, n) => [k, cuts[n + 1] ?? rows.length]);
 }

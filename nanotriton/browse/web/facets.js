@@ -10,34 +10,52 @@ const FACETS = [
 ];
 
 function emptyFilter() {
-  const filter = { task: null, from: null, to: null, low: null, high: null, query: "", order: "failures first" };
+  const filter = {
+    task: null,
+    from: null,
+    to: null,
+    low: null,
+    high: null,
+    query: "",
+    order: "failures first",
+  };
   for (const [column] of FACETS) filter[column] = new Set();
   return filter;
 }
 
-// The rows that pass, and how often each value of each facet occurs among those that pass everything but that facet.
+// The rows that pass, in order, and how often each value of each facet occurs among those that pass
+// everything but that facet.
 function filtered(samples, filter) {
-  const { columns, size } = samples;
-  const counts = Object.fromEntries(FACETS.map(([column]) => [column, new Map()]));
+  const { columns } = samples;
+  const facets = FACETS.map(([name]) => ({ column: columns[name], chosen: filter[name], counts: new Map() }));
   const steps = new Map(); // step -> status -> samples, whatever steps are chosen
   const rows = [];
-  for (let i = 0; i < size; i++) {
-    if (filter.task !== null && columns.task[i] !== filter.task) continue;
-    const reward = columns.reward[i];
-    if (filter.low !== null && !(reward !== null && reward >= filter.low)) continue;
-    if (filter.high !== null && !(reward !== null && reward <= filter.high)) continue;
-    const step = columns.step[i];
-    const early = (filter.from !== null && step < filter.from) || (filter.to !== null && step > filter.to);
-    const failed = FACETS.filter(([column]) => filter[column].size && !filter[column].has(columns[column][i]));
-    if (!failed.length) addTo(steps, step, columns.status[i], columns.count[i]);
-    if (early || failed.length > 1) continue;
-    if (!failed.length) rows.push(i);
-    for (const [column] of failed.length ? failed : FACETS) {
-      const value = columns[column][i];
-      counts[column].set(value, (counts[column].get(value) ?? 0) + columns.count[i]);
+  for (const i of ordering(samples, filter.order)) {
+    if (!passesBounds(columns, filter, i)) continue;
+    let failed = null;
+    let failures = 0;
+    for (const facet of facets) {
+      if (!facet.chosen.size || facet.chosen.has(facet.column[i])) continue;
+      failed = facet;
+      failures += 1;
+    }
+    const [step, number] = [columns.step[i], columns.count[i]];
+    if (!failures) addTo(steps, step, columns.status[i], number);
+    if (failures > 1 || step < (filter.from ?? -Infinity) || step > (filter.to ?? Infinity)) continue;
+    if (!failures) rows.push(i);
+    for (const { column, counts } of failed ? [failed] : facets) {
+      counts.set(column[i], (counts.get(column[i]) ?? 0) + number);
     }
   }
+  const counts = Object.fromEntries(FACETS.map(([name], k) => [name, facets[k].counts]));
   return { rows, counts, steps };
+}
+
+function passesBounds(columns, filter, i) {
+  if (filter.task !== null && columns.task[i] !== filter.task) return false;
+  if (filter.low === null && filter.high === null) return true;
+  const reward = columns.reward[i];
+  return reward !== null && reward >= (filter.low ?? -Infinity) && reward <= (filter.high ?? Infinity);
 }
 
 function addTo(steps, step, status, number) {
@@ -82,56 +100,90 @@ function facetColumn(samples, filter, counts, changed) {
   });
 }
 
-// Bars of the samples of each step, by status. Dragging over them chooses steps, a click without moving one step.
+const MOST_BARS = 250;
+
+// Steps as bars: {low, wide: steps of a bar, bars: [status -> samples]}. Many steps share a bar.
+function binned(steps) {
+  const known = [...steps.keys()];
+  const low = Math.min(...known);
+  const wide = Math.ceil((Math.max(...known) - low + 1) / MOST_BARS);
+  const bars = [];
+  for (const [step, statuses] of steps) {
+    const bar = (bars[Math.floor((step - low) / wide)] ??= new Map());
+    for (const [status, number] of statuses) bar.set(status, (bar.get(status) ?? 0) + number);
+  }
+  return { low, wide, bars: Array.from(bars, (bar) => bar ?? new Map()) };
+}
+
+function barTotal(bar) {
+  return [...bar.values()].reduce((a, b) => a + b, 0);
+}
+
+// Bars of the samples of each step, by status. Dragging over them chooses steps, a click one of them.
 function stepBars(samples, filter, steps, changed) {
   const box = el("div", { class: "steps", title: "drag to choose steps" });
-  const known = [...steps.keys()].sort((a, b) => a - b);
-  if (known.length < 2) return box;
-  const [low, high] = [known[0], known.at(-1)];
-  const totals = known.map((step) => [...steps.get(step).values()].reduce((a, b) => a + b, 0));
-  const most = Math.max(...totals);
-  const wide = 1000 / (high - low + 1);
+  if (steps.size < 2) return box;
+  const { low, wide, bars } = binned(steps);
   const picture = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none" });
+  const most = Math.max(...bars.map(barTotal));
+  bars.forEach((bar, k) => {
+    const [from, to] = [low + k * wide, low + (k + 1) * wide - 1];
+    const out = (filter.from !== null && to < filter.from) || (filter.to !== null && from > filter.to);
+    picture.append(...barParts(samples, bar, k * (1000 / bars.length), 860 / bars.length, most, out));
+  });
+  const range = (a, b) => [low + Math.min(a, b) * wide, low + (Math.max(a, b) + 1) * wide - 1];
+  chooseBars(picture, bars, range, (from, to) => {
+    const again = filter.from === from && filter.to === to;
+    Object.assign(filter, again ? { from: null, to: null } : { from, to });
+    changed();
+  });
+  const ends = [`step ${low}`, String(Math.max(...steps.keys()))];
+  box.append(picture, ...ends.map((text) => el("span", { class: "muted small" }, text)));
+  return box;
+}
+
+// One bar, from the right statuses below to the rare ones above.
+function barParts(samples, bar, x, width, most, faint) {
   const first = (status) => (samples.correct[status] ? 0 : 1);
-  known.forEach((step) => {
-    let y = 100;
-    for (const [status, number] of [...steps.get(step)].sort((a, b) => first(a[0]) - first(b[0]) || a[0] - b[0])) {
+  let y = 100;
+  return [...bar]
+    .sort((a, b) => first(a[0]) - first(b[0]) || a[0] - b[0])
+    .map(([status, number]) => {
       const height = (96 * number) / most;
       y -= height;
-      const color = statusColor(samples.statuses[status]);
-      const out = (filter.from !== null && step < filter.from) || (filter.to !== null && step > filter.to);
-      const x = (step - low) * wide;
-      picture.append(svg("rect", { x, y, width: wide * 0.86, height, fill: color, opacity: out ? 0.25 : 1 }));
-    }
-  });
-  const stepAt = (event) => {
-    const bounds = picture.getBoundingClientRect();
-    const share = Math.max(0, Math.min(0.9999, (event.clientX - bounds.left) / bounds.width));
-    return low + Math.floor(share * (high - low + 1));
+      const fill = statusColor(samples.statuses[status]);
+      return svg("rect", { x, y, width, height, fill, opacity: faint ? 0.25 : 1 });
+    });
+}
+
+// Lets the user drag over bars. range(a, b) are the steps from one bar to another; chosen(from, to) is told
+// them at the end.
+function chooseBars(picture, bars, range, chosen) {
+  let start = null; // the bar at which the button was pressed
+  const barAt = (event) => {
+    const { left, width } = picture.getBoundingClientRect();
+    const share = (event.clientX - left) / width;
+    return Math.max(0, Math.min(bars.length - 1, Math.floor(share * bars.length)));
   };
-  let start = null;
   picture.addEventListener("pointerdown", (event) => {
-    start = stepAt(event);
+    start = barAt(event);
     picture.setPointerCapture(event.pointerId);
   });
   picture.addEventListener("pointermove", (event) => {
-    const step = stepAt(event);
-    const from = start === null ? step : Math.min(start, step);
-    const to = start === null ? step : Math.max(start, step);
-    const number = known.reduce((sum, s, k) => sum + (s >= from && s <= to ? totals[k] : 0), 0);
-    tooltip.show(event.clientX, event.clientY, `step ${from === to ? from : `${from} to ${to}`}: ${plural(number, "sample")}`);
+    const at = barAt(event);
+    const [from, to] = range(start ?? at, at);
+    const covered = bars.slice(Math.min(start ?? at, at), Math.max(start ?? at, at) + 1);
+    const number = covered.reduce((sum, bar) => sum + barTotal(bar), 0);
+    const text = `step ${from === to ? from : `${from} to ${to}`}: ${plural(number, "sample")}`;
+    tooltip.show(event.clientX, event.clientY, text);
   });
   picture.addEventListener("pointerleave", () => tooltip.hide());
   picture.addEventListener("pointerup", (event) => {
-    const step = stepAt(event);
-    const [from, to] = [Math.min(start, step), Math.max(start, step)];
-    const again = filter.from === from && filter.to === to;
-    Object.assign(filter, again ? { from: null, to: null } : { from, to });
+    if (start === null) return;
+    const steps = range(start, barAt(event));
     start = null;
-    changed();
+    chosen(...steps);
   });
-  box.append(picture, el("span", { class: "muted small" }, `step ${low}`), el("span", { class: "muted small" }, String(high)));
-  return box;
 }
 
 // What is chosen, each with a cross that takes it back.
@@ -139,7 +191,12 @@ function chosenChips(samples, filter, changed) {
   const chips = [];
   const chip = (text, undo) =>
     chips.push(
-      el("button", { class: "chip", title: `${text}: take this back`, onclick: () => (undo(), changed()) }, el("span", {}, text), " ×"),
+      el(
+        "button",
+        { class: "chip", title: `${text}: take this back`, onclick: () => (undo(), changed()) },
+        el("span", {}, text),
+        " ×",
+      ),
     );
   for (const [column, heading, table] of FACETS) {
     for (const value of filter[column]) {
@@ -156,10 +213,12 @@ function chosenChips(samples, filter, changed) {
   return chips;
 }
 
-// The filter as the part of the address behind the #, and back. Names stand there, which survive a new page.
+// The filter as the part of the address behind the #, and back. Names stand there, which survive a new
+// page.
 function filterWords(samples, filter) {
   const words = new URLSearchParams();
-  for (const [column, , table] of FACETS) for (const value of filter[column]) words.append(column, samples[table][value]);
+  for (const [column, , table] of FACETS)
+    for (const value of filter[column]) words.append(column, samples[table][value]);
   if (filter.task !== null) words.set("task", samples.tasks[filter.task]);
   for (const key of ["from", "to", "low", "high"]) if (filter[key] !== null) words.set(key, filter[key]);
   if (filter.query) words.set("query", filter.query);

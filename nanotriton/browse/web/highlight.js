@@ -1,18 +1,29 @@
 // Python in colour, and the parts of a completion.
 
+const KEYWORDS =
+  "and as assert async await break class continue def del elif else except False finally for from global if " +
+  "import in is lambda None nonlocal not or pass raise return True try while with yield";
+
+// A string ends at its quotes; one in triple quotes that has none, at the end of the text.
+const STRINGS = [
+  /"""[\s\S]*?(?:"""|(?![\s\S]))/,
+  /'''[\s\S]*?(?:'''|(?![\s\S]))/,
+  /"(?:\\.|[^"\\\n])*"?/,
+  /'(?:\\.|[^'\\\n])*'?/,
+];
+
+// In the order in which they are tried. The name of a group is the class of what it finds.
 const PYTHON = new RegExp(
   [
-    /(?<comment>#[^\n]*)/,
-    /(?<string>(?:\b[rbfuRBFU]{1,2})?(?:"""[\s\S]*?(?:"""|(?![\s\S]))|'''[\s\S]*?(?:'''|(?![\s\S]))|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?))/,
-    /(?<decorator>(?<=^[ \t]*)@[\w.]+)/,
-    /(?<number>\b(?:0[xob][\da-fA-F_]+|\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?)\b)/,
-    /(?<defined>(?<=\b(?:def|class)[ \t]+)\w+)/,
-    /(?<keyword>\b(?:and|as|assert|async|await|break|class|continue|def|del|elif|else|except|False|finally|for|from|global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|try|while|with|yield)\b)/,
-    /(?<library>\b(?:triton|tl|torch|nn|F)\b(?=\.))/,
-    /(?<called>\b[A-Za-z_]\w*(?=\())/,
-  ]
-    .map((part) => part.source)
-    .join("|"),
+    "(?<comment>#[^\\n]*)",
+    `(?<string>(?:\\b[rbfuRBFU]{1,2})?(?:${STRINGS.map((part) => part.source).join("|")}))`,
+    "(?<decorator>(?<=^[ \\t]*)@[\\w.]+)",
+    "(?<number>\\b(?:0[xob][\\da-fA-F_]+|\\d[\\d_]*\\.?\\d*(?:[eE][-+]?\\d+)?)\\b)",
+    "(?<defined>(?<=\\b(?:def|class)[ \\t]+)\\w+)",
+    `(?<keyword>\\b(?:${KEYWORDS.replaceAll(" ", "|")})\\b)`,
+    "(?<library>\\b(?:triton|tl|torch|nn|F)\\b(?=\\.))",
+    "(?<called>\\b[A-Za-z_]\\w*(?=\\())",
+  ].join("|"),
   "gm",
 );
 
@@ -28,7 +39,10 @@ function pythonLines(source) {
   let end = 0;
   for (const match of source.matchAll(PYTHON)) {
     put("", source.slice(end, match.index));
-    put(Object.keys(match.groups).find((name) => match.groups[name] !== undefined), match[0]);
+    put(
+      Object.keys(match.groups).find((name) => match.groups[name] !== undefined),
+      match[0],
+    );
     end = match.index + match[0].length;
   }
   put("", source.slice(end));
@@ -64,8 +78,9 @@ function codeBlock(source, wrong = 0) {
   return el("pre", { class: "code", "data-searched": true }, el("code", {}, ...rows));
 }
 
-// The parts of a completion: [{kind: "text", "code" or "candidate", text}]. The candidate is the last Python block
-// after the reasoning that defines ModelNew; nanotriton/rules/extract.py has the rule, a test compares.
+// The parts of a completion: [{kind: "text", "code" or "candidate", text}]. The candidate is the last
+// Python block after the reasoning that defines ModelNew; nanotriton/rules/extract.py has the rule, a test
+// compares.
 function completionParts(completion) {
   const parts = [];
   let fence = null;
@@ -94,7 +109,9 @@ function completionParts(completion) {
     }
   }
   close(fence ? "code" : "text");
-  const candidate = parts.findLast((part) => part.kind === "code" && isPython(part) && definesEntry(part.text));
+  const candidate = parts.findLast(
+    (part) => part.kind === "code" && isPython(part) && definesEntry(part.text),
+  );
   if (candidate) candidate.kind = "candidate";
   return parts.filter((part) => part.text.trim());
 }

@@ -24,7 +24,10 @@ class VirtualList {
   drawNow() {
     const above = 6; // rows out of sight, so that fast scrolling shows no gap
     const first = Math.max(0, Math.floor(this.node.scrollTop / this.height) - above);
-    const last = Math.min(this.items.length, first + Math.ceil(this.node.clientHeight / this.height) + 2 * above);
+    const last = Math.min(
+      this.items.length,
+      first + Math.ceil(this.node.clientHeight / this.height) + 2 * above,
+    );
     const rows = this.items.slice(first, last).map((item, k) => {
       const node = this.row(item);
       node.style.top = `${(first + k) * this.height}px`;

@@ -16,19 +16,33 @@ class SamplesTab {
 
   build() {
     this.changed = () => this.refresh();
-    this.search = el("input", { type: "search", class: "search", placeholder: "search code, tasks, messages, or /regular expression/" });
+    this.search = el("input", {
+      type: "search",
+      class: "search",
+      placeholder: "search code, tasks, messages, or /regular expression/",
+    });
     const later = settled(this.changed, 150);
     this.search.addEventListener("input", () => {
       this.filter.query = this.search.value;
       later();
     });
-    this.order = el("select", { title: "order" }, ...Object.keys(ORDERS).map((name) => el("option", {}, name)));
+    this.order = el(
+      "select",
+      { title: "order" },
+      ...Object.keys(ORDERS).map((name) => el("option", {}, name)),
+    );
     this.order.addEventListener("change", () => {
       this.filter.order = this.order.value;
       this.refresh();
     });
     this.bounds = ["low", "high"].map((key) => {
-      const input = el("input", { type: "number", step: "any", class: "bound", placeholder: key === "low" ? "from" : "to", title: `reward ${key === "low" ? "from" : "to"}` });
+      const input = el("input", {
+        type: "number",
+        step: "any",
+        class: "bound",
+        placeholder: key === "low" ? "from" : "to",
+        title: `reward ${key === "low" ? "from" : "to"}`,
+      });
       input.addEventListener("input", () => {
         this.filter[key] = input.value === "" ? null : +input.value;
         later();
@@ -40,7 +54,13 @@ class SamplesTab {
     this.chips = el("div", { class: "chips" });
     this.found = el("div", { class: "found muted small" });
     this.progress = el("progress", { max: 1, hidden: true });
-    const bar = el("div", { class: "bar" }, this.search, this.order, el("label", { class: "muted" }, "reward ", ...this.bounds));
+    const bar = el(
+      "div",
+      { class: "bar" },
+      this.search,
+      this.order,
+      el("label", { class: "muted" }, "reward ", ...this.bounds),
+    );
     const middle = el("div", { class: "middle" }, this.found, this.list.node);
     this.node = el(
       "div",
@@ -51,8 +71,12 @@ class SamplesTab {
   }
 
   skipped() {
-    const said = this.samples.skipped.map(({ run, every }) => `${this.page.runs[run].name}: only every ${every}th step's samples are here`);
-    return said.length ? el("p", { class: "note" }, `${said.join("; ")}. --rows of nanotriton.browse sets how many.`) : null;
+    const said = this.samples.skipped.map(
+      ({ run, every }) => `${this.page.runs[run].name}: only every ${every}th step's samples are here`,
+    );
+    return said.length
+      ? el("p", { class: "note" }, `${said.join("; ")}. --rows of nanotriton.browse sets how many.`)
+      : null;
   }
 
   row(i) {
@@ -63,13 +87,24 @@ class SamplesTab {
     return el(
       "div",
       { class: "row", role: "option", style: { borderLeftColor: statusColor(status) } },
-      el("div", {}, el("span", { class: "status" }, status), el("b", {}, tasks[columns.task[i]]), el("span", { class: "end" }, reward === null ? "" : show(reward))),
-      el("div", { class: "muted small" }, el("span", { class: "what" }, messages[columns.message[i]]), el("span", { class: "end" }, `step ${columns.step[i]}${many}`)),
+      el(
+        "div",
+        {},
+        el("span", { class: "status" }, status),
+        el("b", {}, tasks[columns.task[i]]),
+        el("span", { class: "end" }, reward === null ? "" : show(reward)),
+      ),
+      el(
+        "div",
+        { class: "muted small" },
+        el("span", { class: "what" }, messages[columns.message[i]]),
+        el("span", { class: "end" }, `step ${columns.step[i]}${many}`),
+      ),
     );
   }
 
   pick(i) {
-    this.page.remember("samples", this.words(i));
+    remember("samples", this.words(i));
     this.detail.show(i);
   }
 
@@ -89,7 +124,6 @@ class SamplesTab {
     this.chips.replaceChildren(...chosenChips(this.samples, this.filter, this.changed));
     this.order.value = this.filter.order;
     if (this.search.value !== this.filter.query) this.search.value = this.filter.query;
-    ordered(this.samples, rows, this.filter.order);
     this.pattern = this.filter.query ? queryPattern(this.filter.query) : null;
     this.search.classList.toggle("wrong", this.filter.query !== "" && this.pattern === null);
     this.progress.hidden = true;
@@ -101,8 +135,9 @@ class SamplesTab {
     await searchTexts(this.samples, rows, this.pattern, isCurrent, (hits, share) => {
       this.progress.hidden = share === 1;
       this.progress.value = share;
-      if (share < 1 && !(hits.length && soon)) return;
-      this.showRows(ordered(this.samples, [...hits], this.filter.order), soon ? chosen : this.list.selected, !soon);
+      if (share < 1 && !(hits.size && soon)) return;
+      const found = rows.filter((i) => hits.has(i));
+      this.showRows(found, soon ? chosen : this.list.selected, !soon);
       soon = false;
     });
   }
@@ -112,7 +147,8 @@ class SamplesTab {
     this.tell(rows);
     const stay = chosen ?? this.list.selected;
     if (!rows.length) this.detail.clear();
-    else if (stay !== null && rows.includes(stay)) this.list.select(stay, this.detail.shown === stay && !this.pattern);
+    else if (stay !== null && rows.includes(stay))
+      this.list.select(stay, this.detail.shown === stay && !this.pattern);
     else this.list.select(rows[0]);
   }
 
@@ -128,7 +164,9 @@ class SamplesTab {
     }
     const reward = scored ? `, mean reward ${show(total / scored)}` : "";
     const distinct = rows.length === all ? "" : `, ${rows.length.toLocaleString("en-US")} of them distinct`;
-    this.found.textContent = all ? `${plural(all, "sample")}${distinct}: ${percent(correct / all)} correct${reward}` : "no sample";
+    this.found.textContent = all
+      ? `${plural(all, "sample")}${distinct}: ${percent(correct / all)} correct${reward}`
+      : "no sample";
   }
 
   pressed(key) {

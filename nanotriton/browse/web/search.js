@@ -10,8 +10,9 @@ function queryPattern(query) {
   }
 }
 
-// Calls found(rows, share done) after each chunk, with the rows found so far that hold the pattern in the completion,
-// the task's source or name, or the verdict's message. Stops when isCurrent() says that nobody waits any more.
+// Calls found(rows, share done) after each chunk, with the rows found so far that hold the pattern in the
+// completion, the task's source or name, or the verdict's message. Stops when isCurrent() says that nobody
+// waits any more.
 async function searchTexts(samples, rows, pattern, isCurrent, found) {
   const byChunk = new Map();
   for (const i of rows) {
@@ -19,7 +20,7 @@ async function searchTexts(samples, rows, pattern, isCurrent, found) {
     if (!byChunk.has(number)) byChunk.set(number, []);
     byChunk.get(number).push(i);
   }
-  const hits = [];
+  const hits = new Set();
   let done = 0;
   for (const [number, members] of byChunk) {
     const chunk = await samples.chunk(number);
@@ -27,7 +28,7 @@ async function searchTexts(samples, rows, pattern, isCurrent, found) {
     for (const i of members) {
       const { completion, verdict, source } = samples.textsIn(chunk, number, i);
       const task = samples.tasks[samples.columns.task[i]];
-      if ([completion, verdict.message ?? "", task, source].some((text) => pattern.test(text))) hits.push(i);
+      if ([completion, verdict.message ?? "", task, source].some((text) => pattern.test(text))) hits.add(i);
     }
     done += 1;
     found(hits, done / byChunk.size);

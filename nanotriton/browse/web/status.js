@@ -1,6 +1,6 @@
-// A colour for each status of nanotriton/verdict.py, the same in every chart and list. Green is right, orange and
-// yellow are wrong answers, red is Python that does not run, blues are errors of kernels, magenta is memory, purple
-// is what the rules refuse, grey says nothing of the candidate.
+// A colour for each status of nanotriton/verdict.py, the same in every chart and list. Green is right,
+// orange and yellow are wrong answers, red is Python that does not run, blues are errors of kernels,
+// magenta is memory, purple is what the rules refuse, grey says nothing of the candidate.
 const STATUS_COLOR = {
   correct: "#2f9e5b",
   wrong_value: "#e8883a",
@@ -40,5 +40,5 @@ function lineColor(number) {
 }
 
 function statusBadge(status) {
-  return el("span", { class: "badge", }, swatch(statusColor(status)), status);
+  return el("span", { class: "badge" }, swatch(statusColor(status)), status);
 }

@@ -12,7 +12,14 @@ const TASK_COLUMNS = [
 function tasksOf(samples) {
   const { columns } = samples;
   const tasks = samples.tasks.map((name, number) => ({
-    name, number, samples: 0, correct: 0, scored: 0, reward: 0, best: -Infinity, reasons: new Map(),
+    name,
+    number,
+    samples: 0,
+    correct: 0,
+    scored: 0,
+    reward: 0,
+    best: -Infinity,
+    reasons: new Map(),
   }));
   for (let i = 0; i < samples.size; i++) {
     const task = tasks[columns.task[i]];
@@ -42,7 +49,11 @@ function tasksTab(page) {
     picked: (task) => page.lookAt({ task: task.number }),
   });
   const heads = TASK_COLUMNS.map(([key, title]) =>
-    el("button", { class: `cell ${key}`, onclick: () => ([by, down] = [key, by === key ? !down : false]) && draw() }, title),
+    el(
+      "button",
+      { class: `cell ${key}`, onclick: () => ([by, down] = [key, by === key ? !down : false]) && draw() },
+      title,
+    ),
   );
   const told = el("span", { class: "muted" });
   const draw = () => {
@@ -51,15 +62,25 @@ function tasksTab(page) {
       const [x, y] = [value(a), value(b)];
       return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1) || b.samples - a.samples;
     };
-    const shown = tasks.filter((task) => task.name.toLowerCase().includes(search.value.toLowerCase())).sort(order);
-    heads.forEach((head, k) => head.setAttribute("data-sorted", TASK_COLUMNS[k][0] === by ? (down ? "down" : "up") : ""));
+    const shown = tasks
+      .filter((task) => task.name.toLowerCase().includes(search.value.toLowerCase()))
+      .sort(order);
+    heads.forEach((head, k) =>
+      head.setAttribute("data-sorted", TASK_COLUMNS[k][0] === by ? (down ? "down" : "up") : ""),
+    );
     const solved = shown.filter((task) => task.correct).length;
-    told.textContent = `${plural(shown.length, "task")}, ${solved.toLocaleString("en-US")} solved at least once`;
+    told.textContent = `${plural(shown.length, "task")}, ${show(solved)} solved at least once`;
     list.show(shown);
   };
   search.addEventListener("input", draw);
   draw();
-  return el("div", { class: "tasks" }, el("div", { class: "bar" }, search, told), el("div", { class: "heads" }, ...heads), list.node);
+  return el(
+    "div",
+    { class: "tasks" },
+    el("div", { class: "bar" }, search, told),
+    el("div", { class: "heads" }, ...heads),
+    list.node,
+  );
 }
 
 function taskCell(task, [key, , value]) {
@@ -68,5 +89,9 @@ function taskCell(task, [key, , value]) {
     const bar = el("i", { class: "share", style: { width: `${100 * number}%` } });
     return el("span", { class: "cell correct" }, el("span", { class: "track" }, bar), percent(number));
   }
-  return el("span", { class: `cell ${key}`, title: String(number) }, Number.isNaN(number) || number === -Infinity ? "–" : show(number));
+  return el(
+    "span",
+    { class: `cell ${key}`, title: String(number) },
+    Number.isNaN(number) || number === -Infinity ? "–" : show(number),
+  );
 }

@@ -51,25 +51,10 @@ def run_file(path: str) -> Any:
     import torch
 
     from nanotriton.executor.child.process import load
+    from nanotriton.plan.trees import without_numpy
 
     sys.dont_write_bytecode = True
     torch.manual_seed(0)
     module = load(path)
     names = [name for name in vars(module) if name.startswith(NAMES)]
     return without_numpy(vars(module)[names[-1]]) if names else None
-
-
-def without_numpy(value: Any) -> Any:
-    """An answer with tensors for NumPy's arrays, and Python's numbers for NumPy's."""
-    import numpy
-    import torch
-
-    if isinstance(value, numpy.ndarray):
-        return torch.tensor(value)
-    if isinstance(value, numpy.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {key: without_numpy(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(without_numpy(inner) for inner in value)
-    return value

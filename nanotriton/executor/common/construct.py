@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._device import _device_constructors
 
 # Fresh memory of as many bytes is not looked at before it is filled: it takes seconds for gigabytes.
@@ -90,6 +91,7 @@ class _Mover:
     registered: address of a storage -> (its tensor, which is kept alive; whether it is a buffer's).
     moved: the tensors that were moved, kept alive so that no other takes their place.
     blank: large storages made by torch.empty. They are zeros as often as not, but nobody chose that constant.
+    lazy: buffers, by module and name, that had no shape when they were registered.
     """
 
     def __init__(self, seed: int, buffers: set[str] | frozenset[str], found: set[str] | None):
@@ -99,6 +101,7 @@ class _Mover:
         self.registered: dict[int, tuple[torch.Tensor, bool]] = {}
         self.moved: dict[int, torch.Tensor] = {}
         self.blank: dict[int, torch.UntypedStorage] = {}
+        self.lazy: list[tuple[nn.Module, str]] = []
         self.finished = False
         self.make = torch.empty
 
@@ -111,7 +114,10 @@ class _Mover:
             register(module, name, param)
 
         def register_buffer(module, name, tensor, *args, **kwargs):
-            self.before_buffer(name, tensor)
+            if is_lazy(tensor):
+                self.lazy.append((module, name))
+            else:
+                self.before_buffer(name, tensor)
             keep(module, name, tensor, *args, **kwargs)
 
         found = [
@@ -132,7 +138,7 @@ class _Mover:
         return t
 
     def before_parameter(self, param: nn.Parameter | None) -> None:
-        if param is None:
+        if param is None or is_lazy(param):
             return
         if param.untyped_storage().data_ptr() not in self.blank:
             self.move(param)
@@ -160,6 +166,8 @@ class _Mover:
         """Move the constants that a finished module still has."""
         self.finished = True
         self.blank.clear()
+        for module, name in self.lazy:
+            self.before_buffer(name, module._buffers[name])
         for param in model.parameters() if isinstance(model, nn.Module) else ():
             if param.data_ptr() not in self.moved or constant(param.detach()) in (0.0, 1.0):
                 self.move(param)
@@ -249,6 +257,43 @@ def replicas(model: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
                 there = t.detach().to(device)
                 found[id(t)] = nn.Parameter(there, t.requires_grad) if isinstance(t, nn.Parameter) else there
     return found
+
+
+# ---- lazy layers ----
+
+
+def is_unfinished(model: object) -> bool:
+    """Whether some layer (LazyLinear) waits for its first input to know its weights' shapes."""
+    return isinstance(model, nn.Module) and any(is_lazy(t) for t in named_state(model).values())
+
+
+def finish_lazy(model: nn.Module, call: Callable[[], object]) -> None:
+    """Let lazy layers make their weights, in a first `call` that leaves no other trace in the module.
+
+    They draw from the generators as these are now. In evaluation mode nothing else draws (dropout), and no
+    running mean moves.
+    """
+    training = {module: module.training for module in model.modules()}
+    state = {name: t.detach().clone() for name, t in named_state(model).items() if not is_lazy(t)}
+    model.eval()
+    call()
+    for module, mode in training.items():
+        module.training = mode
+    with torch.no_grad():
+        for name, t in named_state(model).items():
+            if name in state and not torch.equal(t, state[name]):
+                t.copy_(state[name])
+
+
+def generator_states() -> list:
+    """The state of each generator that seed_everything seeds, for `set_generators`."""
+    return [torch.default_generator.get_state(), np.random.get_state(), random.getstate()]
+
+
+def set_generators(states: list) -> None:
+    torch.default_generator.set_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 # ---- training ----

@@ -27,7 +27,7 @@ def compile_server(report: Report, fds: list[int], folder: str, args: dict) -> N
     fds[0]: a socket. Until it closes, each message brings two memory files, a job and one for the answer.
     A job is JSON: name, ttir and options of a validated plan's kernel, the card to compile for, and seconds.
     If the compiler takes longer than `seconds`, an alarm ends the server, even while its worker is busy.
-    The answer's payload is a Binary.
+    The answer's payload is a Binary; with `resources_only` there is none, only a refusal if it does not fit.
     """
     from nanotriton.executor.gpu import libdevice
 
@@ -64,7 +64,7 @@ def fill_order(report: Report, job: dict) -> None:
 
     Raises MemoryError or OSError, which end the server, if the server lacks memory itself.
     """
-    from nanotriton.executor.gpu.compiler import CompileError, compile_kernel
+    from nanotriton.executor.gpu.compiler import CompileError, check_room, compile_kernel
     from nanotriton.plan.plan import Kernel
     from nanotriton.plan.signature import signature
 
@@ -72,8 +72,12 @@ def fill_order(report: Report, job: dict) -> None:
     try:
         parameters = signature(job["ttir"], job["name"])
         kernel = Kernel(job["name"], job["ttir"], job["options"], parameters)
-        binary = compile_kernel(kernel, Card(**job["card"]))
-        report.finish({}, binary.to_bytes())
+        card = Card(**job["card"])
+        if job.get("resources_only"):
+            check_room(kernel, card)
+            report.finish({})
+        else:
+            report.finish({}, compile_kernel(kernel, card).to_bytes())
     except CompileError as error:
         report.finish({"status": error.status, "message": error.message})
     except (MemoryError, OSError) as error:

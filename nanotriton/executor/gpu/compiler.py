@@ -93,6 +93,20 @@ class Binary:
         check(listed and len(self.descriptors) <= 64, "malformed binary: descriptors")
 
 
+def check_room(kernel: Kernel, card: Card) -> None:
+    """Raise CompileError if a kernel of a validated plan needs more memory in a block than that GPU has.
+
+    It is compiled as far as is needed to know. Hostile TTIR can also kill the process.
+    """
+    from nanotriton.executor.gpu.stages import compile_ttir
+
+    try:
+        _, metadata, _ = compile_ttir(kernel.bare, card.target, kernel.options, last="llir")
+    except (RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:
+        raise CompileError("compile_error", f"{kernel.name}: {_first_line(str(error))}") from None
+    _check_resources(kernel.name, metadata, card)
+
+
 def compile_kernel(kernel: Kernel, card: Card) -> Binary:
     """One kernel of a validated plan, for that GPU.
 

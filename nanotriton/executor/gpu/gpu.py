@@ -42,8 +42,7 @@ class Gpu:
         self.card = card
         driver.sleep_while_waiting()  # the cores are for recordings and compilations
         torch.cuda.init()
-        # Candidates are judged with TF32 off everywhere. Timing turns torch's defaults back on.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        # Judged and timed with torch's own precision: TF32 in convolutions, and nowhere else.
         self.binaries = BinaryCache(card, folder)
         # A trainer may share the GPU. Of the memory that is free for this executor a candidate's buffers get
         # half, and inputs and the reference the rest.

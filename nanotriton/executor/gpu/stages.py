@@ -15,11 +15,13 @@ def compile_ttir(
     target: GPUTarget,
     options: dict[str, Any],
     check: Callable[[IRSource], None] | None = None,
-) -> tuple[bytes, dict, Any]:
+    last: str = "cubin",
+) -> tuple[Any, dict, Any]:
     """(cubin, metadata, all options) of the one kernel in `text`.
 
     options: of the launch; None stands for Triton's default.
     check: is called with MLIR's reading of the text before that is compiled.
+    last: the stage after which to stop, whose module then stands in place of the cubin.
     Raises all that Triton and `check` raise. Hostile text can also kill the process.
     """
     backend, context = make_backend(target), ir.context()
@@ -38,4 +40,6 @@ def compile_ttir(
         for name, stage in stages.items():
             if name != "ttir":  # that stage made the text
                 module = stage(module, metadata)
+            if name == last:
+                break
     return module, metadata, options

@@ -16,6 +16,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     worker.py       the process: its loop, its stages and their limits
     job.py          a candidate on its way, the child that it waits for, and what a child's end means
     candidate.py    the spine: rules, recording, trials, timing, ablation
+    module.py       the task's file, imported; its arguments; what it prints and where it would exit
     reference.py    the task: loaded, examined, drawn for, run in its own dtype and in float64
     settings.py     what a task sets for the whole process: active for its own code, undone for all other
     patches.py      the same for functions and modules that it replaces
@@ -38,6 +39,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     faint.py        weights and inputs whose effect is smaller than the tolerance: is it there?
     unread.py       data that was never looked at: does the reference need it?
     runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU
+    room.py         whether kernels fit on the card, where there is none
     measure.py      how fast a right candidate is
     process.py, script.py      the trusted halves of process mode and of whole files
 """

@@ -97,6 +97,7 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         if shared := shared_memory(plan, reference.facts.fresh):
             raise Fault("wrong_value", shared)
     if worker.gpu is None:
+        yield from worker.fits.check(job, worker, (plan, second))
         return Runner(worker, job, reference, plan, second, seed)
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
@@ -155,6 +156,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     yield from judge_trials(job, worker, reference, trials, first)
     before = replace(trials[0], kind=reference.before)
     work = partial(judge_second, reference, before, first)
+    in_room(worker, reference, "judge", worker.patience, work)
+    work = partial(first.ask_evaluator, trials[0])
     in_room(worker, reference, "judge", worker.patience, work)
     work = partial(check_unread, reference, trials[0], first)
     in_room(worker, reference, "judge", worker.patience, work)

@@ -9,9 +9,10 @@ that
 
 with rms the root mean square of the float64 answer and e in the same units. FLOOR leaves room for another
 order of summation and for the GPU's fast exp and division. It leaves none for fp32 work done in TF32 or
-bf16, whose error on signed inputs is near 3e-4 whatever the size. The other checks close what this bound
-leaves open: CHECKS says in which order, and each check's docstring why. An answer without a float64 twin is
-judged against its own dtype at four times the floor.
+bf16, whose error on signed inputs is near 3e-4 whatever the size. Where the reference itself works in
+TF32, as torch's convolutions do on a GPU, a candidate may too (values.Precision). The other checks close
+what this bound leaves open: CHECKS says in which order, and each check's docstring why. An answer without a
+float64 twin is judged against its own dtype at four times the floor.
 """
 
 import math
@@ -25,9 +26,11 @@ from nanotriton.executor.judge import values
 from nanotriton.executor.judge.values import (
     COARSE,
     FLOOR,
+    FULL,
     SLACK,
     UNIT,
     Errors,
+    Precision,
     Scale,
     chunks,
     measure,
@@ -47,15 +50,14 @@ ROUNDING = 0.38  # RMS error of one rounding to nearest, in units of UNIT times 
 class Answer:
     """A reference's answer in the task's dtype and in float64 (None: there is none).
 
-    inputs, inputs_exact: its inputs as each left them, if they were kept. length: the most numbers that the
-    reference sums for one value.
+    inputs, inputs_exact: its inputs as each left them, if they were kept.
     """
 
     own: object
     exact: object | None
     inputs_exact: list | None
     inputs: list | None
-    length: int = 1
+    precision: Precision = FULL
     # of outputs that something was compared with
     scales: dict[str, Scale] = field(default_factory=dict, repr=False)
 
@@ -79,10 +81,10 @@ class Output:
     def errors(self) -> Errors:
         scales = self.answer.scales
         if self.name not in scales:
-            scales[self.name] = scale_of(self.own, self.exact, False, self.answer.length)
+            scales[self.name] = scale_of(self.own, self.exact, False, self.answer.precision)
         found = measure(self.got, self.own, self.exact, self.scale, self.hurry)
         if not found.clean and not self.scale.masked:
-            scales[self.name] = scale_of(self.own, self.exact, True, self.answer.length)
+            scales[self.name] = scale_of(self.own, self.exact, True, self.answer.precision)
             found = measure(self.got, self.own, self.exact, self.scale, self.hurry)
         return found
 

@@ -14,8 +14,18 @@ MAY_DRAW = ("attention", "rnn", "rrelu")
 # operators that sum their first operand's elements, many for one value
 SUMS = words("""
     binary_cross_entropy huber_loss l1_loss linalg_vector_norm mean mse_loss nansum smooth_l1_loss
-    std std_mean sum var var_mean
+    std std_mean sum var var_mean logsumexp norm trace _adaptive_avg_pool2d _adaptive_avg_pool3d
 """)
+
+
+CONVOLUTIONS = words("convolution convolution_overrideable _cudnn_rnn cudnn_convolution")
+PRODUCTS = frozenset([*MATMULS, "_cdist_forward", "addbmm", "addr", "_addmm_activation"])
+# Operators that add up numbers along the dimension of their second argument, for each place in it.
+RUNNING = words("cumsum logcumsumexp _softmax _log_softmax")
+# Operators whose second result is the means that they take.
+NORMS = words(
+    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm"
+)
 
 
 class Called(TorchFunctionMode):
@@ -71,6 +81,7 @@ class Computing(Watching):
         if name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
             self.count(name, reads, writes)
+            self.facts.length = max(self.facts.length, summed(name, args, reads, writes))
         return out
 
     def fresh(self, output: torch.Tensor) -> bool:
@@ -79,19 +90,40 @@ class Computing(Watching):
         return made and not overlaps_itself(tuple(output.shape), output.stride())
 
     def count(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        """Add a computing call's FLOPs, and note how many numbers it sums for one value."""
-        length = 0
-        if name in MATMULS:
-            length = reads[MATMULS[name]].shape[-1]
-        elif name == "convolution":
-            length = reads[1][0].numel()
-        if length:
+        """Add a computing call's FLOPs and bytes."""
+        self.facts.touched += sum(t.nbytes for t in [*reads, *writes])
+        if length := multiplied(name, reads):
             self.facts.flops += 2.0 * writes[0].numel() * length
         else:
             self.facts.flops += max((t.numel() for t in reads + writes), default=0)
-        if name in SUMS and writes[0].numel():
-            length = reads[0].numel() // writes[0].numel()
-        self.facts.length = max(self.facts.length, length)
+
+
+def multiplied(name: str, reads: list[torch.Tensor]) -> int:
+    """How many products a matrix product or a convolution adds up for one value. 0: it is none."""
+    if name in MATMULS:
+        return reads[MATMULS[name]].shape[-1]
+    return reads[1][0].numel() if name == "convolution" else 0
+
+
+def summed(name: str, args: tuple, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> int:
+    """How many numbers a call adds up for one value."""
+    if name in RUNNING and reads[0].dim():
+        return reads[0].shape[args[1]]
+    sums = writes[1] if name in NORMS and len(writes) > 1 else writes[0] if writes else None
+    if name in SUMS | NORMS and sums is not None and sums.numel():
+        return reads[0].numel() // sums.numel()
+    return multiplied(name, reads)
+
+
+def in_tf32(called: set[str], device: torch.device) -> bool:
+    """Whether one of these calls multiplies fp32 numbers in TF32 on this device, as torch is set now.
+
+    By default convolutions on a GPU do, and nothing else does.
+    """
+    if device.type != "cuda":
+        return False
+    found = bool(called & CONVOLUTIONS) and torch.backends.cudnn.allow_tf32
+    return found or (bool(called & PRODUCTS) and torch.get_float32_matmul_precision() != "highest")
 
 
 def told_by_arguments(name: str, reads: list, writes: list, kwargs: dict) -> set[str]:

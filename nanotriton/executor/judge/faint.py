@@ -16,7 +16,7 @@ from nanotriton.executor.judge.compare import Answer
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import Which, named, state_of, tensor_of
-from nanotriton.executor.judge.values import FLOOR, floor_of
+from nanotriton.executor.judge.values import FLOOR
 from nanotriton.plan.trees import leaves, tensors
 from nanotriton.verdict import ValueFault
 
@@ -67,7 +67,7 @@ def effect(answer: Answer, halved: object) -> float:
     for own, w, h in zip(tensors(answer.own), tensors(answer.exact), tensors(halved), strict=True):
         if compared(own) and own.shape == w.shape == h.shape:
             rms = w.square().mean().sqrt()
-            change = ((w - h).abs() / (w.abs() + rms)).max() / floor_of(own.dtype, answer.length)
+            change = ((w - h).abs() / (w.abs() + rms)).max() / answer.precision.floor(own.dtype)
             most = max(most, float(change.nan_to_num(0.0, math.inf)))
     return most
 

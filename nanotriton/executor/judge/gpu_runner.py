@@ -11,6 +11,7 @@ from nanotriton.executor.judge.job import Job, Spawn, check_ended
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.replay.asking import QUICK, ask, worth_asking
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.executor.replay.unread import Unread
@@ -21,7 +22,6 @@ from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
 from nanotriton.plan.trees import mapped
 from nanotriton.verdict import Fault, out_of_memory
 
-QUICK = 50_000_000  # elements that the evaluator may compute in a launch beside the GPU: 0.1 s
 # Launches of kernels whose programs may meet, in three runs: whole, then in halves, in either order
 ORDERS = (None, (1, 0), (0, 1))
 
@@ -55,7 +55,8 @@ class GpuRunner(Runner):
             return None
         inputs = self.reference.inputs(trial.kind, trial.inputs)
         backend = CpuBackend(notes=True, budget=QUICK)
-        replay = Replay(self.plan, backend=backend, known=self.reference.large_weights(self.recorded))
+        known = self.reference.large_weights(self.recorded)
+        replay = Replay(self.plan, backend=backend, known=known)
         replay.chosen = self.replay.chosen
         try:
             replay.load(mapped(inputs, lambda t: t.cpu()), self.by_name(trial.weights))
@@ -63,6 +64,17 @@ class GpuRunner(Runner):
         except (ReplayError, ValueError, RuntimeError, MemoryError):
             return None
         return Unread(self.plan, replay.chosen, backend)
+
+    def ask_evaluator(self, trial: Trial) -> None:
+        """Raise Fault for a race, or a false promise to the compiler, that the evaluator sees."""
+        if not worth_asking(self.plan, self.replay.chosen):
+            return
+        inputs = self.reference.inputs(trial.kind, trial.inputs)
+        backend = CpuBackend(budget=QUICK, seed=self.seed_of_order())
+        try:
+            ask(self.replay, mapped(inputs, lambda t: t.cpu()), self.by_name(trial.weights), backend)
+        except ReplayError as error:
+            raise Fault(error.status, str(error)) from None
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -3,9 +3,6 @@
 The answer of its last timed run is checked too.
 """
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
 from nanotriton.executor.gpu.timing import Timing, Work, floor_us
@@ -15,7 +12,6 @@ from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.replayer import ReplayError
-from nanotriton.plan.plan import Aten, Plan
 from nanotriton.plan.trees import leaves, tensors
 from nanotriton.verdict import Fault, out_of_memory
 
@@ -40,8 +36,7 @@ def measure(job: Job, worker, reference: Reference, runner: GpuRunner, trial: Tr
         if crowded:
             gpu.own(None)  # room for the reference
         last = trial.inputs + 1 + (timings[0].runs - 1) % rotation
-        with torchs_precision() if convolves(runner.plan) else contextlib.nullcontext():
-            answer = reference.answer("plain", last, trial.weights)
+        answer = reference.answer("plain", last, trial.weights)
         compare(outputs, answer)
         if len(timings) > 1:
             other = reference.inputs("plain", trial.inputs + 2 * rotation)
@@ -83,11 +78,7 @@ def clock(
     def load(i: int) -> None:
         runner.replay.load(own[i % rotation], weights)
 
-    def run() -> None:
-        with torchs_precision():
-            runner.replay.execute()
-
-    works = [Work(run, load, rotation)]
+    works = [Work(runner.replay.execute, load, rotation)]
     if gpu.known(job.task.key) is None:
         works.append(reference_work(reference, trial.weights, others))
     try:
@@ -102,22 +93,8 @@ def clock(
         raise Fault(error.status, f"while it was timed: {error.message}") from None
 
 
-@contextlib.contextmanager
-def torchs_precision() -> Iterator[None]:
-    """Torch's defaults: cuDNN's convolutions use TF32, the reference's and those that a candidate calls."""
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = False
-
-
-def convolves(plan: Plan) -> bool:
-    return any(isinstance(step, Aten) and "conv" in step.op for step in plan.steps)
-
-
 def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
-    """The task's own module in eager mode with torch's default precision.
+    """The task's own module in eager mode, with the precision that it is judged by.
 
     seed: of the weights. draws: lists of inputs, which the runs take in turns.
     """
@@ -125,7 +102,7 @@ def reference_work(reference: Reference, seed: int, draws: list[list]) -> Work:
     place = reference.inputs("plain", 0)  # every run reads its inputs here
 
     def run() -> None:
-        with torchs_precision(), torch.no_grad(), reference.settings.active():
+        with torch.no_grad(), reference.settings.active():
             model(*place)
 
     def before(i: int) -> None:

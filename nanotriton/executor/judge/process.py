@@ -47,7 +47,8 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         with worker.stage("task", worker.patience):
             args = write_trials(fd, reference, trials)
         state = sum(t.nbytes for t in reference.weights(trials[0].weights).values())
-        limits, options = confinement(job, 2 * state + (len(trials) + 1) * (4 * reference.bytes + SLACK))
+        answers = 2 * state + (len(trials) + 1) * (4 * reference.bytes + SLACK)
+        limits, options = confinement(job, answers, args["bytes"])
         child = Spawn("process", args, limits, (fd,), options)
         (outputs, after), second, *others = yield from run_child(job, worker, child)
         judge_calls(job, worker, reference, trials, [(outputs, after), *others], second)
@@ -163,12 +164,15 @@ def write_all(fd: int, given: list[torch.Tensor]) -> None:
             view = view[os.write(fd, view) :]
 
 
-def confinement(job: Job, output: int) -> tuple[Limits, dict]:
+def confinement(job: Job, output: int, given: int = 0) -> tuple[Limits, dict]:
     """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a
-    folder and exec."""
-    limits = Limits(
-        job.timeout + STARTUP, None, resident=job.memory, output=max(output, 64 << 20), files=4096
-    )
+    folder and exec.
+
+    output, given: bytes of what it may answer, and of what it reads. Both are in its memory, beside what the
+    candidate itself may take.
+    """
+    resident = job.memory + given + output
+    limits = Limits(job.timeout + STARTUP, None, resident=resident, output=max(output, 64 << 20), files=4096)
     # the last is where Triton sends what its C compiler prints
     devices = [*glob.glob("/dev/nvidia*"), os.devnull]
     return limits, {

@@ -9,7 +9,6 @@ found once and cached by content. Answers never are.
 import contextlib
 import copy
 import logging
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -21,7 +20,7 @@ from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
-from nanotriton.executor.judge.computing import Computing
+from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.executor.judge.kinds import (
@@ -34,15 +33,26 @@ from nanotriton.executor.judge.kinds import (
     has_other_numbers,
     late_leaves,
 )
+from nanotriton.executor.judge.module import (
+    Allowance,
+    Exited,
+    Interruption,
+    arguments,
+    check_arguments,
+    contained,
+    import_task,
+    line_in_task,
+)
 from nanotriton.executor.judge.moves import Moves, with_leaves
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import in_float64
+from nanotriton.executor.judge.values import Precision
 from nanotriton.plan import wire
 from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import digest
-from nanotriton.plan.trees import describe, identical, leaves, tensors
-from nanotriton.tasks.task import Task
+from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
+from nanotriton.tasks.task import REQUIRED, Task
 from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
@@ -52,8 +62,8 @@ RANDOM = "the reference is not deterministic: it draws random numbers in forward
 log = logging.getLogger(__name__)
 
 
-class ContextLost(BaseException):
-    """The task's own code has ended this process's CUDA context. No Exception: nothing here can go on.
+class ContextLost(Interruption):
+    """The task's own code has ended this process's CUDA context: nothing here can go on.
 
     kind: of the inputs that it ran on.
     """
@@ -71,16 +81,16 @@ def excused(doing: str):
         yield
     except Fault:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         if out_of_memory(error):
             raise TaskFault(
                 "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
             ) from error
-        text = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-        lines = [
-            f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<task ")
-        ]
-        text += f" (line {lines[-1]} of the task)" if lines else ""
+        cause = error.__cause__ if isinstance(error, Exited) else error
+        said = cause.msg if isinstance(cause, SyntaxError) else cause
+        text = f"{type(cause).__name__}: {said}".split("\n")[0][:300]
+        if line := line_in_task(cause):
+            text += f" (line {line} of the task)"
         raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
@@ -110,13 +120,15 @@ class Reference:
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
         self.keeps_nothing = False  # known to leave no state between two calls (second.py)
-        self.names: dict = {"__name__": "task"}
+        self.names: dict = {}  # of the task's module
+        self.prints = Allowance(task.name)
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
         self.kinds: frozenset[str] = frozenset(["plain"])
         self.facts = Facts()
+        self.reduced = False  # whether it multiplies in TF32 on its device
         self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
         self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
@@ -128,7 +140,11 @@ class Reference:
         self.examined = True
 
     def load(self) -> None:
-        exec(compile(self.task.source, f"<task {self.task.name}>", "exec"), self.names)
+        with self.its_code():
+            self.module = import_task(self.task)
+        self.names = vars(self.module)
+        if missing := [name for name in REQUIRED if name not in self.names]:
+            raise TaskFault("unsupported", f"the task defines no {', '.join(missing)}")
         self.default_cuda = take_place()
         self.has_weights = bool(self.weights(self.seed))
         # what a recording needs to know
@@ -137,13 +153,16 @@ class Reference:
     # ---- how the task's own code is run ----
 
     @contextlib.contextmanager
-    def own(self, kind: str) -> Iterator[None]:
-        """Run the task's own code on inputs of this kind, with its own settings, until the GPU is done too.
+    def its_code(self) -> Iterator[None]:
+        """Run the task's own code, with its own settings. Raises Exited if it wants to end the process."""
+        with self.settings.active(), contained(self.prints):
+            yield
 
-        Raises ContextLost.
-        """
+    @contextlib.contextmanager
+    def own(self, kind: str) -> Iterator[None]:
+        """`its_code` on inputs of this kind, until the GPU is done too. Raises ContextLost."""
         try:
-            with self.settings.active(), self.asserts or contextlib.nullcontext():
+            with self.its_code(), self.asserts or contextlib.nullcontext():
                 yield
         finally:
             if self.device.type == "cuda" and driver.context_is_lost():
@@ -154,6 +173,11 @@ class Reference:
         """`own`, for calls of forward."""
         with self.own(kind), torch.no_grad(), self.default_device():
             yield
+
+    @property
+    def precision(self) -> Precision:
+        """What its arithmetic earns a candidate, as far as it is known."""
+        return Precision(self.facts.length, self.reduced)
 
     @property
     def defaults(self) -> dict[str, str | bool]:
@@ -194,22 +218,34 @@ class Reference:
         if seed not in self.built:
             moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
             # no graph: it can't be copied
-            with self.settings.active(), torch.no_grad(), moved as settled:
+            with self.its_code(), torch.no_grad(), moved as settled:
                 arguments = self.init_arguments(seed)
                 construct.seed_everything(abs(seed))
-                self.built[seed] = settled(self.names["Model"](*arguments))
+                model = self.names["Model"](*arguments)
+                if construct.is_unfinished(model):
+                    self.finish_lazy(model)
+                self.built[seed] = settled(model)
             if seed < 0:
                 construct.train_(self.built[seed], seed)
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]
 
+    def finish_lazy(self, model: torch.nn.Module) -> None:
+        """Give lazy layers the weights that they would draw if they had been given their shapes at once."""
+        states = construct.generator_states()
+        inputs = mapped(self.draw("plain", 0), lambda t: t.cpu())
+        construct.set_generators(states)
+        construct.finish_lazy(model, lambda: model(*inputs))
+        if construct.is_unfinished(model):
+            raise TaskFault("unsupported", "forward does not call a lazy layer of the module")
+
     def forget_weights(self) -> None:
         self.built.clear()
         self.digests.clear()
 
     def init_arguments(self, weights: int) -> list:
-        with self.settings.active():
+        with self.its_code():
             construct.seed_everything(abs(weights))
             given = self.arguments("get_init_inputs")
         return self.moves.of_init(given) if has_other_numbers(weights) else given
@@ -229,7 +265,8 @@ class Reference:
     def draw(self, kind: str, seed: int) -> list:
         with self.own(kind), self.default_device(), draws.stressed(kind, seed):
             construct.seed_everything(seed)
-            return self.arguments("get_inputs")
+            given = self.arguments("get_inputs")
+            return given if self.device.type == "cpu" else mapped(given, lambda t: t.to(self.device))
 
     def described(self, weights: int) -> tuple[list, list]:
         """What a recording with these weights has to know of the arguments of forward, and of the
@@ -240,14 +277,13 @@ class Reference:
         return inputs, wire.describe(self.init_arguments(weights))[0]
 
     def arguments(self, name: str) -> list:
-        """What get_inputs or get_init_inputs returns; a dict or a bare tensor would be unpacked into
-        something else."""
-        given = self.names[name]()
-        if not isinstance(given, list | tuple):
-            raise TaskFault(
-                "unsupported", f"{name}() must return a list of arguments; it returned {describe(given)}"
-            )
-        return list(given)
+        """What get_inputs or get_init_inputs returns, as a list of arguments. Raises TaskFault."""
+        model = self.names["Model"]
+        function = model if name == "get_init_inputs" else partial(model.forward, None)
+        given = arguments(self.names[name](), function, name)
+        if not self.examined:
+            check_arguments(given, name)
+        return given
 
     def run(
         self,
@@ -315,7 +351,7 @@ class Reference:
         kept = inputs if keep_inputs else None
         del inputs
         exact, exact_inputs = self.exactly(kind, seed, weights)
-        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.facts.length)
+        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.precision)
 
     # ---- what is found out once ----
 
@@ -385,6 +421,8 @@ class Reference:
         if seen.draws:  # from a generator of its own: in float64 that gives other numbers
             raise Fault("unsupported", RANDOM)
         self.facts, self.called = seen.facts, seen.called
+        with self.own("plain"):
+            self.reduced = in_tf32(self.called, self.device)
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
         self.facts.fresh = [seen.fresh(t) for t in tensors(again)]
         exact, _ = self.exactly("plain", seed, seed, seed + 1)

@@ -14,7 +14,7 @@ from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import DTYPES, Choice, Plan, Weight
-from nanotriton.verdict import Fault, out_of_memory
+from nanotriton.verdict import Fault, Unrecordable, out_of_memory
 
 
 class Runner:
@@ -32,8 +32,7 @@ class Runner:
         self.replay = self.make_replay(plan)
 
     def make_replay(self, plan: Plan) -> Replay:
-        seed = seed_from(self.worker.secret, self.job.source, "order", self.recorded, plan is self.plan)
-        backend = CpuBackend(notes=plan is self.plan, seed=seed)
+        backend = CpuBackend(notes=plan is self.plan, seed=self.seed_of_order() + (plan is self.plan))
         return Replay(plan, backend=backend, known=self.reference.large_weights(self.recorded))
 
     def __call__(
@@ -56,6 +55,13 @@ class Runner:
         if backend.notes:
             self.unread = Unread(self.plan, self.replay.chosen, backend)
             backend.notes = False
+
+    def seed_of_order(self) -> int:
+        """Of the order in which the evaluator runs programs: no candidate can know it."""
+        return seed_from(self.worker.secret, self.job.source, "order", self.recorded)
+
+    def ask_evaluator(self, trial: Trial) -> None:
+        """On a CPU it has seen every run."""
 
     def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """What a call never looks at. None: that is not known. worth: it may cost another run."""
@@ -96,7 +102,8 @@ class Runner:
             except ReplayError as error:
                 if error.fatal:
                     self.worker.gpu.lost = True
-                raise Fault(error.status, str(error)) from None
+                kind = Unrecordable if error.status == "unsupported" else Fault
+                raise kind(error.status, str(error)) from None
             except ValueError as error:
                 raise Fault("crashed", f"plan: {error}") from None
             except (MemoryError, RuntimeError) as error:

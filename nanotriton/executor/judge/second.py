@@ -182,7 +182,7 @@ def call_twice(reference: Reference, first: Trial, second: Trial) -> Twice:
     if twin is None:
         return Twice(Answer(own, None, None, inputs), state, None, updated, written)
     exact_inputs = twin.inputs if written else None
-    answer = Answer(own, twin.answer, exact_inputs, inputs, reference.facts.length)
+    answer = Answer(own, twin.answer, exact_inputs, inputs, reference.precision)
     return Twice(answer, state, twin.state, updated, written)
 
 

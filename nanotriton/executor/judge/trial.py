@@ -6,7 +6,6 @@ task's dtype and once in float64 (compare.py says what the tolerance is). A cand
 trials with secret seeds: one as the task draws, the others under stress (draws.py) and with other weights.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, sensitivity
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault
 
@@ -47,10 +47,10 @@ def judge_trial(
         inputs = reference.inputs(trial.kind, trial.inputs)
     outputs, after = run(inputs, trial.weights)
     del inputs
-    begun = time.monotonic()
+    begun = own_time()
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights, keep_inputs=bool(after))
-    quick = time.monotonic() - begun < QUICK
+    quick = own_time() - begun < QUICK
     counts = lambda: trial.kind == "plain" or (all_finite(answer.own) and not breaks_down(answer))
     try:
         with excused("comparing answers"):

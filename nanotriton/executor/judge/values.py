@@ -23,6 +23,7 @@ FLOOR = {
 }
 # Others: 3, because their own rounding is all the error there should be.
 SLACK = {torch.float64: 10.0, torch.float32: 10.0}
+REDUCED_SLACK = 2.0
 # The most that rounding to nearest moves a number by, as a share of it.
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
 UNIT32 = 2.0**-24
@@ -33,13 +34,38 @@ TINY = 64.0  # times itself: the scale of a value that is far smaller than the o
 COARSE = 0.1  # of itself: more than that is no rounding
 
 
-def floor_of(dtype: torch.dtype, length: int) -> float:
-    """FLOOR, but for fp32 never below what one accumulator earns over a sum of `length` numbers.
+@dataclass(frozen=True)
+class Precision:
+    """What a reference's own arithmetic earns every candidate.
 
-    Its error grows as a random walk, sqrt(length) roundings, and we allow twice that.
+    length: the most numbers that it sums for one value. reduced: its fp32 products are rounded to TF32, as
+    those of convolutions are on a GPU by torch's default.
     """
-    floor = FLOOR.get(dtype, 0.3)
-    return max(floor, 2 * UNIT32 * math.sqrt(length)) if dtype == torch.float32 else floor
+
+    length: int = 1
+    reduced: bool = False
+
+    def floor(self, dtype: torch.dtype) -> float:
+        """FLOOR, but for fp32 never below what one accumulator earns over a sum of `length` numbers.
+
+        Its error grows as a random walk, sqrt(length) roundings, and we allow twice that. TF32 has as many
+        bits as fp16.
+        """
+        floor = FLOOR.get(dtype, 0.3)
+        if dtype != torch.float32:
+            return floor
+        if self.reduced:
+            floor = FLOOR[torch.float16]
+        return max(floor, 2 * UNIT32 * math.sqrt(self.length))
+
+    def slack(self, dtype: torch.dtype) -> float:
+        """SLACK. Two ways to multiply in TF32 are no further apart than twice what one of them is off."""
+        if self.reduced and dtype == torch.float32:
+            return REDUCED_SLACK
+        return SLACK.get(dtype, 3.0)
+
+
+FULL = Precision()
 
 
 @dataclass(frozen=True)
@@ -67,7 +93,7 @@ class Moments:
 class Scale:
     """What the errors of one output are measured by: known of the reference alone.
 
-    All but the last four are tensors of one number, so that nothing waits for a GPU.
+    All but the last five are tensors of one number, so that nothing waits for a GPU.
     """
 
     rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
@@ -79,14 +105,17 @@ class Scale:
     moments: torch.Tensor
     masked: bool  # what is not finite is no number here: it is there, or it is not
     floor: float
+    slack: float
     small: bool  # an output of so few values that they are compared one by one
     coarse: (
         bool  # a dtype whose rounding is large enough to hide a mistake in, and a float64 answer to see it by
     )
 
 
-def scale_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool, length: int = 1) -> Scale:
-    floor = floor_of(own.dtype, length)
+def scale_of(
+    own: torch.Tensor, exact: torch.Tensor | None, masked: bool, precision: Precision = FULL
+) -> Scale:
+    floor, slack = precision.floor(own.dtype), precision.slack(own.dtype)
     rms, clean = rms_of(own, exact, masked)
     earned, nonzero, broken = (torch.zeros_like(rms) for _ in range(3))
     coarse = exact is not None and own.dtype in UNIT
@@ -102,11 +131,11 @@ def scale_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool, length
                 q = w / size
                 squares = torch.stack([q.square().sum(), q.pow(4).sum()])
                 moments += torch.cat([Moments.of(error, q, floor), squares])
-        tolerance = earned.mul_(SLACK.get(own.dtype, 3.0)).clamp_(min=floor)
+        tolerance = earned.mul_(slack).clamp_(min=floor)
     else:
         tolerance = torch.full_like(rms, 4 * floor)
     small = own.numel() <= SMALL
-    return Scale(rms, tolerance, nonzero, clean, broken, moments, masked, floor, small, coarse)
+    return Scale(rms, tolerance, nonzero, clean, broken, moments, masked, floor, slack, small, coarse)
 
 
 def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,7 +217,7 @@ def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, s
     own_scale = torch.minimum(size * min(TINY, COARSE / scale.floor), scale.rms)
     own_scale = own_scale.clamp_(min=scale.rms * UNIT.get(dtype, UNIT32))
     slack = 4.0 if alone else 1.0
-    return torch.maximum((size + own_scale) * (slack * scale.floor), (o - w).abs() * SLACK.get(dtype, 3.0))
+    return torch.maximum((size + own_scale) * (slack * scale.floor), (o - w).abs() * scale.slack)
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
@@ -202,7 +231,7 @@ def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
     """
     levels = [scale.floor * 2.0**k for k in range(64) if scale.floor * 2.0**k < tolerance]
     counts = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device)
-    slack, excused = SLACK.get(own.dtype, 3.0), 0 if scale.small else 16
+    slack, excused = scale.slack, 0 if scale.small else 16
     for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
         size = w.abs().add_(scale.rms)
         for row, error in enumerate(((g - w).abs_().div_(size), (o - w).abs_().div_(size).mul_(slack))):

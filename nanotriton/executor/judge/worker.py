@@ -11,6 +11,7 @@ kills a worker that missed its alarm.
 """
 
 import contextlib
+import importlib
 import json
 import mmap
 import os
@@ -18,7 +19,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from collections import OrderedDict
 from select import POLLIN, poll
 
@@ -34,9 +34,12 @@ from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
+from nanotriton.executor.judge.module import Interruption
 from nanotriton.executor.judge.process import process_mode
 from nanotriton.executor.judge.reference import ContextLost, Reference
+from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
@@ -47,6 +50,7 @@ from nanotriton.verdict import Fault, TaskFault, Unrecordable
 # machine
 PATIENCE = 60.0
 DAY = 86400.0  # seconds
+MOMENT = 1e-3  # seconds that an alarm may be early
 M_MMAP_THRESHOLD = -3  # malloc.h
 ENDS_CONTEXT = (
     "the reference itself ends the GPU's context, on its own inputs"
@@ -74,9 +78,8 @@ MODES = {
 }
 
 
-class Overtime(BaseException):
-    """A stage's limit has passed. No Exception, so that nothing that a stage calls takes it for an error of
-    its own."""
+class Overtime(Interruption):
+    """A stage's limit has passed."""
 
 
 def prepare(flavour: str, card: Card) -> None:
@@ -96,6 +99,8 @@ def prepare(flavour: str, card: Card) -> None:
             plan.validate()
             compile_kernel(plan.kernels[0], card)
             libdevice.take_apart()
+    else:
+        importlib.import_module("torch._dynamo")  # it makes a folder meanwhile, which a child may not
     Reference(Task(**probe.TASK))  # the judge's own imports
 
 
@@ -113,6 +118,7 @@ class Worker:
         self.compilers = CompileServers(
             zygote, self.folder, max(2, len(os.sched_getaffinity(0)) // REPLAYERS + 1)
         )
+        self.fits = Room()
         self.patience = PATIENCE
         self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
         # which tasks have ended a context, for all workers of this executor
@@ -122,15 +128,15 @@ class Worker:
         self.job: Job | None = None  # the one that is computing
         self.costs: dict[int, dict[str, float]] = {}
         self.stages: list[list] = []  # of the computing job: [name, seconds left], innermost last
-        self.since = 0.0
+        self.since = 0.0  # when the stage last changed, by own_time
         self.last = ""  # the stage that was computed last
 
     # ---- stages ----
 
     @contextlib.contextmanager
     def stage(self, name: str, limit: float):
-        """Compute under a limit in seconds. What an inner stage takes counts for itself, not for the outer
-        one."""
+        """Compute under a limit in seconds, without those in which other processes had the cores. What an
+        inner stage takes counts for itself, not for the outer one."""
         self._charge()
         self.stages.append([name, limit])
         self._arm()
@@ -148,16 +154,16 @@ class Worker:
 
     def _charge(self) -> None:
         """Count the time since the last change of stage for the innermost one."""
-        now = time.monotonic()
+        now = own_time()
         if self.stages:
             self.stages[-1][1] -= now - self.since
             self.add_cost(self.stages[-1][0], now - self.since)
         self.since = now
 
     def _arm(self) -> None:
-        """Set the alarm for the innermost stage, and let the executor see when it is due (0:
-        nothing runs)."""
-        left = max(self.stages[-1][1], 1e-3) if self.stages else 0.0
+        """Set the alarm for the innermost stage, and let the executor see when it is due by this process's
+        own_time (0: nothing runs)."""
+        left = max(self.stages[-1][1], MOMENT) if self.stages else 0.0
         name = self.stages[-1][0] if self.stages else ""
         BEACON.pack_into(
             self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode()
@@ -169,7 +175,7 @@ class Worker:
         cost[name] = cost.get(name, 0.0) + seconds
 
     def add_child(self, name: str, ended: Ended) -> None:
-        """What a child took: wall time under its stage's name, and its CPU time with all the others'."""
+        """What a child took: time under its stage's name, and its CPU time with all the others'."""
         self.add_cost("children_cpu", ended.cpu)
         self.add_cost(name, ended.seconds)
 
@@ -286,7 +292,10 @@ class Worker:
                     return
 
     def _alarm(self, *_):
-        raise Overtime
+        left = self.stages[-1][1] - (own_time() - self.since) if self.stages else 0.0
+        if left <= MOMENT:
+            raise Overtime
+        signal.setitimer(signal.ITIMER_REAL, left)  # other processes had the cores meanwhile
 
     def start(self, message: dict) -> None:
         self.secret, message["task"] = bytes.fromhex(message.pop("secret")), Task(**message["task"])
@@ -306,7 +315,7 @@ class Worker:
             self.step(job, generator, folder, ended)
 
     def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
-        self.job, self.stages, self.since = job, [], time.monotonic()
+        self.job, self.stages, self.since = job, [], own_time()
         try:
             spawn: Spawn = self.resume(generator, ended)
         except ContextLost as lost:
@@ -319,15 +328,13 @@ class Worker:
             self.last = "task"
             self.finish(job, folder, {"status": fault.status, "message": fault.message})
         except Fault as fault:
-            # the evaluator lacks an operation of the kernel's
-            fallback = fault.status == "unsupported" and self.last == "run"
-            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback)
+            self.finish(job, folder, {"status": fault.status, "message": fault.message})
         except Overtime:  # the alarm went off just as the stage was over
             self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
         # an error of ours: die, and leave word in the beacon of whose job it was, so that only this
         # one is suspected
         except Exception:
-            BEACON.pack_into(self.beacon, 0, job.id, time.monotonic() + PATIENCE, self.last.encode())
+            BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
             raise
         else:
             if spawn.target == "compile":

@@ -377,7 +377,7 @@ class Replay:
             self.backend.launch(kernel, call, args)
         except ttir.TTIRError as error:
             status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
-            raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line) from None
+            raise ReplayError(status, f"kernel {kernel.name}: {error}", call.line) from error
 
     def _argument(self, ty: str, value: Any) -> Any:
         if ty.startswith("tensordesc"):
@@ -413,7 +413,7 @@ def _match(encoded: Any, given: Any, pairs: list[tuple[int, torch.Tensor]]) -> N
     if tag == "t":
         if not isinstance(given, torch.Tensor):
             raise ValueError(f"a tensor was recorded, {type(given).__name__} is given")
-        pairs.append((encoded["t"], given))
+        pairs.append((encoded["t"], given.detach()))  # a task may draw what requires gradients
     elif isinstance(encoded, list) or tag in ("tuple", "dict"):
         items = encoded if isinstance(encoded, list) else encoded[tag]
         if tag == "dict":

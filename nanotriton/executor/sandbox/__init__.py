@@ -15,5 +15,6 @@ zygote loads is visible to every candidate that it forks, so no secret belongs h
     sandbox.py    the files, system calls and limits of a process, and how it gives the rest up
     zygote.py     forks a child for each candidate, enforces its limits, reaps it
     servers.py    children that compile one kernel after another
+    clock.py      time as a limit counts it
     protocol.py   messages between processes, and a child's answer in a memory file
 """

@@ -28,6 +28,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.clock import waited
 from nanotriton.executor.sandbox.protocol import (
     LOG,
     LOG_BYTES,
@@ -57,13 +58,14 @@ class Child:
     killed: str | None = None  # the reason, if the zygote killed it
     forks: bool = False  # it may fork, so it may leave strays
     slow: bool = False  # it has to let others pass
+    waited: float = 0.0  # seconds without a core, as far as it was looked at: they do not count
 
     def timed(self) -> bool:
         return not self.killed and self.limits.seconds is not None
 
     def due(self) -> float:
         """When to look at it next: when it gets slow, then at its limit."""
-        return self.started + (self.limits.seconds if self.slow else SLOW)
+        return self.started + (self.waited + self.limits.seconds if self.slow else SLOW)
 
 
 def child_main(request: dict, fds: list[int], parent: int, targets: dict, readable: list[str]) -> None:
@@ -113,8 +115,10 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
 
 def overdue(child: Child, now: float) -> str | None:
     """The limit that a running child broke, or None. The kernel enforces the others (sandbox.set_limits)."""
-    if child.limits.seconds is not None and now - child.started > child.limits.seconds:
-        return "timeout"
+    if child.limits.seconds is not None and now - child.started - child.waited > child.limits.seconds:
+        child.waited = waited(child.pid)
+        if now - child.started - child.waited > child.limits.seconds:
+            return "timeout"
     if child.limits.resident and resident(child.pid) > child.limits.resident:
         return "memory_limit"
     return None
@@ -186,8 +190,9 @@ def look_at(children: dict[int, Child]) -> None:
 
 def reap(child: Child) -> dict:
     """Wait for a child that has ended: the fields of its `Ended` that the zygote knows."""
+    seconds = time.monotonic() - child.started - waited(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
-    ended = {"id": child.id, "killed": child.killed, "seconds": time.monotonic() - child.started}
+    ended = {"id": child.id, "killed": child.killed, "seconds": seconds}
     ended["cpu"] = usage.ru_utime + usage.ru_stime
     if os.WIFSIGNALED(status):
         return ended | {"signal": os.WTERMSIG(status)}
