@@ -1,11 +1,14 @@
 """Any process of the executor may be killed at any moment: every verdict is still right, and nothing is left behind."""
 
+import hashlib
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.job import check_ended, not_its_own
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import zygote as zygotes
 from nanotriton.executor.sandbox.protocol import BEACON
 from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
@@ -207,6 +211,61 @@ def test_a_zygote_kills_what_its_children_leave(tmp_path):
     finally:
         zygote.sock.close()
         os.waitpid(zygote.pid, 0)
+
+
+def crowd(report, fds, folder, args):
+    """Starts threads that compute outside of Python."""
+    report.begin()
+    more = {"target": hashlib.pbkdf2_hmac, "args": ("sha256", b"x", b"y", 1 << 30), "daemon": True}
+    for _ in range(args["threads"]):
+        threading.Thread(**more).start()
+    if args["threads"] < sandbox.Limits.threads:
+        report.finish({"started": args["threads"]})
+    else:
+        select.select([], [], [])
+
+
+@pytest.mark.parametrize("count", [sandbox.Limits.threads // 2, sandbox.Limits.threads + 8])
+def test_threads_have_a_limit(tmp_path, count):
+    (tmp_path / "job").mkdir()
+    zygote, limits = Zygote({"crowd": crowd}, sandbox.readable_paths()), sandbox.Limits(seconds=30.0)
+    try:
+        zygote.spawn("crowd", str(tmp_path / "job"), {"threads": count}, limits)
+        assert zygote.event() is None
+        ended = zygote.event()
+    finally:
+        zygote.sock.close()
+        os.waitpid(zygote.pid, 0)
+    if count < limits.threads:
+        assert ended.header == {"started": count}
+        return
+    assert ended.killed == "threads" and not not_its_own(ended)
+    with pytest.raises(Fault) as fault:
+        check_ended(ended, limits)
+    assert fault.value.status == "crashed" and f"{limits.threads} at a time" in fault.value.message
+
+
+def test_all_threads_of_a_slow_child_give_way_together():
+    """As many threads as there are weigh as much as one: else a crowd of them has most of a processor."""
+    code = (
+        "import threading, time\n"
+        + "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" * 6
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code + "print(1, flush=True)\ntime.sleep(60)"], stdout=subprocess.PIPE
+    )
+    try:
+        child.stdout.readline()
+        known = zygotes.Child(1, child.pid, 0.0, sandbox.Limits(), "")
+        zygotes.give_way(known)
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        levels = {os.getpriority(os.PRIO_PROCESS, thread) for thread in zygotes.threads(child.pid)}
+        assert known.slow and known.threads == 7
+        assert levels == {min(19, own + zygotes.NICER + round(math.log(7, zygotes.LEVEL)))}
+    finally:
+        child.kill()
+        child.wait()
+    assert zygotes.threads(child.pid) == []
 
 
 def hang(report, fds, folder, args):

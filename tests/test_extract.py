@@ -12,6 +12,24 @@ def fence(code, info="python", mark="```"):
     return f"{mark}{info}\n{code}{mark}\n"
 
 
+# A line that looks like a fence for long, and is none. Each was read again from each of its characters.
+LONG = 400_000
+NEARLY = {
+    "spaces": "```" + " " * LONG + "`",
+    "tabs": "~~~" + "\t " * (LONG // 2) + "`",
+    "backticks": "`" * LONG + "x`",
+    "tildes": "~" * LONG + "`",
+    "words": "```" + "python " * (LONG // 7) + "`",
+    "an indentation": " " * LONG + "``",
+}
+
+
+@pytest.mark.parametrize("line", NEARLY.values(), ids=NEARLY)
+def test_a_long_line_is_read_once(line):
+    """In quadratic time one of these lines would take this test past any limit."""
+    assert extract_candidate(f"{line}\n{fence(CODE)}").strip() == CODE.strip()
+
+
 ACCEPTED = {
     "plain": fence(CODE),
     "prose around": f"Here is the kernel:\n\n{fence(CODE)}\nIt fuses both operations.",

@@ -3,8 +3,11 @@
 import textwrap
 
 import pytest
+import torch
 
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.rules import rules
+from tests.recording import record
 
 TOP = """
 import random
@@ -185,3 +188,28 @@ HONEST = {
 @pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
 def test_an_honest_fallback_does_not(source):
     assert rules.check_source(source, "strict") is None
+
+
+ASKS = """
+before = torch.cuda.memory_allocated()
+assert 0 < before <= torch.cuda.max_memory_allocated() <= torch.cuda.memory_reserved()
+y = ours(x)
+assert torch.cuda.memory_allocated() >= before + y.numel() * y.element_size()
+free, total = torch.cuda.mem_get_info()
+assert 0 < free < total - torch.cuda.memory_reserved() and total == NUMBER
+stats = torch.cuda.memory_stats()
+assert stats["allocated_bytes.all.current"] == torch.cuda.memory_allocated()
+assert list(stats) == sorted(stats) and min(stats.values()) >= -1
+p = torch.cuda.get_device_properties(0)
+assert type(p).__name__ == "_CudaDeviceProperties" and repr(p).startswith("_CudaDeviceProperties(name=")
+assert p.total_memory == total and p.gcnArchName == p.name == torch.cuda.get_device_name()
+assert 0 < torch.cuda.utilization() <= 100
+return y
+"""
+
+
+def test_a_recording_answers_as_a_card_in_use():
+    """In the first call and in the second: a candidate that found otherwise would end with an AssertionError."""
+    source = module(ASKS.replace("NUMBER", str(DEFAULT.total_memory)))
+    plan = record(source, inputs=[torch.empty(300)])
+    assert len(plan.launches()) == 1

@@ -1,6 +1,9 @@
 """Plans are bytes from a stranger: what is not well-formed is a PlanError of one line, and nothing else happens."""
 
+import contextlib
+import itertools
 import json
+import math
 import random
 
 import pytest
@@ -107,6 +110,10 @@ BAD = {
     "a negative offset": change(["tensors", 0], Tensor(0, "float32", (1,), (1,), -1)),
     "a boolean for a size": change(["tensors", 0], Tensor(0, "float32", (True,), (1,), 0)),
     "a huge shape": change(["tensors", 0], Tensor(0, "float32", (1 << 50,), (0,), 0)),
+    "a huge shape of no elements": change(
+        ["tensors", 0], Tensor(0, "float32", (1 << 47, 1 << 47, 0), (1, 1, 1), 0)
+    ),
+    "a huge expanded shape": change(["tensors", 0], Tensor(0, "float32", (1 << 40, 1 << 30), (0, 0), 0)),
     "a storage that is not there": change(["tensors", 0], Tensor(9, "float32", (4,), (1,), 0)),
     "a blob of other bytes": change(["blobs"], {digest(b"x"): b"y"}),
     "a blob of another size": change(["storages", 1, "nbytes"], 32),
@@ -246,6 +253,21 @@ def test_mutated_fields_are_plans_or_plan_errors():
             Plan.from_bytes(MAGIC + len(text).to_bytes(8, "little") + text + data[start + size :])
         except PlanError as error:
             assert "\n" not in str(error)
+
+
+def test_whatever_sizes_a_tensor_has_a_plan_answers():
+    """Every shape that passes can be made, and asked about; every other one is a PlanError."""
+    sizes = (0, 1, 3, 1 << 24, 1 << 31, 1 << 47, (1 << 48) - 1)
+    accepted = 0
+    for shape in itertools.product(sizes, repeat=3):
+        for stride in ((0, 0, 0), (1, 1, 1), (1 << 47, 1 << 47, 1 << 47)):
+            plan = make()
+            plan.tensors.append(Tensor(0, "float32", shape, stride, 0))
+            with contextlib.suppress(PlanError):
+                plan.validate()
+                last = len(plan.tensors) - 1
+                accepted += plan.meta(last).numel() == math.prod(shape) and plan.nbytes(last) >= 0
+    assert accepted > 20
 
 
 def test_deep_nesting_is_refused():

@@ -154,6 +154,114 @@ def test_system_calls_are_refused(tmp_path, number, args):
     assert confined(tmp_path, attempt) == [-1, 1]
 
 
+METADATA = {
+    "chmod": lambda path: os.chmod(path, 0),
+    "fchmod of a file that may be read": lambda path: os.fchmod(os.open("/usr/bin/env", os.O_RDONLY), 0o755),
+    "chown": lambda path: os.chown(path, os.getuid(), os.getgid()),
+    "lchown": lambda path: os.lchown(path, os.getuid(), os.getgid()),
+    "utime": lambda path: os.utime(path, (0, 0)),
+    "setxattr": lambda path: os.setxattr(path, "user.mark", b"x"),
+    "removexattr": lambda path: os.removexattr(path, "user.mark"),
+}
+
+
+@pytest.mark.parametrize("change", METADATA.values(), ids=METADATA)
+@pytest.mark.parametrize("exec_ok", [False, True])
+def test_nothing_of_a_file_can_be_changed(tmp_path, change, exec_ok):
+    """Permissions, owner, times and attributes, which Landlock knows nothing of, anywhere."""
+    path = tmp_path / "others"
+    path.write_text("x")
+    before = path.stat()
+    assert confined(tmp_path, lambda: change(str(path)), exec_ok=exec_ok, write=exec_ok) == "PermissionError"
+    after = path.stat()
+    assert (before.st_mode, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_mode,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+
+
+def test_metadata_calls_are_refused_by_number_too(tmp_path):
+    """Those that Python or this kernel may lack."""
+    numbers = [
+        sandbox.DENIED[name]
+        for name in ("fchmodat2", "setxattrat", "removexattrat", "file_setattr", "utimensat")
+    ]
+
+    def attempt():
+        import ctypes
+
+        return [(sandbox.libc.syscall(n, 0, 0, 0, 0, 0), ctypes.get_errno()) for n in numbers]
+
+    assert confined(tmp_path, attempt) == [[-1, 1]] * len(numbers)
+
+
+def own_signal(command, value):
+    """Make another process the owner of a pipe, which is then sent a signal when something can be read."""
+
+    def attempt():
+        import fcntl
+
+        read, _ = os.pipe()
+        return fcntl.fcntl(read, command, value)
+
+    return attempt
+
+
+def test_no_signal_by_owning_a_file(tmp_path):
+    """F_SETOWN makes the kernel send it, and Landlock scopes it on the newest kernels only."""
+    import fcntl
+    import struct
+
+    parent = os.getpid()
+    for attempt in (
+        own_signal(fcntl.F_SETOWN, parent),
+        own_signal(fcntl.F_SETOWN, -os.getpgrp()),
+        own_signal(fcntl.F_SETSIG, 9),
+        own_signal(15, struct.pack("ii", 1, parent)),  # F_SETOWN_EX
+        lambda: fcntl.ioctl(os.pipe()[0], 0x8901, struct.pack("i", parent)),  # FIOSETOWN
+        lambda: fcntl.ioctl(
+            os.open("candidate.py", os.O_RDONLY), 0x40086602, struct.pack("l", 0)
+        ),  # FS_IOC_SETFLAGS
+    ):
+        assert confined(tmp_path, attempt) == "PermissionError"
+
+    # what an opened file needs stays
+    def flags():
+        read, _ = os.pipe()
+        os.set_blocking(read, False)
+        os.set_inheritable(read, True)
+        return [fcntl.fcntl(read, fcntl.F_GETFL) & os.O_NONBLOCK != 0, os.isatty(read)]
+
+    assert confined(tmp_path, flags) == [True, False]
+
+
+def test_nobody_else_is_made_to_wait(tmp_path):
+    """Schedulers and priorities, of the processor and of the disk, of others of the same user."""
+    parent = os.getpid()
+    before = os.sched_getscheduler(0)
+    for attempt in (
+        lambda: os.sched_setscheduler(parent, os.SCHED_IDLE, os.sched_param(0)),
+        lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)),
+        lambda: os.sched_setparam(parent, os.sched_param(0)),
+        lambda: os.setpriority(os.PRIO_PROCESS, parent, 19),
+    ):
+        assert confined(tmp_path, attempt) == "PermissionError"
+    for name, args in {
+        "ioprio_set": (1, parent, 3 << 13),
+        "sched_setattr": (parent, 0, 0),
+        "sync": (),
+    }.items():
+
+        def attempt(number=sandbox.DENIED[name], args=args):
+            import ctypes
+
+            return [sandbox.libc.syscall(number, *args), ctypes.get_errno()]
+
+        assert confined(tmp_path, attempt) == [-1, 1]
+    assert os.sched_getscheduler(0) == before
+
+
 def test_threads_still_work(tmp_path):
     def attempt():
         import threading

@@ -49,6 +49,9 @@ class Facts:
     moved_bytes: int = 0  # of the others, which move data
     touched: int = 0  # of the computing calls
     flops: float = 0.0  # of the computing calls: 2 per multiply-add, else 1 per element read or written
+    # Of a reference: bytes that all its calls read and write, those that compute and those that move
+    traffic: int = 0
+    rounds: bool = False  # of a reference: it calls operators that round
     # Of a reference: its answer lies in memory in the order of its shape. In a task of moving data the
     # candidate's answer must do so too.
     contiguous: bool = False
@@ -263,20 +266,22 @@ def _changes_values(plan: Plan, call: Aten, source: int, to: torch.dtype) -> boo
 
 
 def _reinterpreted(plan: Plan, tensor: int) -> bool:
-    """Whether an integer tensor sees the bits of another dtype, or a truth value those of any number.
+    """Whether a number sees the bits of another dtype, or a truth value those of any number.
 
-    A cast then takes a logarithm, a remainder or an absolute value, or compares with 0. The bits may have
-    come into the memory through any tensor of the plan. The replayer copies a truth value that is neither
-    0 nor 1 as the number that it is.
+    A cast then takes a logarithm, a power, a remainder or an absolute value, or compares with 0. The bits
+    may have come into the memory through any tensor of the plan. The replayer copies a truth value that is
+    neither 0 nor 1 as the number that it is.
     """
     t = plan.tensors[tensor]
     own = DTYPES[t.dtype]
     if own == torch.bool:
         return plan.storages[t.storage].dtype != "bool"
-    if own.is_floating_point or own.is_complex:
+    if own.is_complex:
         return False
-    others = {DTYPES[name] for name in plan.seen_as[t.storage]}
-    return others - {torch.bool} != {own}
+    others = {DTYPES[name] for name in plan.seen_as[t.storage]} - {torch.bool}
+    if own.is_floating_point:  # the parts of complex numbers are floats by themselves
+        others = {other for other in others if not other.is_complex}
+    return others != {own}
 
 
 def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:

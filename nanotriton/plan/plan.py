@@ -81,6 +81,7 @@ def malformed():
         AttributeError,
         RecursionError,
         OverflowError,
+        RuntimeError,  # torch's own, of sizes that it refuses
     ) as error:
         raise PlanError(f"malformed plan: {type(error).__name__}: {str(error)[:200]}") from None
 

@@ -4,6 +4,7 @@ Each function raises PlanError, one line, for the first field that is not as it 
 kernel or touches data: ATen calls are rehearsed on meta tensors.
 """
 
+import math
 import re
 from typing import Any
 
@@ -90,6 +91,8 @@ def _check_tensor(i: int, t: Tensor, storages: list[Storage]) -> None:
     check(len(t.shape) == len(t.stride) <= MAX_DIMS, f"tensor {i}: shape and stride of different length")
     sizes = all(_is_size(n) for n in (*t.shape, *t.stride, t.offset))
     check(sizes, f"tensor {i}: sizes are integers from 0 to 2**48")
+    # torch multiplies all sizes, also where one is 0
+    check(_is_size(math.prod(n or 1 for n in t.shape)), f"tensor {i}: more than 2**48 elements")
     last = t.offset
     for n, stride in zip(t.shape, t.stride, strict=True):
         last += (n - 1) * stride

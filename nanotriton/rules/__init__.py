@@ -20,7 +20,9 @@ Who may import it. The executor, the trainer, the benchmarks and the audit may. 
     hidden_code.py    the rule against code that hides what it runs
     texts.py          which texts an expression may be
     constants.py      which expressions of a function hold no data
+    standard.py       what Python's own modules offer
     plan_rules.py     rules on the plan
+    moves.py          moves of torch's that do a kernel's work
     names.py          the lists of names behind the rules
     policy.py         the names of the policies, and `Violation`
 """

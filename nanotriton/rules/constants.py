@@ -45,25 +45,36 @@ class Constants:
                     grows = True
 
     def holds(self, node: ast.AST) -> bool:
-        """Whether an expression is a constant, as far as the text tells."""
+        """Whether an expression, however deep, is a constant, as far as the text tells."""
+        todo = [node]
+        while todo:
+            node = todo.pop()
+            known = self._known(node)
+            if known is False:
+                return False
+            if known is None:  # all of its parts decide
+                todo += ast.iter_child_nodes(node)
+        return True
+
+    def _known(self, node: ast.AST) -> bool | None:
+        """Whether a node is a constant, None if its parts decide."""
         if isinstance(node, ast.Name):
             return node.id not in self.data
         if isinstance(node, ast.Attribute):
-            return self._attribute_holds(node)
-        if isinstance(node, ast.Call):
-            path = self.path(node.func) or ""
-            method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            if path.removeprefix("torch.") in CREATED or method in NEW | SHAPE_METHODS:
-                return True
-            if path.startswith("torch.empty"):  # for a kernel to write to
-                return False
-        return all(self.holds(child) for child in ast.iter_child_nodes(node))
+            return self._known_attribute(node)
+        if not isinstance(node, ast.Call):
+            return None
+        path = self.path(node.func) or ""
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if path.removeprefix("torch.") in CREATED or method in NEW | SHAPE_METHODS:
+            return True
+        return False if path.startswith("torch.empty") else None  # memory for a kernel to write to
 
-    def _attribute_holds(self, node: ast.Attribute) -> bool:
+    def _known_attribute(self, node: ast.Attribute) -> bool | None:
         if isinstance(node.value, ast.Name) and node.value.id == "self":
             values = self.units.get(node.attr, [])
             return bool(values) and all(self._is_number(value) for value in values)
-        return node.attr in OF_A_SHAPE or self.holds(node.value)
+        return True if node.attr in OF_A_SHAPE else None
 
     def _is_number(self, value: ast.AST) -> bool:
         """Whether a value that `__init__` keeps is a number and no tensor: torch has no part in it."""

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from nanotriton.python_text import plain
 
 OPEN, CLOSE = "<think>", "</think>"  # of reasoning
-_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\r\n]*)$")
+# No part of it can match what the next one does, so a line is read once, however it ends.
+_FENCE = re.compile(r"^([ \t]*+)(`{3,}+|~{3,}+)([^`\r\n]*+)$")
 _LANGUAGE = re.compile(r"(python|py|triton)?([23](\.\d+)*)?")
 _KERNEL = re.compile(r"^[ \t]*@[ \t]*(\w+\.)*jit\b|\btriton\.jit[ \t]*\(", re.MULTILINE)
 MAX_CHARS = 200_000  # a longer source is no kernel; it would only cost the parser time

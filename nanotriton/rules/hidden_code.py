@@ -3,17 +3,21 @@
 import ast
 import re
 import symtable
+from collections.abc import Iterator
 from string import Formatter
 
 from nanotriton.rules import names
+from nanotriton.rules.extract import parse
 from nanotriton.rules.policy import Violation
-from nanotriton.rules.source import Source
+from nanotriton.rules.source import Source, walk
+from nanotriton.rules.standard import STANDARD
 from nanotriton.rules.texts import Texts
 
 
 def hidden_code(source: Source) -> Violation | None:
     """No exec, no eval, no computed attribute name, no way into frames, globals or other objects' insides."""
-    return _banned_name(source) or _banned_attribute(source) or _computed_name(source)
+    named = _banned_name(source) or _banned_attribute(source) or _computed_name(source)
+    return named or _evaluated_text(source) or _passed_module(source) or _made_class(source)
 
 
 def _banned_name(source: Source) -> Violation | None:
@@ -119,10 +123,13 @@ def _start(key: ast.AST) -> str:
 
     It is "weight_ih_l" for f"weight_ih_l{i}", "weight_ih_l" + str(i) and "weight_ih_l%d" % i.
     """
-    if isinstance(key, ast.JoinedStr) and key.values:
-        return _start(key.values[0])
-    if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add):
-        return _start(key.left)
+    while True:
+        if isinstance(key, ast.JoinedStr) and key.values:
+            key = key.values[0]
+        elif isinstance(key, ast.BinOp) and isinstance(key.op, ast.Add):
+            key = key.left
+        else:
+            break
     if isinstance(key, ast.BinOp) and isinstance(key.op, ast.Mod):
         return _text(key.left).split("%")[0]
     return _text(key)
@@ -140,3 +147,82 @@ def _may_be_banned(start: str) -> bool:
 
 def _is_dunder(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
+
+
+# ---- texts that others evaluate, and modules and classes that the text does not show
+
+# What no type has, and code may have.
+_RUNS = (ast.Call, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.ListComp, ast.SetComp, ast.DictComp)
+_RUNS = (*_RUNS, ast.GeneratorExp, ast.JoinedStr)
+
+
+def _evaluated_text(source: Source) -> Violation | None:
+    """A text in an annotation that is more than a type: torch.library and others evaluate it."""
+    for annotation in _annotations(source):
+        for node in walk(annotation):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and not _is_type(node.value):
+                message = "the text of this annotation is code: an annotation names a type"
+                return Violation(node.lineno, message)
+    for call in source.nodes[ast.Call]:
+        if any(keyword.arg == "eval_str" for keyword in call.keywords):
+            return Violation(call.lineno, "eval_str= is not allowed: it evaluates texts")
+    return None
+
+
+def _annotations(source: Source) -> Iterator[ast.AST]:
+    for node in source.nodes[ast.arg] + source.nodes[ast.AnnAssign]:
+        if node.annotation is not None:
+            yield node.annotation
+    for node in source.nodes[ast.FunctionDef]:
+        if node.returns is not None:
+            yield node.returns
+
+
+def _is_type(text: str) -> bool:
+    """Whether a text is a type, such as "torch.Tensor | None", or no expression at all."""
+    try:
+        nodes = walk(parse(text.strip()))
+    except SyntaxError:
+        return True
+    reached = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    reached |= {node.id for node in nodes if isinstance(node, ast.Name)}
+    banned = names.BANNED_ATTRIBUTES | names.BANNED_NAMES
+    return not reached & banned and not any(map(_is_dunder, reached)) and not _holds_code(nodes)
+
+
+def _holds_code(nodes: list[ast.AST]) -> bool:
+    return any(isinstance(node, _RUNS) for node in nodes)
+
+
+def _passed_module(source: Source) -> Violation | None:
+    """One of Python's modules as a value, under another name of which all of it could be reached.
+
+    hasattr and getattr take one, with a name that the text tells, and it may be compared with None.
+    """
+    inner = {id(node.value) for node in source.nodes[ast.Attribute]}
+    for call in source.nodes[ast.Call]:
+        if isinstance(call.func, ast.Name) and call.func.id in names.REFLECTION | {"hasattr"}:
+            inner |= {id(argument) for argument in call.args[:1]}
+    for node in source.nodes[ast.Compare]:
+        inner |= {id(node.left)}
+    for node in source.nodes[ast.Name]:
+        passed = isinstance(node.ctx, ast.Load) and id(node) not in inner
+        if passed and source.imports.get(node.id) in STANDARD and not _bound_elsewhere(source, node.id):
+            return Violation(node.lineno, f"{node.id} (all of it) is not allowed: name what you use of it")
+    return None
+
+
+def _bound_elsewhere(source: Source, name: str) -> bool:
+    """Whether a name is also an argument or a variable: `time` may be a number."""
+    bound = {node.arg for node in source.nodes[ast.arg]}
+    bound |= {node.id for node in source.nodes[ast.Name] if not isinstance(node.ctx, ast.Load)}
+    return name in bound
+
+
+def _made_class(source: Source) -> Violation | None:
+    """type(name, bases, namespace): the namespace may be anything, and is in no statement."""
+    for call in source.nodes[ast.Call]:
+        named = isinstance(call.func, ast.Name) and call.func.id == "type" and "type" not in source.imports
+        if named and (len(call.args) != 1 or call.keywords or isinstance(call.args[0], ast.Starred)):
+            return Violation(call.lineno, "type with three arguments is not allowed: write the class out")
+    return None

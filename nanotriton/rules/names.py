@@ -1,6 +1,7 @@
 """The lists behind the rules: the names that a candidate may use, and the torch functions that compute."""
 
 from nanotriton.plan.aten import words
+from nanotriton.rules.standard import held_back, held_by_another
 
 JIT = words("triton.jit triton.runtime.jit.jit triton.runtime.jit")
 
@@ -14,7 +15,8 @@ _INSIDES = words("""
 # modules that other modules hold, as in `torch.os`
 _HELD_MODULES = words("""
     os sys builtins subprocess socket ctypes importlib inspect gc io shutil signal threading multiprocessing
-    pickle copyreg _os _sys _io
+    pickle copyreg _os _sys _io bltns stdlib_re codecs atexit runpy codeop timeit pydoc pkgutil linecache
+    marshal tempfile fcntl asyncio cProfile doctest _types _thread
 """)
 BANNED_ATTRIBUTES = _INSIDES | _HELD_MODULES
 DUNDER_NAMES = words(
@@ -76,7 +78,10 @@ REFUSED = words("""
     triton.runtime.interpreter triton.runtime.build triton.runtime.cache triton.knobs triton.experimental
     numpy.ctypeslib numpy.load numpy.save numpy.fromfile numpy.memmap numpy.f2py numpy.distutils numpy.lib
     typing.get_type_hints typing.ForwardRef logging.currentframe torch.fx torch.utils.collect_env
-    torch.utils.bottleneck numpy.testing
+    torch.utils.bottleneck numpy.testing torch.utils.benchmark.Timer torch.utils.benchmark.timer
+    torch.utils.benchmark.utils functools.singledispatch functools.singledispatchmethod
+    dataclasses.make_dataclass typing.evaluate_forward_ref typing_extensions.get_type_hints
+    typing_extensions.evaluate_forward_ref typing_extensions.ForwardRef typing_extensions.get_annotations
 """)
 
 # Names internal to a module that real kernels use all the same: by path, and by name wherever it stands.
@@ -113,10 +118,14 @@ def refused(path: str, importing: bool) -> str | None:
         return refused(".".join([root, *rest][last:]), importing)
     if hidden := BANNED_ATTRIBUTES.intersection(rest):
         return f"{path} is not allowed: {min(hidden)} reaches out of the candidate"
+    if (inner := held_by_another(path)) is not None and (why := refused(inner, importing)):
+        return why
     if _under(path, REFUSED):
         return f"{path} is not allowed: it runs code that is not this kernel"
     if importing and not _may_import(path):
         return f"import of {path} is not allowed; torch, triton, math, typing and a few others are"
+    if inside := held_back(path):
+        return f"{path} is not allowed: {inside} is internal to {root}"
     private = [name for name in rest if _is_private(name)]
     if private and not _used_all_the_same(path):
         return f"{path} is not allowed: {private[0]} is internal to {root}"

@@ -6,8 +6,9 @@ facts.py says which calls touch data.
 import math
 
 from nanotriton.plan.aten import tensor_ids, words
-from nanotriton.plan.facts import cast, computes, reads_of, steps_on_data, touched, writes_of
+from nanotriton.plan.facts import Facts, cast, computes, facts, reads_of, steps_on_data, touched, writes_of
 from nanotriton.plan.plan import DTYPES, Aten, Plan
+from nanotriton.rules.moves import moving_work
 from nanotriton.rules.policy import Violation
 
 # A torch call is a finishing touch if all of them together touch at most this share of the bytes that the
@@ -23,15 +24,16 @@ POINTWISE = words("""
 """)
 
 
-def forbidden_call(plan: Plan, layout_task: bool, reference_bytes: int = 0) -> Violation | None:
-    """Policy strict: the first ATen call that computes on data and is no finishing touch.
+def forbidden_call(plan: Plan, layout_task: bool, reference: Facts | None = None) -> Violation | None:
+    """Policy strict: the first ATen call that computes on data and is no finishing touch, or the first move
+    that does a kernel's work.
 
-    layout_task: the task is all about layout, so a call that moves data is forbidden too. reference_bytes:
-    what the reference's computing calls touch.
+    layout_task: the task is all about layout, so a call that moves data is forbidden too. reference: facts
+    of the reference module.
     """
     calls = list(steps_on_data(plan, first_alternative=False))
     computing = [call for call in calls if computes(plan, call)]
-    touches = not layout_task and are_touches(plan, computing, reference_bytes)
+    touches = not layout_task and are_touches(plan, computing, reference.touched if reference else 0)
     for call in calls:
         line = call.line or None
         if not touches and call in computing:
@@ -40,7 +42,8 @@ def forbidden_call(plan: Plan, layout_task: bool, reference_bytes: int = 0) -> V
         if layout_task and not _moves_indices(plan, call):
             what = f"torch.{call.name} moves data in a task that is about moving it"
             return Violation(line, f"{what}: under strict, Triton moves it")
-    return None
+    moves = [call for call in calls if call not in computing]
+    return moving_work(plan, moves, facts(plan).moved_bytes, reference) if moves else None
 
 
 def are_touches(plan: Plan, computing: list[Aten], reference_bytes: int) -> bool:

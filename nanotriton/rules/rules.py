@@ -55,6 +55,8 @@ def check_source(source: str, policy: str, entry: str | None = "ModelNew") -> Vi
         return _first_broken(Source(tree), policy, entry)
     except SyntaxError as error:  # that Python's parser lets through: `import *` in a function
         return Violation(None, f"not Python: {error.msg}", "syntax_error")
+    except RecursionError:  # of Python's own functions on trees, which a parsed text can be too deep for
+        return Violation(None, "not Python: nested too deeply", "syntax_error")
 
 
 def _first_broken(source: Source, policy: str, entry: str | None) -> Violation | None:
@@ -79,7 +81,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and reference.computing.keys() <= REARRANGE
-    violation = forbidden_call(plan, layout_task, reference.touched if reference is not None else 0)
+    violation = forbidden_call(plan, layout_task, reference)
     if violation is None and layout_task and reference.contiguous:
         violation = strided_answer(plan)
     return violation

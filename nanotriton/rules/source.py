@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from nanotriton.rules import names
+from nanotriton.rules.standard import STANDARD, public
 
 _LEAVES = frozenset({"ctx", "op", "ops", "kind", "type_comment"})
 
@@ -86,6 +87,9 @@ class Source:
         for node in self.nodes[ast.ImportFrom]:
             for alias in node.names:
                 self.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            if node.names[0].name == "*" and node.module in STANDARD:
+                offered = public(node.module) or frozenset()
+                self.imports |= {name: f"{node.module}.{name}" for name in offered}
 
     def _look_up_assignments(self) -> None:
         """Add assigned values to the units, also those of `ModelNew.forward = f` and `self.act = Act()`."""

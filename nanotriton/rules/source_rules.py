@@ -67,8 +67,10 @@ def _used(source: Source) -> list[tuple[ast.AST, str]]:
         if path and id(node) not in inner:
             found.append((node, path))
     for node in source.nodes[ast.Name]:
-        if source.imports.get(node.id) in names.PARTS and id(node) not in inner:
-            found.append((node, source.imports[node.id]))
+        path = source.imports.get(node.id, "")
+        starred = "." in path and path.split(".")[0] in names.STAR_MODULES  # no import statement names it
+        if (path in names.PARTS or starred) and id(node) not in inner:
+            found.append((node, path))
     return found
 
 

@@ -78,6 +78,7 @@ class Computing(Watching):
         reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
         writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         self.called |= {name} | told_by_arguments(name, reads, writes, kwargs or {})
+        self.facts.traffic += sum(map(nbytes, reads + writes))
         if name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
             self.count(name, reads, writes)
@@ -124,6 +125,14 @@ def in_tf32(called: set[str], device: torch.device) -> bool:
         return False
     found = bool(called & CONVOLUTIONS) and torch.backends.cudnn.allow_tf32
     return found or (bool(called & PRODUCTS) and torch.get_float32_matmul_precision() != "highest")
+
+
+def nbytes(t: torch.Tensor) -> int:
+    """The bytes that a tensor's elements take. An expanded dimension counts once."""
+    size = t.element_size()
+    for n, stride in zip(t.shape, t.stride(), strict=True):
+        size *= n if stride else min(n, 1)
+    return size
 
 
 def told_by_arguments(name: str, reads: list, writes: list, kwargs: dict) -> set[str]:

@@ -90,6 +90,8 @@ def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()
             "output_limit",
             f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB",
         )
+    if ended.killed == "threads":
+        raise Fault("crashed", f"it was ended for its threads: it may have {limits.threads} at a time")
     if ended.killed:
         raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
     if ended.signal == 24:

@@ -172,7 +172,14 @@ def confinement(job: Job, output: int, given: int = 0) -> tuple[Limits, dict]:
     candidate itself may take.
     """
     resident = job.memory + given + output
-    limits = Limits(job.timeout + STARTUP, None, resident=resident, output=max(output, 64 << 20), files=4096)
+    limits = Limits(
+        job.timeout + STARTUP,
+        None,
+        resident=resident,
+        output=max(output, 64 << 20),
+        files=4096,
+        threads=256,  # the driver and torch start some
+    )
     # the last is where Triton sends what its C compiler prints
     devices = [*glob.glob("/dev/nvidia*"), os.devnull]
     return limits, {

@@ -49,6 +49,7 @@ from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import in_float64
 from nanotriton.executor.judge.values import Precision
 from nanotriton.plan import wire
+from nanotriton.plan.aten import words
 from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import digest
 from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
@@ -57,6 +58,11 @@ from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
+# names of torch's functions and operators that round, and of casts that do (computing.told_by_arguments)
+ROUNDS = words("""
+    round floor ceil trunc fix frac fmod remainder floor_divide rounding_mode truncating_cast
+    fake_quantize_per_tensor_affine fake_quantize_per_channel_affine quantize_per_tensor quantize_per_channel
+""")
 RANDOM = "the reference is not deterministic: it draws random numbers in forward"
 
 log = logging.getLogger(__name__)
@@ -421,6 +427,7 @@ class Reference:
         if seen.draws:  # from a generator of its own: in float64 that gives other numbers
             raise Fault("unsupported", RANDOM)
         self.facts, self.called = seen.facts, seen.called
+        self.facts.rounds = bool(ROUNDS & seen.called)
         with self.own("plain"):
             self.reduced = in_tf32(self.called, self.device)
         self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))

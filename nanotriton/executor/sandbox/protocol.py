@@ -64,7 +64,7 @@ class Ended:
     cpu: float  # CPU seconds
     code: int | None = None  # exit status
     signal: int | None = None
-    killed: str | None = None  # the zygote's reason to kill it: timeout, memory_limit or output_limit
+    killed: str | None = None  # the zygote's reason to kill it: timeout, memory_limit, output_limit, threads
     stage: str = ""
     begun: bool = True  # whether it came to its candidate's code
     header: dict | None = None  # None: it left no answer that can be read

@@ -4,15 +4,17 @@ It takes the standard library only, and about 1 ms after a fork. `enter` is call
 can't be undone. It empties the capabilities and sets no_new_privs, resource limits, Landlock (files, TCP,
 signals and abstract sockets, as far as the kernel has them) and a seccomp filter. Afterwards the process
 can read the Python installation, system libraries and its own folder. It can write in its own folder, if
-that was asked for. It can compute. It has no socket, no signal to another process, no ptrace, and unless
-`exec_ok` no fork and no exec. So no orphan can exist: the one process there is dies with its parent (by the
-parent-death signal, which the filter keeps it from clearing).
+that was asked for. It can compute, with some threads. It has no socket, no signal to another process (not
+as the owner of a file either), no ptrace, no change of a file's permissions, owner, times or attributes, no
+say in when others run, and unless `exec_ok` no fork and no exec. So no orphan can exist: the one process
+there is dies with its parent (by the parent-death signal, which the filter keeps it from clearing).
 
 The sandbox does NOT protect:
 
 - Against bugs of the Linux kernel or of the GPU driver. A candidate can make every system call that is not
   refused below, and run native code of its own (ctypes is importable). For hostile code rather than
   reward-seeking models, put a virtual machine around it.
+- Names, sizes and times of files, anywhere: `stat` needs no right that Landlock could refuse.
 - Time and power. A candidate may use all its limits every time. Side channels between processes (caches,
   timing) stay open.
 - World-readable system folders (/usr, /lib, the Python environment). Secrets do not belong there. Everything
@@ -54,6 +56,7 @@ PR_GET_SECCOMP = 21
 PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
+PR_SCHED_CORE = 62
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE = 2 << 20
 CLONE_THREAD = 0x10000
@@ -80,8 +83,40 @@ DENIED = {
     "pidfd_getfd": 438,
     "setpgid": 109,
     "setsid": 112,
+    # what decides when other processes of this user run
     "setpriority": 141,
     "sched_setaffinity": 203,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
+    "sched_setattr": 314,
+    "ioprio_set": 251,
+    "migrate_pages": 256,
+    "move_pages": 279,
+    "process_mrelease": 448,
+    # Landlock knows nothing of a file's permissions, owner, times and attributes
+    "chmod": 90,
+    "fchmod": 91,
+    "fchmodat": 268,
+    "fchmodat2": 452,
+    "chown": 92,
+    "fchown": 93,
+    "lchown": 94,
+    "fchownat": 260,
+    "utime": 132,
+    "utimes": 235,
+    "futimesat": 261,
+    "utimensat": 280,
+    "setxattr": 188,
+    "lsetxattr": 189,
+    "fsetxattr": 190,
+    "setxattrat": 463,
+    "removexattr": 197,
+    "lremovexattr": 198,
+    "fremovexattr": 199,
+    "removexattrat": 466,
+    "file_setattr": 469,
+    "sync": 162,  # waits for everybody's writes
+    "syncfs": 306,
     "unshare": 272,
     "setns": 308,
     "mount": 165,
@@ -126,6 +161,23 @@ DENIED = {
     "semget": 64,
     "mq_open": 240,
 }
+FCNTL, IOCTL_CALL = 72, 16
+# Commands of fcntl that send signals to the owner of a file, whoever that is. Leases and notes on folders
+# signal too.
+SIGNALLING = {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026}
+# Commands of ioctl that do the same, that change a file's flags for good, or that type into a terminal.
+DENIED_IOCTLS = {
+    "FIOSETOWN": 0x8901,
+    "SIOCSPGRP": 0x8902,
+    "FS_IOC_SETFLAGS": 0x40086602,
+    "FS_IOC32_SETFLAGS": 0x40046602,
+    "FS_IOC_SETVERSION": 0x40087602,
+    "FS_IOC_FSSETXATTR": 0x401C5820,
+    "FS_IOC_ENABLE_VERITY": 0x40806685,
+    "FS_IOC_SET_ENCRYPTION_POLICY": 0x800C6613,
+    "TIOCSTI": 0x5412,
+    "TIOCLINUX": 0x541C,
+}
 FORKS = {"fork": 57, "vfork": 58, "execve": 59, "execveat": 322}
 CLONE, CLONE3 = 56, 435
 KILL, TGKILL = 62, 234
@@ -146,6 +198,7 @@ class Limits:
     resident: int | None = None  # bytes in RAM, watched by the zygote: the limit where `memory` can't be one
     output: int = 64 << 20  # bytes of any one file it writes, its result included
     files: int = 256  # open files
+    threads: int = 32  # watched by the zygote
 
 
 def _syscall(number: int, *args) -> int:
@@ -352,8 +405,15 @@ def call_filter(exec_ok: bool, cuda: bool) -> bytes:
     for number in (KILL, TGKILL):  # abort() signals itself
         itself = [_argument(0), _equal(OWN_PID, 0, 1), ALLOW, _fail(EPERM)]
         program += [_equal(number, 0, len(itself)), *itself]
-    clears_death_signal = [_argument(0), _equal(PR_SET_PDEATHSIG, 0, 1), _fail(EPERM), ALLOW]
-    program += [_equal(PRCTL, 0, len(clears_death_signal)), *clears_death_signal]
+    for call, commands in ((FCNTL, SIGNALLING), (IOCTL_CALL, DENIED_IOCTLS)):
+        checks = [_argument(1)]
+        for command in commands.values():
+            checks += [_equal(command, 0, 1), _fail(EPERM)]
+        program += [_equal(call, 0, len(checks) + 1), *checks, ALLOW]
+    own = [_argument(0)]
+    for option in (PR_SET_PDEATHSIG, PR_SCHED_CORE):  # to clear the death signal; to share others' cores
+        own += [_equal(option, 0, 1), _fail(EPERM)]
+    program += [_equal(PRCTL, 0, len(own) + 1), *own, ALLOW]
     # prlimit64 may only read, with no new limits (a null pointer, two words): root could raise its own, or
     # touch another process's
     low_word, high_word = 16 + 8 * 2, 16 + 8 * 2 + 4

@@ -20,6 +20,7 @@ Flavours: "record" (no GPU visible), "gpu" (it records the same way, and its wor
 import contextlib
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -41,8 +42,11 @@ from nanotriton.executor.sandbox.protocol import (
 )
 
 SLOW = 1.0  # seconds after which a child has to let others pass
+LOOK = 0.25  # seconds between two looks at the threads of children
 RESIDENT_LOOK = 50  # milliseconds between two looks at the memory of children that are limited in RAM
 NICER = 5  # priority levels that a slow child loses
+LEVEL = 1.25  # how much more of a processor the next priority level gets (Linux's sched_prio_to_weight)
+LOWEST = 19
 
 
 # ---- the zygote's side
@@ -58,6 +62,7 @@ class Child:
     killed: str | None = None  # the reason, if the zygote killed it
     forks: bool = False  # it may fork, so it may leave strays
     slow: bool = False  # it has to let others pass
+    threads: int = 1  # when it was last looked at
     waited: float = 0.0  # seconds without a core, as far as it was looked at: they do not count
 
     def timed(self) -> bool:
@@ -114,14 +119,27 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
 
 
 def overdue(child: Child, now: float) -> str | None:
-    """The limit that a running child broke, or None. The kernel enforces the others (sandbox.set_limits)."""
+    """The limit that a running child broke, or None. The kernel enforces the others (sandbox.set_limits).
+
+    For the number of threads the kernel has a limit for each user, and none for root.
+    """
     if child.limits.seconds is not None and now - child.started - child.waited > child.limits.seconds:
         child.waited = waited(child.pid)
         if now - child.started - child.waited > child.limits.seconds:
             return "timeout"
     if child.limits.resident and resident(child.pid) > child.limits.resident:
         return "memory_limit"
+    if child.timed() and len(threads(child.pid)) > child.limits.threads:
+        return "threads"
     return None
+
+
+def threads(pid: int) -> list[int]:
+    """The ids of a process's threads; none if it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
 
 
 def resident(pid: int) -> int:
@@ -171,7 +189,7 @@ def patience(children: dict[int, Child]) -> float | None:
     due = [child.due() for child in children.values() if child.timed()]
     if not due:
         return None
-    return max(0.0, min(due) - time.monotonic()) * 1000 + 1
+    return min(LOOK, max(0.0, min(due) - time.monotonic())) * 1000 + 1
 
 
 def look_at(children: dict[int, Child]) -> None:
@@ -181,11 +199,21 @@ def look_at(children: dict[int, Child]) -> None:
         if not child.killed and (reason := overdue(child, now)):
             child.killed = reason
             os.kill(child.pid, signal.SIGKILL)
-        elif child.timed() and not child.slow and now - child.started >= SLOW:
-            child.slow = True
-            with contextlib.suppress(ProcessLookupError):
-                own = os.getpriority(os.PRIO_PROCESS, 0)
-                os.setpriority(os.PRIO_PROCESS, child.pid, own + NICER)
+        elif child.timed() and now - child.started >= SLOW:
+            give_way(child)
+
+
+def give_way(child: Child) -> None:
+    """Lower the priority of a slow child's threads, so far that all of them weigh no more than one would."""
+    found = threads(child.pid)
+    if child.slow and len(found) == child.threads:
+        return
+    child.slow, child.threads = True, len(found)
+    crowd = math.log(max(1, len(found)), LEVEL)
+    level = min(LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + NICER + round(crowd))
+    for thread in found:
+        with contextlib.suppress(OSError):  # it has just ended, or a level is not to be had back
+            os.setpriority(os.PRIO_PROCESS, thread, level)
 
 
 def reap(child: Child) -> dict:
