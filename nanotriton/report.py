@@ -93,7 +93,7 @@ def mean_parts(episodes: list[Episode], scored: float, world: World) -> dict[str
     everywhere: Counter[str] = Counter()
     for rank in world.gather(sums):
         everywhere.update(rank)
-    return {f"reward/{name}": value / max(scored, 1) for name, value in everywhere.items()}
+    return {f"reward/{name}": everywhere[name] / max(scored, 1) for name in sorted(everywhere)}
 
 
 def totals(episodes: list[Episode], world: World) -> dict[str, float]:

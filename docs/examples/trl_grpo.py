@@ -26,7 +26,8 @@ def row(task: Task) -> dict:
 
 def make_trainer(model: str, tasks: str, **arguments) -> GRPOTrainer:
     """arguments: GRPOConfig's."""
-    data = Dataset.from_list([row(task) for task in find_tasks(tasks)[0]])
+    found, _ = find_tasks(tasks)
+    data = Dataset.from_list([row(task) for task in found])
     args = GRPOConfig(log_completions=True, **arguments)
     return GRPOTrainer(model, reward_funcs=trl_reward(), train_dataset=data, args=args)
 
