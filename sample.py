@@ -71,7 +71,7 @@ from nanotriton.endpoint.client import Client
 from nanotriton.executor import Executor
 from nanotriton.executor.preflight import POLICY, preflight
 from nanotriton.executor.processes import check_card
-from nanotriton.run import launch
+from nanotriton.run import check_model, launch
 from nanotriton.search import Attempt
 from nanotriton.tasks.module import module_task
 from nanotriton.tasks.prompt import read_prompt
@@ -88,8 +88,14 @@ def main(cfg: Config, world: World) -> int:
     except ValueError as error:
         raise config.ConfigError(str(error)) from None
     opening = read_prompt(cfg.prompt).of(task.source)
+    # a mistake in what is named comes out before anything that takes time
+    client = None
+    if cfg.model:
+        check_model(cfg.model)
+    else:
+        client = Client(cfg.endpoint, cfg.served_model, key_env=cfg.key_env)
     check_task(cfg, task)
-    writer = make_writer(cfg, World(device=torch.device(cfg.device)))
+    writer = make_writer(cfg, World(device=torch.device(cfg.device)), client)
 
     print(search.HEAD)
     with make_executor(cfg) as executor:
@@ -109,7 +115,8 @@ def main(cfg: Config, world: World) -> int:
         print(f"no verified kernel; {cfg.out} is not written")
         return 1
     Path(cfg.out).write_text(search.kernel_file(best, notes(cfg, task, writer, best)), encoding="utf-8")
-    print(f"{cfg.out} has the kernel of round {best.round}, answer {best.number}: from {module_of(cfg.out)}")
+    found = f"{cfg.out} has the kernel of round {best.round}, answer {best.number}"
+    print(f"{found}: from {Path(cfg.out).stem} import ModelNew")
     return 0
 
 
@@ -129,14 +136,13 @@ def check_task(cfg: Config, task: Task) -> None:
         print(f"note: {found.reason}")
 
 
-def make_writer(cfg: Config, world: World) -> Writer:
-    """The model or the server that the options name."""
+def make_writer(cfg: Config, world: World, client: Client | None) -> Writer:
+    """The model that the options name, loaded; or else the server."""
     variables = config.json_object("--template", cfg.template)
     sampling = Sampling(cfg.temperature, 1.0, cfg.max_tokens, variables)
-    if cfg.model:
+    if client is None:
         writer = ModelWriter(cfg.model, world.device, world.dtype, sampling)
     else:
-        client = Client(cfg.endpoint, cfg.served_model, key_env=cfg.key_env)
         writer = EndpointWriter(client, sampling)
     if not writer.converses:
         print(f"note: {cfg.model} has no chat template, so it is not told what was wrong: it draws anew")
@@ -168,11 +174,6 @@ def notes(cfg: Config, task: Task, writer: Writer, best: Attempt) -> list[str]:
         f"Written by: {writer.name}, round {best.round} of at most {cfg.rounds}, one of {cfg.n} answers.",
         f"Judged on: {where}, torch {torch.__version__}, triton {triton.__version__}.",
     ]
-
-
-def module_of(out: str) -> str:
-    """What follows "from" in the import of the kernel."""
-    return f"{Path(out).stem} import ModelNew"
 
 
 if __name__ == "__main__":

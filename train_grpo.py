@@ -24,7 +24,7 @@ from nanotriton.options import JudgeOptions, LossOptions, RewardOptions, SmallMo
 
 
 @dataclass
-class Config:
+class Config(config.Options):
     """The options of the algorithm. --help lists the others as well, which are in nanotriton/options.py."""
 
     name: str = "laptop"  # the run's folder under --out
@@ -87,11 +87,11 @@ PRETRAINED = dict(steps=200, epochs=1, updates=1, lr=1e-6, kl=0.0, max_tokens=20
 AUTOTRITON = PRETRAINED | dict(
     prompts=64, loss="grpo", clip_low=0.2, clip_high=0.2, kl=1e-3, kl_estimator="k3", max_tokens=16384
 )
-PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
+Config.presets = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 if __name__ == "__main__":
     # before torch is imported, which takes seconds: --help and a mistake are answered at once
-    options = config.parse(Config, presets=PRESETS)
+    options = config.parse(Config)
 
 import random
 from collections.abc import Iterator, Sequence
@@ -116,9 +116,9 @@ from nanotriton.run import (
     Run,
     check_model,
     check_timed,
-    launch,
     make_executor,
     make_sampler,
+    program,
     sync_weights,
 )
 from nanotriton.sampler import Sampler
@@ -490,4 +490,4 @@ def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int)
 
 
 if __name__ == "__main__":
-    launch(main, options)
+    program(main, options)

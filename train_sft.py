@@ -22,7 +22,7 @@ from nanotriton import config
 
 
 @dataclass
-class Config:
+class Config(config.Options):
     name: str = "sft"  # the run's folder under --out
     out: str = "out"  # where runs live
     fresh: bool = False  # delete what a run of this name left, instead of continuing it
@@ -76,11 +76,12 @@ class Config:
 PRETRAINED = dict(
     steps=0, epochs=3.0, batch=64, lr=1e-5, min_lr=0.0, max_len=8192, max_tokens=2048, save_every=100
 )
-PRESETS = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": PRETRAINED | dict(max_len=16384, warmup=0.1)}}
+AUTOTRITON = PRETRAINED | dict(max_len=16384, warmup=0.1)
+Config.presets = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 if __name__ == "__main__":
     # before torch is imported, which takes seconds: --help and a mistake are answered at once
-    options = config.parse(Config, presets=PRESETS)
+    options = config.parse(Config)
 
 import math
 from pathlib import Path
@@ -91,8 +92,8 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
-from nanotriton.model import ModelConfig, Transformer
-from nanotriton.run import Clock, Run, check_model, launch, make_executor, make_sampler, sync_weights
+from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.pairs import read_pairs
@@ -262,7 +263,14 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
 
     Pairs longer than --max-len are left out, and counted.
     """
-    pairs = [pair_of(prompt, completion, tokenizer) for prompt, completion in texts]
+    end = tokenizer.end_id
+    pairs = []
+    for number, (prompt, completion) in enumerate(texts, 1):
+        try:
+            asked, answer = pair_of(prompt, completion, tokenizer)
+            pairs.append((asked, [*answer, end]))
+        except ModelError as error:  # the roles of its messages, say, which the template does not take
+            raise config.ConfigError(f"pair {number}: {error}") from None
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")
@@ -307,4 +315,4 @@ def small_config(grpo: Any) -> Config:
 
 
 if __name__ == "__main__":
-    launch(main, options)
+    program(main, options)

@@ -9,7 +9,9 @@ What all of them write beside their figures is in results.py. The three folders 
 """
 
 import sys
+from pathlib import Path
 
+from bench.help import page
 from nanotriton.config import die
 
 # The benchmarks that lay in bench/ itself once, by the folder that they are in now.
@@ -26,3 +28,7 @@ if sys.argv[:1] == ["-m"] and "-m" in sys.orig_argv:
     wanted = sys.orig_argv[sys.orig_argv.index("-m") + 1]
     if wanted in SUCCESSORS:
         die(f"python -m {wanted} is python -m {SUCCESSORS[wanted]} now")
+    file = Path(__file__).parents[1].joinpath(*wanted.split(".")).with_suffix(".py")
+    if {"-h", "--help"} & set(sys.argv[1:]) and file.is_file():
+        print(page(wanted, file))
+        raise SystemExit(0)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from nanotriton.provenance import environment
 
-__all__ = ["command", "environment", "write_json"]
+__all__ = ["command", "environment", "usual_device", "write_json"]
+
+
+def usual_device() -> str:
+    """Where a benchmark runs if it isn't told: cuda if there is a GPU, else cpu."""
+    import torch  # here, as --help and the comparison of results need no torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def command(module: str) -> str:

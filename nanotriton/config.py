@@ -15,6 +15,7 @@ A user's mistake ends in one line that names what is accepted, and exit code 2.
 """
 
 import ast
+import copy
 import dataclasses
 import difflib
 import json
@@ -27,10 +28,54 @@ import types
 import typing
 from inspect import getsource
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 TRUE, FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
+class Options:
+    """The base of a dataclass of options whose defaults depend on some of them, from flags and in Python.
+
+    `presets` maps an option to {its value: {option: new default}}, where "*" stands for any value but the
+    empty one: `{"model": {"*": {"lr": 1e-6}}, "recipe": {"autotriton": {"lr": 1e-5}}}`. Later presets win
+    over earlier ones, and what is given wins over all. Options of a dataclass inside have presets too if it
+    is an Options itself.
+    """
+
+    presets: ClassVar[dict[str, dict[str, dict[str, Any]]]] = {}
+
+    def __new__(cls, *args: Any, **given: Any) -> "Options":
+        self = super().__new__(cls)
+        names = [f.name for f in dataclasses.fields(cls)]
+        self._given = {*names[: len(args)], *given}
+        return self
+
+    def __post_init__(self) -> None:
+        if not self.presets:
+            return
+        given = set(self._given)
+        for f in dataclasses.fields(self):
+            if is_group(f):
+                group = copy.copy(getattr(self, f.name))  # which may be somebody else's too
+                given |= group._given if f.name in self._given else set()
+                # all of it is given from now on, so that dataclasses.replace() keeps what it doesn't replace
+                group._given = set(options(f.type))
+                setattr(self, f.name, group)
+        values = flat(self)
+        for name, choices in self.presets.items():
+            chosen = values[name]
+            for option, value in (choices.get(chosen) or (choices.get("*", {}) if chosen else {})).items():
+                if option not in given:
+                    self._set(option, value)
+
+    def _set(self, option: str, value: Any) -> None:
+        """Set an option, which may be one of a dataclass inside."""
+        for f in dataclasses.fields(self):
+            if f.name == option:
+                setattr(self, option, value)
+            elif is_group(f) and option in options(f.type):
+                setattr(getattr(self, f.name), option, value)
 
 
 class ConfigError(ValueError):
@@ -230,26 +275,16 @@ def help_line(f: dataclasses.Field, note: str) -> str:
     return f"  {flag:34s} {note} (default: {show(default(f)) or 'empty'})"
 
 
-def parse(
-    cls: type, argv: list[str] | None = None, presets: dict[str, dict[str, dict[str, Any]]] | None = None
-) -> Any:
-    """Build `cls` from the command line (sys.argv by default); prints help or one line of error, and exits.
-
-    `presets` maps an option to {its value: {option: new default}}, where "*" stands for any value but the
-    empty one: `{"model": {"*": {"lr": 1e-6}}, "recipe": {"autotriton": {"lr": 1e-6}}}`. Later presets win
-    over earlier ones, and flags that are given win over all.
+def parse(cls: type, argv: list[str] | None = None) -> Any:
+    """Build `cls` from the command line (sys.argv by default); prints help or one line of error, and
+    exits.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "-h" in argv or "--help" in argv:
         print((sys.modules[cls.__module__].__doc__ or "").strip() + "\n\noptions:\n" + help_text(cls))
         raise SystemExit(0)
     try:
-        given = read(cls, argv)
-        defaults: dict[str, Any] = {}
-        for name, choices in (presets or {}).items():
-            chosen = given.get(name, default(options(cls)[name]))
-            defaults |= choices.get(chosen) or (choices.get("*", {}) if chosen else {})
-        config = make(cls, **(defaults | given))
+        config = make(cls, **read(cls, argv))
         if hasattr(config, "validate"):
             config.validate()
         if getattr(config, "out", "").endswith((".json", ".md")):

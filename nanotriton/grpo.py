@@ -348,7 +348,8 @@ def ratio_stats(
     """The distance of logp [T] from other [T], for summarize().
 
     The means of r = exp(logp - other) and of kl = r - 1 - log r, which is never negative, and the largest r.
-    With prefix="mismatch_" for the trainer's logp against the sampler's.
+    With prefix="mismatch_" for the trainer's logp against the sampler's, under the same weights. Without one
+    the distance is `kl_sampler`: how far updates have moved the policy from the model that sampled.
     """
     mask = mask.bool()
     copies = torch.ones_like(logp) if copies is None else copies
@@ -358,7 +359,7 @@ def ratio_stats(
     largest = kept.max() if len(kept) else d.sum()
     return {
         f"{prefix}tokens": statistic(mask, mask, copies),
-        f"{prefix}kl": statistic(ratio - 1 - d, mask, copies),
+        f"{prefix}kl" if prefix else "kl_sampler": statistic(ratio - 1 - d, mask, copies),
         f"{prefix}ratio": statistic(ratio, mask, copies),
         f"{prefix}ratio_max": torch.stack([largest, largest]),
     }

@@ -7,6 +7,7 @@ checkpoint: resuming cuts the files back to it, so a killed run leaves no row tw
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -59,6 +60,24 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2e}" if value and not 1e-3 <= abs(value) < 1e4 else f"{value:.3f}"
     return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them, rounded up to the next unit but one.
+
+    >>> duration(44.2), duration(600), duration(3 * 3600 + 5 * 60), duration(100000)
+    ('45s', '10m', '3h05m', '1d04h')
+    """
+    seconds = math.ceil(seconds)
+    minutes = math.ceil(seconds / 60)
+    hours = math.ceil(minutes / 60)
+    if seconds < 60:
+        return f"{seconds}s"
+    if minutes < 60:
+        return f"{minutes}m"
+    if minutes < 24 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{hours // 24}d{hours % 24:02d}h"
 
 
 class Log:
@@ -135,16 +154,17 @@ class Log:
         of: int,
         seconds: dict[str, float],
         show_keys: Iterable[str],
+        note: str = "",
         **numbers: Any,
     ) -> None:
-        """One step: every number to metrics.jsonl, `show_keys` to the console."""
+        """One step: every number to metrics.jsonl; the note and `show_keys` to the console."""
         times = {k: round(v, 4) for k, v in seconds.items()}
         row = {"stage": stage, "step": step, **numbers, "seconds": times}
         self.append("metrics.jsonl", [row])
         self.trackers.step(row)
         shown = "  ".join(f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
         self.say(
-            f"{stage} {step:>4}/{of}  {shown}  "
+            f"{stage} {step:>4}/{of}  {note}{'  ' * bool(note)}{shown}  "
             + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05)
         )
         if time.monotonic() >= self.next_plot:

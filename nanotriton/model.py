@@ -235,8 +235,16 @@ def rotated_layers(raw: dict) -> tuple[int, ...]:
 
 
 def as_ids(value: int | list[int] | None) -> list[int]:
-    """An id field of a config: absent, one id or a list of ids. as_ids(None) == [], as_ids(2) == [2]."""
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
+    """The end ids of a config: absent, one id or a list of ids. as_ids(None) == [], as_ids(2) == [2].
+
+    ModelError for anything else.
+    """
+    if value is None:
+        return []
+    ids = value if isinstance(value, list | tuple) else [value]
+    if not all(type(i) is int for i in ids):
+        raise ModelError(f"eos_token_id is {value!r}; an id or a list of ids is expected")
+    return list(ids)
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

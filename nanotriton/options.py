@@ -9,11 +9,11 @@ command line is answered before torch is imported, and the code imports torch.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from nanotriton.config import ConfigError
+from nanotriton.config import ConfigError, Options
 
 
 @dataclass
-class LossOptions:
+class LossOptions(Options):
     """The loss (nanotriton/grpo.py)"""
 
     # the ratio is clipped to [1 - low, 1 + high]; none: the bounds of the loss's own paper
@@ -46,7 +46,7 @@ class LossOptions:
 
 
 @dataclass
-class SmallModelOptions:
+class SmallModelOptions(Options):
     """The small model that train_sft.py makes when there is no --model"""
 
     sft_steps: Annotated[int, ">= 1"] = 1600  # optimizer steps of its training (train_sft.py's --steps)
@@ -56,7 +56,7 @@ class SmallModelOptions:
 
 
 @dataclass
-class JudgeOptions:
+class JudgeOptions(Options):
     """The judge (nanotriton/executor/)"""
 
     policy: Literal["strict", "kernelbench", "autotriton", "none"] = "strict"  # what counts as Triton
@@ -67,7 +67,7 @@ class JudgeOptions:
 
 
 @dataclass
-class RewardOptions:
+class RewardOptions(Options):
     """The reward (nanotriton/reward/reward.py)"""
 
     # a Python file with reward(verdict, completion, task) (docs/rewards.md); empty: 1 for a candidate that is
@@ -93,7 +93,7 @@ class RewardOptions:
 
 
 @dataclass
-class TraceOptions:
+class TraceOptions(Options):
     """Measurements and checkpoints"""
 
     # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nanotriton import grpo
+from nanotriton.advice import commonest
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock, Run
 from nanotriton.verdict import STATUSES
@@ -47,31 +48,38 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
     parts = mean_parts(done.episodes, total["scored"], run.world)
     run.samples(e.row(step, "train") for e in done.episodes)
 
-    shown = ["reward", *parts]
-    if total["scored"] < samples:  # our failure, or the task's: samples.jsonl says which
-        shown.append("scored")
-    shown += ["spread", "length"]
-    shown += ["entropy", "kl", "clip_fraction", "norm"] if policy["tokens"] else ["entropy"]
-    run.step(
-        "grpo",
-        step,
-        cfg.steps,
-        done.clock.seconds,
-        shown,
-        samples=int(samples),
-        reward=total["reward"] / max(total["scored"], 1),
+    numbers = {
+        "samples": int(samples),
+        "reward": total["reward"] / max(total["scored"], 1),
         **parts,
-        spread=total["spread"] / samples,
-        length=total["length"] / samples,
-        truncated=total["truncated"] / samples,
-        distinct=total["distinct"] / samples,
-        scored=total["scored"] / samples,
-        pass_at_k=total["solved"] / max(total["groups"], 1),
+        "spread": total["spread"] / samples,
+        "no_spread": 1 - total["groups_with_spread"] / total["groups"],
+        "length": total["length"] / samples,
+        "truncated": total["truncated"] / samples,
+        "distinct": total["distinct"] / samples,
+        "scored": total["scored"] / samples,
+        "pass_at_k": total["groups_solved"] / max(total["groups_scored"], 1),
         **policy,
-        loss=sum(update.loss for update in done.updates) / len(done.updates),
-        norm=sum(update.norm for update in done.updates) / len(done.updates),
-        statuses={s: int(total[s]) for s in sorted(STATUSES) if total[s]},
-    )
+        "loss": sum(update.loss for update in done.updates) / len(done.updates),
+        "norm": sum(update.norm for update in done.updates) / len(done.updates),
+        "statuses": {s: int(total[s]) for s in sorted(STATUSES) if total[s]},
+    }
+    status, share = commonest(numbers["statuses"])
+    note = f"mostly {status} {share:.2f}"
+    run.step("grpo", step, cfg.steps, done.clock.seconds, shown(numbers, parts), note=note, **numbers)
+    if advice := run.advice.of(step, done.episodes, numbers, run.world):
+        run.say(advice)
+
+
+def shown(numbers: dict[str, Any], parts: dict[str, float]) -> list[str]:
+    """The numbers on the console, of all that metrics.jsonl gets. docs/glossary.md defines them."""
+    names = ["reward", *parts]
+    if numbers["scored"] < 1:  # our failure, or the task's: samples.jsonl says which
+        names.append("scored")
+    names += ["no_spread", "length", "entropy", "kl_ref"]  # the last one with --kl
+    if numbers["tokens"]:
+        names += ["kl_sampler", "clip_fraction", "norm"]
+    return [name for name in names if name in numbers]
 
 
 def mean_parts(episodes: list[Episode], scored: float, world: World) -> dict[str, float]:
@@ -85,14 +93,12 @@ def mean_parts(episodes: list[Episode], scored: float, world: World) -> dict[str
     everywhere: Counter[str] = Counter()
     for rank in world.gather(sums):
         everywhere.update(rank)
-    return {f"reward/{name}": value / max(scored, 1) for name, value in everywhere.items()}
+    return {f"reward/{name}": everywhere[name] / max(scored, 1) for name in sorted(everywhere)}
 
 
 def totals(episodes: list[Episode], world: World) -> dict[str, float]:
     """Sums over the samples of all ranks: of rewards, lengths, and of how many are what."""
     statuses = Counter(e.verdict.status for e in episodes)
-    groups = {e.group for e in episodes if e.verdict.scored}
-    solved = {e.group for e in episodes if e.verdict.correct}
     sums = {
         "samples": len(episodes),
         "scored": sum(e.reward is not None for e in episodes),
@@ -101,8 +107,10 @@ def totals(episodes: list[Episode], world: World) -> dict[str, float]:
         "truncated": sum(e.finish_reason == "length" for e in episodes),
         "spread": sum(e.spread for e in episodes),
         "distinct": len({(id(e.task), *e.ids) for e in episodes}),
-        "groups": len(groups),
-        "solved": len(solved),
+        "groups": len({e.group for e in episodes}),
+        "groups_scored": len({e.group for e in episodes if e.verdict.scored}),
+        "groups_solved": len({e.group for e in episodes if e.verdict.correct}),
+        "groups_with_spread": len({e.group for e in episodes if e.spread}),
     }
     sums |= {status: statuses[status] for status in sorted(STATUSES)}
     values = world.all_sum(torch.tensor(list(sums.values()), dtype=torch.float64))

@@ -8,30 +8,34 @@ import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
 from nanotriton import config, distributed, lora, provenance, stop
+from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
-from nanotriton.log import Log
+from nanotriton.log import Log, duration
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.resume import check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
-from nanotriton.world import World, cores, setup
+from nanotriton.world import World, cores, leave, setup
 
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+RECENT = 11  # ends of steps that say how long one takes
+DRAW_EVERY = 60.0  # seconds between two drawings of the curves, each of which takes one or two
 T = TypeVar("T")
 
 
@@ -41,7 +45,10 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     """
     stop.install()
     try:
-        return main(cfg, setup())
+        world = setup()
+        result = main(cfg, world)
+        world.barrier()  # torchrun ends the others when one rank fails as it ends: all have written by now
+        return result
     except (config.ConfigError, ModelError) as error:
         config.die(error)
     except CheckpointError as error:
@@ -60,6 +67,21 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def program(main: Callable[[Any, World], Any], cfg: Any) -> NoReturn:
+    """launch() as the last act of a script. Its exit status is what main returns, if that is a number."""
+    try:
+        result = launch(main, cfg)
+        code = result if isinstance(result, int) else 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    leave(code)
 
 
 class Clock:
@@ -130,6 +152,9 @@ class Run(Log):
         self.spent, self.started = 0.0, time.perf_counter()
         self.done = self.saved = 0  # steps
         self.mark: dict[str, int] = {}  # sizes of the files after the last step
+        self.ends = deque([self.started], maxlen=RECENT)  # of the last steps, by the clock
+        self.drawn = self.started  # when the curves were
+        self.advice = Advice()
 
     @staticmethod
     def agree(world: World, look: Callable[[], str]) -> None:
@@ -184,6 +209,7 @@ class Run(Log):
         self.measured = self.world.gather(self.rewind(state["position"], step))[0]
         self.spent, self.started = state["seconds"], time.perf_counter()
         self.done = self.saved = step
+        self.ends = deque([self.started], maxlen=RECENT)
         self.mark = self.position()
         self.say(
             f"continuing {self.folder} after step {step}"
@@ -233,10 +259,18 @@ class Run(Log):
         self.done, self.mark = step, self.position()
         if due:
             self.save(model, optimizer)
+        if time.perf_counter() - self.drawn > DRAW_EVERY:
+            self.plot()
+            self.drawn = time.perf_counter()
         stop.check(self.world)
 
-    def step(self, *args: Any, **numbers: Any) -> None:
-        super().step(*args, **numbers)
+    def step(self, stage: str, step: int, of: int, *args: Any, note: str = "", **numbers: Any) -> None:
+        """A step, or a measurement; the console also tells how long the steps that are left will take."""
+        if stage == self.stage:
+            self.ends.append(time.perf_counter())
+            each = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)  # measurements and saving included
+            note = f"eta {duration(each * (of - step))}  {note}".rstrip()
+        super().step(stage, step, of, *args, note=note, **numbers)
         self.checkpoints.finish(wait=False)
 
     def samples(self, rows: Iterable[dict]) -> None:

@@ -1,9 +1,11 @@
 """A kernel for one task: candidates are written and judged, and written again with what was wrong."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.schedule import Stream, seed_of
@@ -11,6 +13,8 @@ from nanotriton.tasks.prompt import NO_CODE, Prompt, correction, spoken
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.writers import Writer, Written
+
+log = logging.getLogger(__name__)
 
 HEAD = f"{'round':>5}  {'answer':>6}  {'status':<17} {'speed-up':>8}  {'error':>7}  why"
 
@@ -45,16 +49,26 @@ def search(
     attempts: list[Attempt] = []
     for number in range(1, rounds + 1):
         seeds = [seed_of(seed, Stream.SEARCH, number, 0, k) for k in range(n)]
-        answers = writer.write(prompts, seeds)
+        try:
+            answers = writer.write(prompts, seeds)
+        except ConfigError as error:
+            if not any_correct(attempts):
+                raise
+            log.warning("round %d was not written: %s", number, error)
+            break  # what was found before is not lost with the server
         codes = [extract_candidate(answer.text) for answer in answers]
         for k, verdict in enumerate(verdicts(task, codes, answers, executor)):
             attempts.append(Attempt(number, k + 1, codes[k], verdict))
             tell(attempts[-1])
             if writer.converses and verdict.scored:
                 prompts[k] = following(opening, answers[k].text, said_of(verdict))
-        if not executor.time and any(attempt.verdict.correct for attempt in attempts):
+        if not executor.time and any_correct(attempts):
             break
     return attempts
+
+
+def any_correct(attempts: Sequence[Attempt]) -> bool:
+    return any(attempt.verdict.correct for attempt in attempts)
 
 
 def verdicts(

@@ -73,8 +73,11 @@ class Tokenizer:
         self._check_fits(model_config)
         self.bos_id, self.pad_id = self._id("bos_token"), self._id("pad_token")
         named = as_ids(self._id("eos_token"))
-        for config in (model_config, self._optional("generation_config.json")):
-            named += as_ids(config.get("eos_token_id"))
+        for name in ("config.json", "generation_config.json"):
+            try:
+                named += as_ids(self._optional(name).get("eos_token_id"))
+            except ModelError as error:
+                raise ModelError(f"{self.folder / name}: {error}") from None
         self.ends = [i for i in named if 0 <= i < self.vocab_size]  # some configs say -1 for "none"
         self.closing_id = self._closing_id()
         self.eos_ids = frozenset(self.ends + as_ids(self.closing_id))

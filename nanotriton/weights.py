@@ -250,7 +250,8 @@ def fill(model: Transformer, name: str | Path) -> None:
     ):
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise ModelError(f"{folder}: tensor {min(found)}{more} {'are' if more else 'is'} {problem}")
+            hint = instead(min(found), names) if problem == "missing" else ""
+            raise ModelError(f"{folder}: tensor {min(found)}{more} {'are' if more else 'is'} {problem}{hint}")
     for key, param in params.items():
         if tuple(param.shape) != files.shapes[key]:
             raise ModelError(
@@ -279,6 +280,12 @@ def fill(model: Transformer, name: str | Path) -> None:
 
     with ThreadPoolExecutor(READERS) as pool:
         list(pool.map(copy, params))
+
+
+def instead(missing: str, names: set[str]) -> str:
+    """The end of a message: how the folder writes a name. PEFT and torch.compile put words before it."""
+    found = min((name for name in names if name.endswith(f".{missing}")), default="")
+    return f"; it has {found}" if found else ""
 
 
 def load_model(

@@ -1,6 +1,7 @@
 """Every command that names a benchmark starts one; one that was moved names its successor."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -56,3 +57,52 @@ def test_a_folder_of_benchmarks_imports_no_other(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             module = node.module if isinstance(node, ast.ImportFrom) else None
             assert not (module or "").startswith(others), f"{path.name} imports {module}"
+
+
+BENCHMARKS = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in sorted((ROOT / "bench").rglob("*.py"))
+    if runs(path)
+]
+PAGES = """
+import json, sys
+from pathlib import Path
+from bench.help import page
+
+pages = {name: page(name, Path(*name.split(".")).with_suffix(".py")) for name in sys.argv[1:]}
+assert "torch" not in sys.modules, "torch was imported"
+print(json.dumps(pages))
+"""
+
+
+def test_every_benchmark_has_a_page_of_help_without_torch():
+    argv = [sys.executable, "-c", PAGES, *BENCHMARKS]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = json.loads(done.stdout)
+    assert len(pages) > 20
+    for name, page in pages.items():
+        source = file_of(name).read_text(encoding="utf-8")
+        assert page.startswith(ast.get_docstring(ast.parse(source)))
+        assert ("options:" in page) == ("\nclass Config" in source)
+
+
+def test_the_page_of_a_benchmark_is_that_of_its_class():
+    """What is made of a part of the file is what the whole file makes."""
+    from bench.channels import kernelbench
+    from nanotriton import config
+
+    words = [sys.executable, "-m", "bench.channels.kernelbench", "--data", "x", "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+    assert (
+        done.stdout == f"{kernelbench.__doc__.strip()}\n\noptions:\n{config.help_text(kernelbench.Config)}\n"
+    )
+
+
+def test_where_a_benchmark_runs_is_decided_when_it_runs(monkeypatch):
+    from bench.channels import kernelbench
+
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        assert kernelbench.Config().device == device and kernelbench.Config(device="cpu").device == "cpu"

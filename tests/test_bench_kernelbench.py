@@ -305,6 +305,23 @@ def test_samples_of_a_model_depend_on_problem_and_number_only(tmp_path, data, mo
     assert results["complete"] and all(0 < row["tokens"] < 512 for row in results["samples"])
 
 
+def test_a_run_is_not_continued_with_other_weights_of_the_same_folder(tmp_path, data, model):
+    folder = model  # which is this test's own
+    options = dict(model=str(folder), levels=[1], ids=[1], max_tokens=4, policy=["strict"])
+    results = run(tmp_path, data, n=1, **options)
+    assert (
+        results["model"].startswith(f"{folder} (")
+        and f"Model: `{folder} (" in (tmp_path / "r.md").read_text()
+    )
+    (folder / "README.md").write_text("A model.")
+    run(tmp_path, data, n=2, **options)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+    assert run(tmp_path, data, n=2, **options)["complete"]  # nothing is left to ask it
+    with pytest.raises(ConfigError, match=r"holds answers of .*, and .* is asked now"):
+        run(tmp_path, data, n=3, **options)
+
+
 def test_two_ranks_share_the_problems(tmp_path, data, model):
     run(tmp_path, data, n=2, model=str(model), levels=[1], max_tokens=12, policy=["strict"])
     out = tmp_path / "two"

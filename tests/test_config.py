@@ -1,10 +1,16 @@
 """The command line made from a dataclass: every form of a flag, and one clear line for every mistake."""
 
+import copy
+import dataclasses
+import itertools
+import pickle
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 
+import train_grpo
+import train_sft
 from nanotriton import config
 
 
@@ -24,8 +30,8 @@ class Demo:
             raise config.ConfigError("--steps 13: not on a Friday")
 
 
-def parse(*argv, **kw):
-    return config.parse(Demo, list(argv), **kw)
+def parse(*argv):
+    return config.parse(Demo, list(argv))
 
 
 def test_every_form_of_a_flag():
@@ -52,18 +58,66 @@ def test_every_form_of_a_flag():
     assert parse("--model=").model == ""
 
 
-def test_presets_give_way_to_flags():
-    presets = {"recipe": {"autotriton": {"lr": 1e-6, "steps": 5}}}
-    assert parse("--recipe", "autotriton", "--steps", "6", presets=presets) == Demo(
-        lr=1e-6, steps=6, recipe="autotriton"
+@dataclass
+class Part(config.Options):
+    """A part"""
+
+    low: float = 0.1  # a bound
+    high: float = 0.2  # another
+
+
+@dataclass
+class Whole(config.Options):
+    presets: ClassVar = {
+        "model": {"*": {"lr": 1e-5, "steps": 3, "low": 0.3}},
+        "recipe": {"autotriton": {"lr": 1e-6, "steps": 5, "high": 0.4}},
+    }
+
+    lr: float = 3e-3  # peak learning rate
+    steps: int = 10  # optimizer steps
+    model: str = ""  # a folder
+    recipe: Literal["default", "autotriton"] = "default"  # a preset
+    part: Part = field(default_factory=Part)
+
+
+BOTH = {"lr": 1e-6, "steps": 5, "model": "m", "recipe": "autotriton", "low": 0.3, "high": 0.4}
+GIVEN = {  # what is given -> what that makes of the rest
+    (): {},
+    ("model=m",): {"lr": 1e-5, "steps": 3, "low": 0.3},
+    ("recipe=autotriton",): {"lr": 1e-6, "steps": 5, "high": 0.4},
+    ("model=m", "recipe=autotriton"): BOTH,
+    ("model=m", "lr=0.003", "low=0.1"): {"steps": 3},
+    ("recipe=autotriton", "steps=10", "high=0.2"): {"lr": 1e-6},
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_presets_give_way_to_what_is_given_on_a_command_line_and_in_python(given):
+    words = dict(word.split("=") for word in given)
+    from_flags = config.parse(Whole, [f"--{word}" for word in given])
+    values = {k: type(config.flat(Whole())[k])(v) for k, v in words.items()}
+    own = {k: v for k, v in values.items() if k not in ("low", "high")}
+    part = {k: v for k, v in values.items() if k in ("low", "high")}
+    in_python = Whole(**own, part=Part(**part)) if part else Whole(**own)
+    assert from_flags == in_python == config.make(Whole, **values)
+    assert config.flat(in_python) == config.flat(Whole()) | values | GIVEN[given]
+    assert dataclasses.replace(in_python, steps=7) == config.make(
+        Whole, **config.flat(in_python) | {"steps": 7}
     )
-    assert parse(presets=presets) == Demo()
-    presets = {"model": {"*": {"lr": 1e-5, "steps": 3}}} | presets
-    assert parse("--model", "m", presets=presets) == Demo(lr=1e-5, steps=3, model="m")
-    assert parse("--model", "m", "--recipe", "autotriton", presets=presets) == Demo(
-        lr=1e-6, steps=5, model="m", recipe="autotriton"
-    )
-    assert parse(presets=presets) == Demo()
+    assert copy.deepcopy(in_python) == pickle.loads(pickle.dumps(in_python)) == in_python
+
+
+def test_a_part_that_somebody_else_has_too_is_left_alone():
+    part = Part(high=0.9)
+    assert Whole(model="m", part=part).part == Part(0.3, 0.9) and part == Part(0.1, 0.9)
+
+
+def test_the_training_scripts_are_the_same_from_python():
+    """A pretrained model doesn't get the small one's learning rate because it comes without a command line."""
+    for script, argv in itertools.product((train_grpo, train_sft), ([], ["--recipe", "autotriton"])):
+        flags = config.parse(script.Config, ["--model", "m", *argv])
+        python = script.Config(model="m", **({"recipe": "autotriton"} if argv else {}))
+        assert python == flags and python.lr < script.Config().lr / 100
 
 
 @pytest.mark.parametrize(
@@ -154,7 +208,6 @@ class Outer:
 def test_a_dataclass_inside_gives_its_own_flags(capsys):
     argv = ["--kl", "0.5", "--steps=4", "--low", "none"]
     assert config.parse(Outer, argv) == Outer(4, Inner(None, 0.5))
-    assert config.parse(Outer, [], {"steps": {3: {"kl": 1.0}}}).losses.kl == 1.0  # a preset reaches it too
     assert config.flat(Outer(4, Inner(0.1))) == {"steps": 4, "low": 0.1, "kl": 0.0}
     assert config.make(Outer, **config.flat(Outer(4, Inner(0.1)))) == Outer(4, Inner(0.1))
     with pytest.raises(TypeError, match="no option k2"):

@@ -340,7 +340,7 @@ def samples_of_all_ranks(folder, world):
     run, step = start()  # killed before its first checkpoint: the measurement stays
     assert step == 0 and run.found("test", 0)["success_n"] == 10 and splits() == measured
     train_step(run, 1)
-    run.save(1, model, optimizer)
+    run.end_step(1, model, optimizer, due=True)
     train_step(run, 2)
     assert splits() == measured + ["train 1"] * 15 + ["train 2"] * 15
     run, step = start()

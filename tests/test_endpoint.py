@@ -11,7 +11,7 @@ from bench.channels.journal import Journal, path_of
 from bench.channels.sources import Ask, Endpoint, Sampling
 from nanotriton.config import ConfigError
 from nanotriton.endpoint.answer import Later, Refused, read
-from nanotriton.endpoint.client import Client, model_ids
+from nanotriton.endpoint.client import Client, is_local, model_ids
 from nanotriton.tasks.prompt import of_text
 from tests.chat_server import Server, says
 
@@ -98,6 +98,18 @@ def test_an_error_inside_a_success_counts_as_the_status_it_names():
         read(b'{"error": {"message": "no such key", "code": 401}}', {})
 
 
+def test_a_wait_of_nothing_does_not_use_up_the_tries_at_once():
+    waits = []
+    with Server(
+        lambda n, body: (429, {"Retry-After": "0"}, "later") if n < 3 else (200, {}, says("a"))
+    ) as server:
+        asked = client(server, retries=3, backoff=1.0)
+        asked.stop.wait = waits.append
+        assert asked.ask(HI).text == "a"
+    pauses = [seconds for seconds in waits if seconds > 0]
+    assert len(pauses) == 3 and pauses[2] >= 4 * 0.5  # each is twice as long, give or take half
+
+
 # ---- what is asked again, what is refused, what ends the run ----
 
 
@@ -130,6 +142,7 @@ REFUSALS = [
     (413, "too large"),
     (422, json.dumps({"detail": [{"loc": ["body", "messages"], "msg": "too many"}]})),
     (403, json.dumps({"error": {"message": "Your input was flagged", "code": 403}})),
+    (500, json.dumps({"error": {"code": 500, "message": "Context size has been exceeded."}})),
     (451, "not here"),
 ]
 
@@ -209,7 +222,12 @@ def test_a_value_that_is_too_large_is_no_unknown_parameter():
 
 
 @pytest.mark.parametrize(
-    "words", ["System role not supported", "'messages[0].role' does not support 'system'"]
+    "words",
+    [
+        "System role not supported",
+        "'messages[0].role' does not support 'system'",
+        "Conversation roles must alternate user/assistant/user/assistant/...",
+    ],
 )
 def test_a_system_message_that_is_refused_opens_the_users(words):
     refuse = lambda n, body: (
@@ -287,7 +305,35 @@ def test_a_certificate_that_nobody_vouches_for_and_a_server_without_tls_are_said
         Client("http://127.0.0.1:port/v1", "m").ask(HI)
 
 
+def test_a_query_in_the_url_goes_behind_each_path():
+    seen = []
+    with always(200, {}, says("a")) as server:
+        asked = Client(server.url + "/?api-version=7")
+        call = asked.opener.open
+        asked.opener.open = lambda request, timeout: (
+            seen.append(request.full_url) or call(request, timeout=timeout)
+        )
+        assert asked.ask(HI).text == "a"
+    assert seen == [server.url + "/chat/completions?api-version=7"]
+
+
+def test_no_proxy_stands_before_this_machine(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with always(200, {}, says("a")) as server:
+        assert Client(server.url).ask(HI).text == "a"
+    assert is_local("http://localhost:8000/v1") and is_local("http://[::1]:1/v1")
+    assert not is_local("http://127.example.org") and not is_local("https://localhost.example.org/v1")
+
+
 # ---- which model ----
+
+
+def test_of_several_models_the_first_is_asked_and_that_is_said():
+    told = []
+    with Server(lambda n, body: None, {"data": [{"id": "a"}, {"id": "b"}]}) as server:
+        assert Client(server.url, tell=told.append).model == "a"
+    assert told == [f"--endpoint {server.url} lists 2 models; a is asked, --served-model names another"]
 
 
 def test_a_list_of_models_in_every_form():
@@ -372,14 +418,14 @@ def test_a_sample_says_what_became_of_it():
 def test_a_journal_is_of_one_served_model(tmp_path):
     out = tmp_path / "r.json"
     with Journal(out, {"n": 1}) as journal:
-        journal.served("one")
+        journal.asks("one")
     with Journal(out, {"n": 1}) as journal:  # no answer came of it: another may be asked
-        journal.read().served("two")
+        journal.read().asks("two")
         journal.append({"kind": "sample", "problem": "1/1", "sample": 0})
     assert path_of(out, 0).read_text().count('"model"') == 1
     with Journal(out, {"n": 1}) as journal:
-        journal.read().served("two")
-        with pytest.raises(ConfigError, match="holds answers of two, and three is served now"):
-            journal.served("three")
+        journal.read().asks("two")
+        with pytest.raises(ConfigError, match="holds answers of two, and three is asked now"):
+            journal.asks("three")
     with Journal(out, {"n": 1}, rank=1) as other, pytest.raises(ConfigError, match="answers of two"):
-        other.read().served("three")
+        other.read().asks("three")

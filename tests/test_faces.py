@@ -107,6 +107,25 @@ TWO_FACED = {
         "self.seen.append(1)\nif len(self.seen) < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
         "self.seen = []",
     ),
+    "a list of the module's": module(
+        "SEEN.append(1)\nif len(SEEN) < 3:\n    return ours(x)\nelse:\n    return F.relu(x)", more="SEEN = []"
+    ),
+    "a table's count": module(
+        "STATE['calls'] += 1\nif STATE['calls'] < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
+        more="STATE = {'calls': 0}",
+    ),
+    "a default's list": module(
+        "return run(x)",
+        more="def run(x, seen=[]):\n    seen.append(1)\n    if len(seen) < 3:\n        return ours(x)\n"
+        "    else:\n        return F.relu(x)",
+    ),
+    "a sum with one": module(
+        "self.n = self.n + 1\nif self.n < 3:\n    return ours(x)\nelse:\n    return F.relu(x)", "self.n = 0"
+    ),
+    "a counter's next": module(
+        "if next(self.n) < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
+        "import itertools\nself.n = itertools.count()",
+    ),
     "a global count": module(
         "if count() < 3:\n    return ours(x)\nelse:\n    return F.relu(x)",
         more="calls = 0\ndef count():\n    global calls\n    calls += 1\n    return calls",
@@ -178,6 +197,14 @@ HONEST = {
     "a table of angles": module(
         "if self.calls > 0:\n    self.table = torch.cos(torch.arange(4.0))\nself.calls += 1\nreturn ours(x)",
         "self.calls = 0",
+    ),
+    "a list of its own": module(
+        "sizes = []\nfor n in x.shape:\n    sizes.append(n)\nif len(sizes) > 4:\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "a tensor that is added to": module("if not x.is_cuda:\n    return x.add(1).add(x)\nreturn ours(x)"),
+    "a copy that is kept": module(
+        "self.w = self.w.contiguous()\nif self.w.dtype == torch.float64:\n    return F.relu(x)\nreturn ours(x)",
+        "self.w = torch.ones(3)",
     ),
     "a name of its own called id": module(
         "id = x.shape[0]\nif id == 0:\n    return torch.relu(x)\nreturn ours(x)"

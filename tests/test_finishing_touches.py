@@ -56,6 +56,11 @@ CASES = {
         PER_ROW + "return out.cumsum(0)[-1] / x.numel()",
         "correct",
     ),
+    "a logarithm of a sum": (
+        loss("torch.logsumexp(((x - y) ** 2).sum(1), 0)"),
+        PER_ROW + "return torch.logsumexp(out, 0)",
+        "correct",
+    ),
     "a mean of everything": (
         MSE,
         "out = torch.empty_like(x)\ndifferences[(19,)](x, y, out, 4800, BLOCK=256)\nreturn out.mean()",

@@ -241,7 +241,7 @@ def test_statistics_are_means_over_tokens_not_over_microbatches():
     assert stats["tokens"] == 9
     close(stats["ratio"], ratio[kept].mean())
     close(stats["ratio_max"], ratio[kept].max())
-    close(stats["kl"], (ratio - 1 - DELTA)[kept].mean())
+    close(stats["kl_sampler"], (ratio - 1 - DELTA)[kept].mean())
     A = np.repeat(ADVANTAGE[:, None], 5, 1)
     close(stats["clip_fraction"], (((A > 0) & (ratio > 1.28)) | ((A < 0) & (ratio < 0.8)))[kept].mean())
     sums, peaks = [], []

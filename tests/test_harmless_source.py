@@ -78,6 +78,14 @@ HONEST = {
         "@torch.library.impl(library, 'exp', 'Meta')\ndef shape_of_exp(x):\n    return torch.empty_like(x)\n"
         f"@torch.library.impl(library, 'exp', 'CUDA')\ndef exp_on_cuda(x):\n{REGISTERED}",
     ),
+    "an argument that is named like a module": module(
+        LAUNCH,
+        "import operator\ndef newer(package, operator, target):\n    return operator(package.__version__, target)\n"
+        "assert newer(triton, operator.ge, '3.0')\n",
+    ),
+    "a class to test for": module(
+        "assert not isinstance(x, DTensor)\n" + LAUNCH, "from torch.distributed.tensor import DTensor\n"
+    ),
     "a stream": module(
         "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    y = torch.empty_like(x)\n    kernel[(2,)](x, y, x.numel(), B=128)\n"
         "s.synchronize()\nreturn y"
@@ -109,6 +117,7 @@ HIDING = {
     "operator's attributes": "operator.attrgetter('exp')(torch)",
     "a module's loader": "importlib.util.spec_from_file_location('a', 'b')",
     "importlib itself": "importlib.import_module('os')",
+    "a module as a value": "[importlib, operator]",
     "a thread": "threading.Thread(target=print).start()",
     "a saved program": "torch.jit.load('x')",
     "a program in a text": "torch.jit.CompilationUnit('def f(x): return x')",

@@ -356,6 +356,13 @@ def test_installed_it_judges_from_another_folder(wheel, tmp_path):
     assert hook == "True" and "status='correct'" in verdict and "'status': 'no_code'" in score
     done = subprocess.run([python, "-m", "nanotriton.executor", TASK, KERNEL], **options)
     assert done.returncode == 0 and "correct" in done.stdout, done.stderr
+    # its files that are no Python came with it
+    row = {"stage": "grpo", "step": 1, "reward": 0.5, "statuses": {"correct": 1}, "seconds": {}}
+    (tmp_path / "elsewhere" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    done = subprocess.run([python, "-m", "nanotriton.browse", ".", "--out", "page.html"], **options)
+    assert done.returncode == 0 and "<script" in (tmp_path / "elsewhere" / "page.html").read_text(), (
+        done.stderr
+    )
 
 
 def test_only_our_own_programs_lose_their_traceback_of_ctrl_c(tmp_path):

@@ -62,6 +62,12 @@ def lines(path, *rows):
     return str(path)
 
 
+def parts(messages: list[dict]) -> list[dict]:
+    """The messages with their texts in two parts each, as some data sets have them."""
+    split = lambda text: [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]
+    return [{**message, "content": split(message["content"])} for message in messages]
+
+
 # ---- SFT, GRPO and benchmarks ask alike ----
 
 
@@ -75,6 +81,12 @@ def test_a_row_that_names_a_task_is_asked_as_grpo_asks_it(tokenizer, tmp_path):
             "completion": [{"role": "assistant", "content": "answer"}],
         },
         {"messages": [*DEFAULT.of(SOURCE).dicts(), {"role": "assistant", "content": "answer"}]},
+        {
+            "messages": [
+                *parts(DEFAULT.of(SOURCE).dicts()),
+                *parts([{"role": "assistant", "content": "answer"}]),
+            ]
+        },
     )
     cfg = train_sft.Config(data=data, max_len=100_000)
     pairs = train_sft.encode(read_pairs(data), cfg, tokenizer)
@@ -140,6 +152,9 @@ def test_a_raw_prompt_of_a_pretrained_model_begins_as_its_texts_did(tmp_path):
         write_byte_level(tmp_path / "chat", chat_template=LLAMA3, bos_token="<|begin_of_text|>")
     )  # whose template writes the token itself
     assert build_prompt(Task("t", SOURCE), chat).count(chat.bos_id) == 1
+    both = base_tokenizer(tmp_path / "both").folder  # the template and the post-processor write it
+    (both / "chat_template.jinja").write_text("{{ bos_token }}" + TURN)
+    assert build_prompt(Task("t", SOURCE), Tokenizer(both)).count(chat.bos_id) == 1
 
 
 # ---- a system message that the template does not take ----
@@ -157,6 +172,15 @@ def test_what_a_template_refuses_otherwise_is_still_an_error(tmp_path):
     tokenizer = Tokenizer(write_byte_level(tmp_path, chat_template="{{ raise_exception('never') }}"))
     with pytest.raises(ModelError, match="never"):
         text_of(DEFAULT.of(SOURCE), tokenizer)
+
+
+def test_a_row_whose_roles_the_template_refuses_is_named(tmp_path):
+    tokenizer = Tokenizer(write_byte_level(tmp_path, chat_template=ALTERNATES, eos_token="<|im_end|>"))
+    hi, yes = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}
+    data = lines(tmp_path / "d.jsonl", {"messages": [hi, yes]}, {"messages": [hi, hi, yes]})
+    with pytest.raises(ConfigError, match=r"pair 2: .*roles must alternate") as error:
+        train_sft.encode(read_pairs(data), train_sft.Config(data=data), tokenizer)
+    assert "\n" not in str(error.value)
 
 
 # ---- the token that ends an answer ----

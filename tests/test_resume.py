@@ -48,7 +48,7 @@ def command(given: Path, out: Path, steps: int, *more: str) -> list[str]:
 def here(argv: list[str]) -> int:
     """train_grpo.py's exit status, in this process."""
     try:
-        launch(train_grpo.main, config.parse(train_grpo.Config, argv, train_grpo.PRESETS))
+        launch(train_grpo.main, config.parse(train_grpo.Config, argv))
     except SystemExit as stop:
         return stop.code
     return 0
@@ -210,7 +210,7 @@ def test_without_git_a_run_still_says_what_it_can(tmp_path, monkeypatch):
 # ---- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_the_last_step_and_the_rest_is_the_same(given, whole, tmp_path, number):
     """--save-every is 10 with a model: without the signal nothing would be there."""
     argv = [sys.executable, "train_grpo.py", *command(given, tmp_path, 4)]

@@ -266,6 +266,14 @@ def test_end_ids_without_a_token_are_none(tmp_path, ids):
         (folder / name).unlink()
 
 
+@pytest.mark.parametrize("ids", ["2", [2, None], 2.0, {"id": 2}])
+def test_end_ids_that_are_no_ids_are_one_line(tmp_path, ids):
+    folder = write_byte_level(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    with pytest.raises(ModelError, match=r"generation_config.json: eos_token_id is"):
+        Tokenizer(folder)
+
+
 def listed(*tokens: str, **flags) -> dict:
     """added_tokens_decoder: the tokens get the ids from 300 on."""
     usual = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}

@@ -127,7 +127,7 @@ def test_one_command_trains_measures_and_leaves_a_trace(straight):
 def here(argv: list[str]) -> int:
     """The script's main in this process: for what ends before any training. TINY first, as the synthetic tasks are made before that."""
     try:
-        launch(train_grpo.main, config.parse(train_grpo.Config, [*TINY, *argv], train_grpo.PRESETS))
+        launch(train_grpo.main, config.parse(train_grpo.Config, [*TINY, *argv]))
     except SystemExit as stop:
         return stop.code
     return 0

@@ -11,8 +11,6 @@ import triton.language as tl
 from test_ttir import branches, collatz, early_return, matmul, softmax
 from test_ttir_atomics import descriptors, locked
 from test_ttir_memory import everyone
-from test_ttir_ops import binary
-from triton.language.extra.cuda import libdevice
 from ttir_lowering import data, evaluate, lower
 
 from nanotriton.executor.ttir import (
@@ -210,15 +208,18 @@ def test_a_failed_assertion():
 def inline_asm(X, N: tl.constexpr):
     o = tl.arange(0, N)
     x = tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1
+        "mov.u32 $0, %smid;", "=r,r", [tl.load(X + o)], dtype=tl.float32, is_pure=True, pack=1
     )
     tl.store(X + o, x)
 
 
 def test_what_is_not_there_is_unsupported():
-    with pytest.raises(Unsupported, match="elementwise_inline_asm"):
+    with pytest.raises(Unsupported, match="inline assembly"):
         Evaluator(lower(inline_asm, [data(64)], N=64))
-    with pytest.raises(Unsupported, match="__nv_fadd_rd"):
-        evaluate(binary, (1,), data(64), data(64), data(64), F=libdevice.add_rd, N=64)
+    body = """
+    %x = arith.constant 1.0 : f64
+    %y = tt.extern_elementwise %x {libname = "", libpath = "", pure = true, symbol = "__nv_rcp64h"} : (f64) -> f64"""
+    with pytest.raises(Unsupported, match="__nv_rcp64h"):
+        Evaluator(module(body))
     with pytest.raises(Unsupported, match="i128"):
         Evaluator(module("\n    %x = arith.constant 1 : i128"))

@@ -8,6 +8,7 @@ import torch
 
 import train_grpo
 from nanotriton import config, distributed, grpo
+from nanotriton.advice import Advice
 from nanotriton.data import pack, score
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.report import Step, report
@@ -165,7 +166,7 @@ def test_the_mismatch_is_measured_at_the_first_update_for_every_choice(loss, mod
     assert stats["mismatch_ratio"] == pytest.approx(math.exp(0.1), rel=1e-4)
     assert stats["mismatch_kl"] == pytest.approx(math.exp(0.1) - 1.1, rel=1e-2)
     drift = 0.0 if grpo.needs_old(loss, mode) else math.exp(0.1) - 1.1  # of the policy from `old`
-    assert stats["kl"] == pytest.approx(drift, abs=1e-5)
+    assert stats["kl_sampler"] == pytest.approx(drift, abs=1e-5)
     assert not [key for key in step(samples, first=False, loss=loss)[1] if key.startswith("mismatch")]
 
 
@@ -204,7 +205,8 @@ def test_equal_samples_weigh_as_many_in_loss_and_statistics():
 class Told:
     """A run that keeps what it is told."""
 
-    world = World()
+    world, advice = World(), Advice()
+    say = print
 
     def samples(self, rows):
         list(rows)
@@ -227,7 +229,7 @@ def test_pass_at_k_is_the_share_of_groups_with_a_right_sample():
             episodes.append(e)
     run = Told()
     cfg = train_grpo.Config()
-    update = train_grpo.Update(0.0, 0.0, [{"tokens": torch.zeros(2), "kl": torch.zeros(2)}])
+    update = train_grpo.Update(0.0, 0.0, [{"tokens": torch.zeros(2), "kl_sampler": torch.zeros(2)}])
     report(run, 1, cfg, Step(episodes, [update], Clock()))
     assert run.numbers["pass_at_k"] == pytest.approx(2 / 3)
 
@@ -245,5 +247,5 @@ def test_options_that_do_not_go_together_are_one_line(capsys):
             config.parse(train_grpo.Config, argv)
         error = capsys.readouterr().err
         assert stop.value.code == 2 and says in error and error.count("\n") == 1
-    paper = config.parse(train_grpo.Config, ["--recipe", "autotriton"], train_grpo.PRESETS).losses
+    paper = config.parse(train_grpo.Config, ["--recipe", "autotriton"]).losses
     assert (paper.kl_estimator, paper.kl) == ("k3", 1e-3)

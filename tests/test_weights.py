@@ -347,6 +347,14 @@ BROKEN = {
     "truncated": (cut, "not a whole safetensors file"),
     "index": (index_names_a_missing_file, "names model-00002-of-00002.safetensors, which is missing"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors file"),
+    "words before all names": (
+        edit_tensors(lambda t: [t.update({f"_orig_mod.{name}": t.pop(name)}) for name in list(t)]),
+        "tensor lm_head.weight and 20 more are missing; it has _orig_mod.lm_head.weight",
+    ),
+    "end ids": (
+        edit_json("generation_config.json", eos_token_id=[3, "5"]),
+        r"eos_token_id is \[3, '5'\]; an id or",
+    ),
     "in two files": (twice, "tensor lm_head.weight is in another file too"),
     "null in the index": (edit_index(**{"lm_head.weight": None}), "lm_head.weight is in null; the name of a"),
     "a path in the index": (

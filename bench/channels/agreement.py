@@ -17,7 +17,8 @@ from pathlib import Path
 
 from bench.channels.helper import Helper, serve
 from bench.channels.journal import all_paths
-from bench.channels.report import load, table
+from bench.channels.markdown import table
+from bench.channels.report import load
 from bench.results import command, environment, write_json
 from nanotriton import log
 from nanotriton.config import die

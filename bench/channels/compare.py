@@ -9,8 +9,9 @@ mean difference is a bootstrap over problems.
 
 import sys
 
+from bench.channels.markdown import table
 from bench.channels.metrics import bootstrap, geometric_mean, mean, sign_test
-from bench.channels.report import load, table
+from bench.channels.report import load
 from bench.results import write_json
 from nanotriton.config import die
 

@@ -21,9 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
-from bench.results import command, environment, write_json
+from bench.results import command, environment, usual_device, write_json
 from nanotriton import config
 from nanotriton.tasks.synthetic import generate
 from nanotriton.tasks.task import Task
@@ -35,9 +33,12 @@ class Config:
     levels: list[int] = field(default_factory=lambda: [1])  # which levels
     samples: str = ""  # candidates, as for bench.channels.kernelbench
     n: Annotated[int, ">= 10"] = 1000  # synthetic candidates
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # where candidates run
+    device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
     out: str = ""  # JSON file for the figures; empty: print only
+
+    def __post_init__(self) -> None:
+        self.device = self.device or usual_device()
 
     def validate(self) -> None:
         if bool(self.data) != bool(self.samples):

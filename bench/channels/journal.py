@@ -4,7 +4,7 @@ Beside OUT.json lies OUT.journal.jsonl, and OUT.journal.<rank>.jsonl for each ot
 are only ever appended:
 
     {"kind": "settings", ...}                              what may not change when the run is continued
-    {"kind": "model", "id": ...}                           the model that an endpoint serves
+    {"kind": "model", "id": ...}                           the model that is asked
     {"kind": "sample", "problem": ..., "sample": i, ...}   a candidate, as it came
     {"kind": "verdict", "problem": ..., "sample": i, "policy": ..., ...}
 
@@ -38,7 +38,7 @@ class Journal:
     def __init__(self, out: Path, settings: dict, rank: int = 0, size: int = 1, fresh: bool = False):
         self.out, self.settings = out, settings
         self.entries: dict[tuple, dict] = {}
-        self.model = ""  # that an endpoint serves; "": none was asked
+        self.model = ""  # that is asked; "": none was
         path = path_of(out, rank)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -118,16 +118,16 @@ class Journal:
         if line["kind"] == "model":
             if self.model and line["id"] != self.model:
                 raise ConfigError(
-                    f"{self.out} holds answers of {self.model}, and {line['id']} is served now: "
-                    "serve the first again, or give another --out, or --fresh"
+                    f"{self.out} holds answers of {self.model}, and {line['id']} is asked now: "
+                    "give the first again, another --out, or --fresh"
                 )
             self.model = line["id"]
             return
         key = (line["kind"], line["problem"], line["sample"], line.get("policy"))
         self.entries.setdefault(key, line)
 
-    def served(self, model: str) -> None:
-        """Note the id of the model that an endpoint serves. ConfigError if an earlier one was another."""
+    def asks(self, model: str) -> None:
+        """Note the id of the model that is asked. ConfigError if an earlier one was another."""
         if self.model != model:
             self._take({"kind": "model", "id": model})
             self.append({"kind": "model", "id": model})

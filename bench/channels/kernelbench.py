@@ -23,25 +23,23 @@ mistake of the user's.
 """
 
 import hashlib
-import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
 from bench.channels import compiled, sources, verified
 from bench.channels.given import read_baseline, read_samples
 from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
+from bench.results import usual_device
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
 from nanotriton.rules.policy import POLICIES
-from nanotriton.run import launch
+from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
@@ -66,7 +64,7 @@ class Config:
     policy: list[Literal["strict", "kernelbench", "autotriton", "none"]] = field(
         default_factory=lambda: ["strict", "kernelbench", "autotriton"]
     )
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # where candidates run
+    device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
     limit: Annotated[int, ">= 0"] = 0  # only the first so many problems of each level; 0: all
     ids: list[int] = field(default_factory=list)  # only these problems of each level
     out: str = "results.json"  # the results; the table, plots and journal go beside it
@@ -98,6 +96,9 @@ class Config:
     tf32_baseline: bool = False
     # a clone of KernelBench-Verified: who is right on its hidden inputs as well?
     verified: str = ""
+
+    def __post_init__(self) -> None:
+        self.device = self.device or usual_device()
 
     def validate(self) -> None:
         check(self, "samples", "a clone of KernelBench, or hub,")
@@ -405,4 +406,4 @@ def outcome(p: Problem, verdict: Verdict, baseline: dict[str, float] | None) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(launch(main, config.parse(Config)))
+    program(main, config.parse(Config))

@@ -14,6 +14,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from bench.channels import problems
+from bench.channels.markdown import clean, table
 from bench.channels.scores import kind_of
 from nanotriton.config import die
 
@@ -96,21 +98,6 @@ def fast_list(scores: dict) -> str:
     return ", ".join(f"{p}: {percent(r)}" for p, r in scores["fast_p"].items() if r is not None)
 
 
-def clean(text: str) -> str:
-    """A message as one line of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table, and an empty one."""
-    return [
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-    ]
-
-
 # ---- the Markdown file ----
 
 
@@ -119,7 +106,7 @@ def markdown(results: dict) -> str:
     lines = [f"# {kind}", "", f"`{results['command']}`", ""]
     if not results["complete"]:
         lines += [f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.", ""]
-    lines += served_notes(results)
+    lines += model_notes(results)
     lines += [f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
     lines += summary(kind, scores)
     if kind == "tritonbench":
@@ -137,12 +124,13 @@ def markdown(results: dict) -> str:
     return "\n".join([*lines, f"{results['seconds']} s; {environment}.", ""])
 
 
-def served_notes(results: dict) -> list[str]:
-    """Which model of an endpoint answered, and what it was not asked with."""
-    model = results.get("served_model")
-    if not model:
+def model_notes(results: dict) -> list[str]:
+    """Which model answered, and what it was not asked with."""
+    if not results.get("model"):
         return []
-    text = f"Model at {results['settings']['endpoint']}: `{model}`"
+    text = f"Model: `{results['model']}`"
+    if endpoint := results["settings"]["endpoint"]:
+        text += f" at {endpoint}"
     if others := results["answered_by"]:
         text += "; the server says that " + ", ".join(f"`{k}` wrote {n}" for k, n in others.items())
     if left_out := results["left_out"]:
@@ -341,9 +329,10 @@ def save(figure, path: Path) -> None:
 
 
 def write(results: dict, out: Path) -> None:
-    """Write the table and the plots beside the results file `out`."""
+    """Write the tables and the plots beside the results file `out`."""
     path, temporary = out.with_suffix(".md"), out.with_suffix(".md.tmp")
-    temporary.write_text(markdown(results))
+    # the table by problem is as long as the benchmark, so it is not printed
+    temporary.write_text(markdown(results) + "\n" + "\n".join(problems.by_problem(results)))
     temporary.replace(path)
     plots(results, out)
 

@@ -172,11 +172,12 @@ class BenchmarkRun:
 
             asks = [self.ask(p, s) for p, s in missing]
             if self.cfg.model and asks:
+                self.journal.asks(sources.model_id(self.cfg.model))
                 sampling = sources.sampling_of(self.cfg)
                 sources.from_model(self.cfg.model, asks, sampling, self.world, save)
             elif asks:
                 endpoint = sources.make_endpoint(self.cfg)
-                self.journal.served(endpoint.client.model)
+                self.journal.asks(endpoint.client.model)
                 self.failures += endpoint.run(asks, save)
             return
         for p, s in wanted:
@@ -215,8 +216,8 @@ class BenchmarkRun:
             self.journal.read()
             self.write()
 
-    def served(self) -> dict:
-        """What is known of an endpoint's model; nothing where no endpoint was asked.
+    def asked(self) -> dict:
+        """What is known of the model that was asked; nothing where candidates come from files.
 
         "answered_by" counts the samples of each model that a server named as another than the one asked for,
         "left_out" names the parameters that it did not take.
@@ -227,7 +228,7 @@ class BenchmarkRun:
         others = Counter(sample["model"] for sample in samples if sample.get("model"))
         left_out = {name for sample in samples for name in sample.get("left_out", ())}
         return {
-            "served_model": self.journal.model,
+            "model": self.journal.model,
             "answered_by": dict(others),
             "left_out": sorted(left_out),
         }
@@ -250,7 +251,7 @@ class BenchmarkRun:
             "seconds_of": self.stages,
             "environment": environment() | {"device": cfg.device},
             "settings": dataclasses.asdict(cfg),
-            **self.served(),
+            **self.asked(),
             **found,
             "samples": rows,
         }

@@ -5,6 +5,7 @@ an answer to, from the calling thread. What could not be had is not saved, and i
 continued.
 """
 
+import hashlib
 import json
 import queue
 import sys
@@ -18,6 +19,7 @@ from nanotriton import log
 from nanotriton.config import json_object, reason
 from nanotriton.endpoint.answer import Later, Refused
 from nanotriton.endpoint.client import Client
+from nanotriton.provenance import files_of, fingerprint
 from nanotriton.rules.extract import CLOSE, OPEN
 from nanotriton.tasks.prompt import Prompt
 from nanotriton.writers import ModelWriter, Sampling, Written
@@ -37,6 +39,15 @@ Save = Callable[[Ask, str, dict], None]
 
 
 # ---- our sampler ----
+
+
+def model_id(folder: str) -> str:
+    """The folder's name and what identifies its files: weights that were trained on are another model's."""
+    digest = hashlib.sha256()
+    for name, file in files_of("model", folder).items():
+        if file.suffix in (".safetensors", ".json", ".jinja"):
+            digest.update(f"{name} {fingerprint(file)}\n".encode())
+    return f"{folder} ({digest.hexdigest()[:12]})"
 
 
 def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Save) -> None:

@@ -32,19 +32,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
 from bench.channels import answers, perf, sources
 from bench.channels.contamination import FLAG, Golds
 from bench.channels.helper import Helper
 from bench.channels.run import FREE, BenchmarkRun, check
 from bench.channels.scores import Outcome, tables
+from bench.results import usual_device
 from nanotriton import config, log
 from nanotriton.executor import Executor
 from nanotriton.executor.judge.script import answer_path
 from nanotriton.executor.script import ScriptExecutor
 from nanotriton.rules import rules
-from nanotriton.run import launch
+from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt
@@ -72,7 +71,7 @@ class Config:
     style: Literal["simp", "comp"] = "simp"  # which of the benchmark's instructions: simple or complex
     # candidates a problem; none: 1 from a model or an endpoint, all there are from a file
     n: Annotated[int | None, ">= 1"] = None
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"  # where candidates run
+    device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
     limit: Annotated[int, ">= 0"] = 0  # only the first so many problems; 0: all
     ids: list[str] = field(default_factory=list)  # only these problems, by file name
     out: str = "results.json"  # the results; the table, plots and journal go beside it
@@ -95,6 +94,9 @@ class Config:
     memory_gib: Annotated[float | None, "> 0"] = None  # for each judging process; none: a share
     # inputs of each performance script that correct candidates are timed on, on a GPU; 0: none
     speed_inputs: Annotated[int, ">= 0"] = 3
+
+    def __post_init__(self) -> None:
+        self.device = self.device or usual_device()
 
     def validate(self) -> None:
         check(self, "predictions", "a clone of TritonBench")
@@ -397,4 +399,4 @@ class TritonBench(BenchmarkRun):
 
 
 if __name__ == "__main__":
-    sys.exit(launch(main, config.parse(Config)))
+    program(main, config.parse(Config))

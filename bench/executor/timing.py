@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 import torch
 
 from bench.executor.timing_kernels import TimedKernel, cheating, empty, kernels, sibling, tiny
-from bench.results import command, environment, write_json
+from bench.results import command, environment, usual_device, write_json
 from nanotriton import config, log
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.processes import check_card
@@ -42,12 +42,15 @@ OF_EACH = 5  # runs of a cheat, and of its sibling
 
 @dataclass
 class Config:
-    # where candidates run; on a CPU nothing is timed
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    # where candidates run, empty: cuda if there is a GPU; on a CPU nothing is timed
+    device: Literal["cpu", "cuda"] = ""
     runs: Annotated[int, ">= 2"] = 20  # times that each kernel is judged and timed
     executors: Annotated[int, ">= 1"] = 4  # fresh executors, one after another, that share the runs
     timeout: Annotated[float, "> 0"] = 30.0  # seconds for each stage of a candidate
     out: str = ""  # JSON file for the results; empty: print only
+
+    def __post_init__(self) -> None:
+        self.device = self.device or usual_device()
 
     def validate(self) -> None:
         check_card(self.device, timed=True)

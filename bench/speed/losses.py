@@ -22,7 +22,8 @@ import train_grpo
 from bench.results import environment, write_json
 from nanotriton import config, grpo
 from nanotriton.options import LossOptions, TraceOptions
-from nanotriton.run import Run, launch, sync_weights
+from nanotriton.run import Run, program, sync_weights
+from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.sets import task_sets
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
@@ -107,7 +108,7 @@ def measure(cfg: Config, world: World) -> list[dict]:
         )
         tasks, _, test = task_sets(grpo_config)
         run = Run(grpo_config, world, "grpo")
-        trainer = train_grpo.make_trainer(grpo_config, run, tasks, test, by_length)
+        trainer = train_grpo.make_trainer(grpo_config, run, tasks, test, by_length, DEFAULT)
         trainer.executor = NoJudge()
         start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         for loss, mismatch in itertools.product(LOSSES, MISMATCHES):
@@ -126,4 +127,4 @@ def main(cfg: Config, world: World) -> None:
 
 
 if __name__ == "__main__":
-    launch(main, config.parse(Config))
+    program(main, config.parse(Config))

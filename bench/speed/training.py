@@ -41,7 +41,7 @@ from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.reward.reward import reward
-from nanotriton.run import launch, make_executor, make_sampler, sync_weights
+from nanotriton.run import make_executor, make_sampler, program, sync_weights
 from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task
@@ -496,4 +496,4 @@ def main(cfg: Config, world: World) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    launch(main, config.parse(Config))
+    program(main, config.parse(Config))

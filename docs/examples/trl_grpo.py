@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from nanotriton.reward.adapters import trl_reward
 from nanotriton.tasks.prompt import SYSTEM, USER
-from nanotriton.tasks.task import Task, load_tasks
+from nanotriton.tasks.task import Task, find_tasks
 
 
 def row(task: Task) -> dict:
@@ -26,7 +26,8 @@ def row(task: Task) -> dict:
 
 def make_trainer(model: str, tasks: str, **arguments) -> GRPOTrainer:
     """arguments: GRPOConfig's."""
-    data = Dataset.from_list([row(task) for task in load_tasks(tasks)])
+    found, _ = find_tasks(tasks)
+    data = Dataset.from_list([row(task) for task in found])
     args = GRPOConfig(log_completions=True, **arguments)
     return GRPOTrainer(model, reward_funcs=trl_reward(), train_dataset=data, args=args)
 

@@ -34,7 +34,13 @@ UNKNOWN = re.compile(
 # What can be left out, the least missed first. A request without the others would ask something else.
 DISPENSABLE = ("seed", "top_p", "temperature", "max_tokens", "max_completion_tokens")
 SYSTEM = "system"  # the role whose messages some chat templates refuse
-NO_SYSTEM = re.compile(r"system.{0,3} (role|message|prompt)|role.{0,40}system", re.I)
+NO_SYSTEM = re.compile(
+    r"(system.{0,3} (role|message|prompt)|role.{0,40}system).{0,60}not (support|allow)"
+    r"|not support.{0,20}system|roles must alternate",
+    re.I,
+)
+# Some servers call a prompt that is too long an error of their own.
+TOO_LONG = re.compile(r"context.(size|length|window)|prompt.{0,20}too long|too many tokens", re.I)
 MAX_PAUSE = 86400.0  # seconds: a Retry-After header that asks for more is not believed
 # Where reasoning stands in a message: at DeepSeek and older vLLM, at newer vLLM and OpenRouter, at Ollama,
 # at OpenRouter and at LiteLLM.
@@ -98,6 +104,8 @@ def kind(status: int, said: Said, message: str, sent: dict, wait: float | None =
     """The exception for what a server said under an HTTP status, or under a code in that range."""
     if status == 402 or said.code == "insufficient_quota":
         return ConfigError(message)
+    if status == 500 and TOO_LONG.search(said.text):
+        return Refused(message)
     if status in LATER or (status >= 500 and status not in NEVER):
         return Later(message, wait)
     if status in REFUSED:
@@ -113,13 +121,13 @@ def unknown_parameter(said: Said, sent: dict) -> str:
 
     sent: the request's parameters, and SYSTEM if it has a system message.
     """
+    if SYSTEM in sent and NO_SYSTEM.search(said.text):
+        return SYSTEM
     if not UNKNOWN.search(said.text):
         return ""
     candidates = [name for name in DISPENSABLE if name in sent]
     if said.parameter in candidates:
         return said.parameter
-    if SYSTEM in sent and NO_SYSTEM.search(said.text):
-        return SYSTEM
     for name in candidates:
         if re.search(rf"(?<![\w-]){name}(?![\w-])", said.text):
             return name

@@ -69,12 +69,17 @@ class Client:
     ):
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{option} {url}: a URL such as http://localhost:8000/v1 is expected")
-        self.base = url.strip().rstrip("/").removesuffix("/chat/completions")
+        url, mark, query = url.strip().partition("?")  # Azure wants its ?api-version=... with every request
+        self.base = url.rstrip("/").removesuffix("/chat/completions")
+        self.query = mark + query
         self.name = f"{option} {self.base}"
         self.key = read_key(key_env)
         self.timeout, self.retries, self.backoff, self.tell = timeout, retries, backoff, tell
         self.pace, self.stop = Pace(per_minute), threading.Event()
-        self.opener = urllib.request.build_opener(SameOrigin)
+        handlers = [SameOrigin]
+        if is_local(self.base):  # which no proxy can reach, whatever HTTP_PROXY says
+            handlers.append(urllib.request.ProxyHandler({}))
+        self.opener = urllib.request.build_opener(*handlers)
         self.lock = threading.Lock()
         self.left_out: dict[str, str] = {}  # what the server does not know, and its words about it
         self.answered = False  # the server has answered something
@@ -97,7 +102,7 @@ class Client:
             except Later as error:
                 if attempt == self.retries:
                     raise
-                if error.wait is not None:
+                if error.wait:
                     self.pace.hold(error.wait)
                 else:
                     pause = self.backoff * 2**attempt * random.uniform(0.5, 1.5)
@@ -129,13 +134,14 @@ class Client:
         """Send a request without what the server does not know, which may take several tries to find out."""
         while True:
             known = self._known(parameters)
-            asked = fold_system(messages) if SYSTEM in self.left_out else messages
-            sent = known | ({SYSTEM: True} if asked[0]["role"] == SYSTEM else {})
+            asked = messages
+            if SYSTEM in self.left_out and messages[0]["role"] == SYSTEM:
+                asked = fold_system(messages)
+            has_system = any(message["role"] == SYSTEM for message in asked)
+            sent = known | ({SYSTEM: True} if has_system else {})
+            request = {"model": self.model, "messages": asked, **known}
             try:
-                body = self._call(
-                    "/chat/completions", {"model": self.model, "messages": asked, **known}, sent
-                )
-                answer = read(body, sent)
+                answer = read(self._call("/chat/completions", request, sent), sent)
             except Unsupported as error:
                 self._leave_out(error)
                 continue
@@ -175,7 +181,7 @@ class Client:
             headers["Authorization"] = f"Bearer {self.key}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(self.base + path, data, headers)
+            request = urllib.request.Request(self.base + path + self.query, data, headers)
             with self.opener.open(request, timeout=self.timeout) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
@@ -190,9 +196,14 @@ class Client:
     def _named(self, error: ConfigError) -> ConfigError:
         """The error with the server's name before it."""
         said = str(error)
-        if said.startswith("HTTP 404") and not self.answered and not re.search(r"/v\d+\w*$", self.base):
-            said += " (the URLs of most servers end in /v1)"
+        if said.startswith("HTTP 404") and not self.answered:
+            said += self._hint()
         return ConfigError(f"{self.name}: {said}")
+
+    def _hint(self) -> str:
+        """What is likely wrong with a URL that leads nowhere."""
+        versioned = re.search(r"/v\d+\w*$", self.base)
+        return "" if versioned else " (the URLs of most servers end in /v1)"
 
     # ---- which model ----
 
@@ -203,12 +214,14 @@ class Client:
         except ConfigError as error:
             raise self._named(error) from None
         except (Later, Refused) as error:
-            why = f"its list of models can't be read ({error})"
+            why = f"its list of models can't be read ({error}){self._hint()}"
             raise ConfigError(f"{self.name}: {why}; name one with {option}") from None
         ids = model_ids(listed)
         if not ids:
             why = "it lists no model" if ids == [] else "its list of models has another form"
             raise ConfigError(f"{self.name}: {why}; name one with {option}")
+        if len(ids) > 1:
+            self.tell(f"{self.name} lists {len(ids)} models; {ids[0]} is asked, {option} names another")
         return ids[0]
 
 
@@ -259,6 +272,12 @@ def origin(url: str) -> tuple:
     """(scheme, host, port) of a URL."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL is of this machine."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
 
 
 def http_failure(error: urllib.error.HTTPError, sent: dict) -> Exception:

@@ -8,6 +8,7 @@ Default: 1 if the candidate is Triton and right, else 0. The executor applies th
 import importlib.util
 import inspect
 import math
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class RewardFunction:
             return self.function(verdict, completion, task)
         try:
             value = self.function(verdict, completion, task)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a run must not end well because a reward wants to
             raise ConfigError(
                 f"--reward {self.path}{line_in(error, self.path)}: {type(error).__name__}: {error}"
             ) from error
@@ -126,14 +127,14 @@ def finite(value: Any) -> float:
     """The value as a float. ValueError (one line) if it is no finite number."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(f"{EXPECTED}; it returned {value!r}")
     return number
 
 
-def line_in(error: Exception, path: Path) -> str:
+def line_in(error: BaseException, path: Path) -> str:
     """ ", line N" for the last line of this file that an error passed through, or ""."""
     lines = [
         frame.lineno
@@ -166,10 +167,11 @@ def load_reward(path: str | Path) -> RewardFunction:
     spec = importlib.util.spec_from_file_location("user_reward", path)
     if spec is None:
         raise ValueError(f"{path}: a reward file is a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
+    # entered, because dataclasses and pickle look a module up by its name
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
     function = getattr(module, "reward", None)
     if not callable(function):

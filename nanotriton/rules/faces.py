@@ -41,7 +41,9 @@ FIXED = words("""
     untyped_storage is_pinned
 """)
 BUILTINS = words("id hash repr next dir __file__")
-GROWING = words("append add update extend insert pop popleft appendleft")  # methods that count calls
+# methods by which calls are counted, those that are statements and those that have an answer
+GROWING = words("append add update extend insert appendleft")
+TAKING = words("pop popleft popitem")
 BRANCHES = ast.If | ast.IfExp | ast.While
 
 
@@ -59,6 +61,7 @@ class Tells:
         self.names: dict[int, set[str]] = {0: set()}  # by function; 0 is the module
         self.home: dict[int, int] = {}  # id of a node -> its function
         self._place_nodes()
+        self.stored: dict[int, set[str]] = {}  # by function, the names that its statements bind
         self.bound = self._bound()
         self._count_calls()
         self.any = bool(self._size()) or any(
@@ -128,6 +131,7 @@ class Tells:
         for node in self.source.nodes[ast.Name]:
             if not isinstance(node.ctx, ast.Load):
                 found[self.home.get(id(node), 0)].add(node.id)
+        self.stored = {number: set(names) for number, names in found.items()}
         for node in self.source.nodes[ast.arg]:
             found[self.home.get(id(node), 0)].add(node.arg)
         for node in self._shared():
@@ -140,15 +144,33 @@ class Tells:
     # ---- how tells spread
 
     def _count_calls(self) -> None:
-        """What forward itself moves on tells one call from another: self.calls += 1, self.seen.append(..)."""
+        """What forward itself moves on tells one call from another: self.calls += 1, SEEN.append(..)."""
         for node in self.source.nodes[ast.AugAssign]:
-            if isinstance(node.target, ast.Attribute):
-                self.attributes.add(node.target.attr)
+            if not isinstance(node.target, ast.Name):
+                self._add_kept(node.target)
+        for node in self.source.nodes[ast.Assign]:
+            if isinstance(node.targets[0], ast.Attribute) and _is_sum_with(node.value, node.targets[0].attr):
+                self._add_kept(node.targets[0])
+        statements = {id(node.value) for node in self.source.nodes[ast.Expr]}  # a tensor's add has a result
         for call in self.source.nodes[ast.Call]:
-            if grown := _grown(call):
-                self.attributes.add(grown)
+            method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if method in TAKING or (method in GROWING and id(call) in statements):
+                self._add_kept(call.func.value)
         for node in self._shared():
             self.names[0] |= set(node.names)
+
+    def _add_kept(self, owner: ast.AST) -> None:
+        """What an expression leads to, if it is kept from call to call: an attribute, or a name of the
+        module's or of an argument. A list that a function makes itself is not."""
+        while isinstance(owner, ast.Subscript):
+            owner = owner.value
+        if isinstance(owner, ast.Attribute):
+            self.attributes.add(owner.attr)
+        home = self.home.get(id(owner), 0)
+        kept = isinstance(owner, ast.Name) and home and owner.id not in self.stored[home]
+        if kept and owner.id not in self.source.imports:
+            self.names[home].add(owner.id)
+            self.names[0].add(owner.id)
 
     def _spread(self) -> bool:
         """One round over everything that binds a name. Returns whether another one did."""
@@ -270,14 +292,13 @@ def _pairs(target: ast.AST, value: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
         yield target, value
 
 
-def _grown(call: ast.Call) -> str | None:
-    """The name of an attribute that a call adds to: "seen" of self.seen.append(1)."""
-    method = call.func
-    if not isinstance(method, ast.Attribute) or method.attr not in GROWING:
-        return None
-    owner = method.value
-    own = isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Name) and owner.value.id == "self"
-    return owner.attr if own else None
+def _is_sum_with(value: ast.AST, attribute: str) -> bool:
+    """Whether a value is an attribute of this name and a number, as in self.calls = self.calls + 1."""
+    if not isinstance(value, ast.BinOp):
+        return False
+    parts = value.left, value.right
+    named = any(isinstance(part, ast.Attribute) and part.attr == attribute for part in parts)
+    return named and any(isinstance(part, ast.Constant) for part in parts)
 
 
 def _holds(node: ast.AST, kind) -> bool:

@@ -33,12 +33,12 @@ MODULES = words("""
     torch.nn torch.autograd torch.amp torch.types torch.library torch.testing torch.profiler torch.Tensor
     torch.cuda torch.backends torch.utils._triton torch.utils._pytree torch.utils.checkpoint
     torch.utils.benchmark torch.version torch.special torch.linalg torch.fft torch.optim torch.random
-    torch.overrides torch.functional torch.accelerator torch.compiler torch.distributions torch.nested
-    torch.sparse torch.ao torch._inductor.runtime.triton_helpers torch._inductor.runtime.hints
-    torch._C._cuda_getCurrentRawStream torch._C._dynamo.guards triton __future__ abc argparse bisect
-    collections contextlib copy cmath dataclasses datetime decimal enum fractions functools hashlib heapq
-    itertools json logging math numbers numpy packaging pprint random re statistics struct textwrap time
-    typing typing_extensions warnings weakref
+    torch.overrides torch.distributed.tensor torch.functional torch.accelerator torch.compiler
+    torch.distributions torch.nested torch.sparse torch.ao torch._inductor.runtime.triton_helpers
+    torch._inductor.runtime.hints torch._C._cuda_getCurrentRawStream torch._C._dynamo.guards triton
+    __future__ abc argparse bisect collections contextlib copy cmath dataclasses datetime decimal enum
+    fractions functools hashlib heapq itertools json logging math numbers numpy packaging pprint random re
+    statistics struct textwrap time typing typing_extensions warnings weakref
 """)
 STAR_MODULES = words("math typing")
 # Of these modules only these attributes may be used.
@@ -202,13 +202,13 @@ _OTHERS = """
 """
 # Of reductions only those count here that are seldom the sum of a small result; a plan tells.
 _COMPUTING = words(f"{_ELEMENTWISE} {_REDUCTIONS} {_MATMULS} {_OTHERS}") - words("""
-    all amax amin any count_nonzero cumsum max mean min sum
+    all amax amin any count_nonzero cumsum logsumexp max mean min sum
 """)
 
 # Methods that nothing but a tensor has. A `.sum()`, `.max()` or `.add()` may be a set's, an array's or a
 # tl.tensor's; the rules on the plan know.
 _METHODS = """
-    addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ logsumexp cumprod
+    addmm_ addcmul_ relu relu_ sigmoid sigmoid_ softmax log_softmax masked_fill masked_fill_ cumprod
     rsqrt
 """
 COMPUTING_METHODS = words(f"{_MATMULS} {_METHODS}") - {"dot", "linear", "inner", "outer"}

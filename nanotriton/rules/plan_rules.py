@@ -14,7 +14,7 @@ from nanotriton.rules.policy import Violation
 # A torch call is a finishing touch if all of them together touch at most this share of the bytes that the
 # reference's own computing calls touch, and none of their tensors takes more than it of the largest input.
 SHARE = 1 / 32
-REDUCES = words("sum mean cumsum max min amax amin any all count_nonzero")
+REDUCES = words("sum mean cumsum max min amax amin any all count_nonzero logsumexp")
 SMALL = 64  # elements of the tensors of a finishing touch that reduces nothing
 # The element-wise ones. No operator of theirs is a layer of a network.
 POINTWISE = words("""

@@ -61,6 +61,7 @@ def _imported(source: Source) -> list[tuple[ast.AST, str]]:
 def _used(source: Source) -> list[tuple[ast.AST, str]]:
     """(node, dotted path) of every expression that spells one. Of `a.b.c` only the whole is looked at."""
     inner = {id(node.value) for node in source.nodes[ast.Attribute]}
+    shadowed = _arguments_uses(source)
     found = []
     for node in source.nodes[ast.Attribute]:
         path = source.path(node)
@@ -69,8 +70,22 @@ def _used(source: Source) -> list[tuple[ast.AST, str]]:
     for node in source.nodes[ast.Name]:
         path = source.imports.get(node.id, "")
         starred = "." in path and path.split(".")[0] in names.STAR_MODULES  # no import statement names it
-        if (path in names.PARTS or starred) and id(node) not in inner:
+        if (path in names.PARTS or starred) and id(node) not in inner | shadowed:
             found.append((node, path))
+    return found
+
+
+def _arguments_uses(source: Source) -> set[int]:
+    """The uses, by id, of names that are arguments of the function around them, and no modules there."""
+    found = set()
+    for function in source.nodes[ast.FunctionDef]:
+        arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+        if arguments & source.imports.keys():
+            found |= {
+                id(node)
+                for node in walk(*function.body)
+                if isinstance(node, ast.Name) and node.id in arguments
+            }
     return found
 
 

@@ -44,7 +44,7 @@ def completed(source: str, tree: ast.Module, wanted: str) -> str:
     added = additions(source, tree, chosen, classes)
     if chosen == "Model":
         return "\n\n\n".join([source.rstrip(), *added]) + "\n" if added else source
-    if (whole := renamed(source, chosen)) is None:
+    if (whole := renamed(source, tree, chosen)) is None:
         whole = source
         added.insert(0, f"class Model({chosen}):\n    pass")
     return "\n\n\n".join([whole.rstrip(), *added]) + "\n"
@@ -71,8 +71,14 @@ def additions(source: str, tree: ast.Module, chosen: str, classes: dict[str, ast
     return added
 
 
-def renamed(source: str, name: str) -> str | None:
+def renamed(source: str, tree: ast.Module, name: str) -> str | None:
     """The source with a class called Model instead; None where more than the class may have that name."""
+    for node in ast.walk(tree):
+        # a text with the name in it may be a message, or may be looked up
+        if isinstance(node, ast.JoinedStr) and name in ast.unparse(node):
+            return None
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and name in node.value:
+            return None
     lines = source.splitlines(keepends=True)
     places: list[tuple[int, int]] = []
     before = ""
@@ -81,7 +87,7 @@ def renamed(source: str, name: str) -> str | None:
             if before == ".":  # somebody else's attribute
                 return None
             places.append(token.start)
-        elif token.string == "Model" or (token.type == tokenize.STRING and name in token.string):
+        elif token.string == "Model":
             return None
         before = token.string
     for row, column in reversed(places):

@@ -98,10 +98,10 @@ def messages_of(row: dict, key: str) -> list[dict]:
     found = row[key]
     if not isinstance(found, list) or not found:
         raise ValueError(f"its {key} are no list of messages but {json.dumps(found)[:40]}")
-    for message in found:
-        check_message(message)
-        check_text(message["content"], f"{message['role']} message")
-    return found
+    pairs = [check_message(message) for message in found]
+    for role, text in pairs:
+        check_text(text, f"{role} message")
+    return [{"role": role, "content": text} for role, text in pairs]
 
 
 def answer_of(message: dict, *others: dict) -> str:

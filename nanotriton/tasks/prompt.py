@@ -1,9 +1,9 @@
-"""What a model is shown and what it should answer. Every prompt of training, benchmarks and tools is made here.
+"""What a model is shown and what it should answer. All prompts are made here: of training, benchmarks, tools.
 
-A model with a chat template gets the task inside instructions, in the spirit of AutoTriton (arXiv 2507.05687). A
-pretrained model without a template gets the same text without roles. A model that was trained here from nothing gets
-the task's source and nothing else: it has seen nothing but (source, completion) pairs, and the fence that opens the
-completion is the separator.
+A model with a chat template gets the task inside instructions, in the spirit of AutoTriton (arXiv
+2507.05687). A pretrained model without a template gets the same text without roles. A model that was trained
+here from nothing gets the task's source and nothing else: it has seen nothing but (source, completion) pairs,
+and the fence that opens the completion is the separator.
 
 The answer is a fenced Python block in all cases, which is what nanotriton/rules/extract.py looks for.
 """
@@ -90,6 +90,8 @@ def of_messages(messages: Sequence[dict]) -> Prompt:
 
     Without a chat template its texts stand one behind the other, with an empty line behind each.
     """
+    if not isinstance(messages, list | tuple):
+        raise ValueError("no list of messages")
     pairs = tuple(check_message(message) for message in messages)
     if not pairs:
         raise ValueError("there are no messages")
@@ -102,13 +104,18 @@ def of_messages(messages: Sequence[dict]) -> Prompt:
 
 
 def check_message(message: object) -> tuple[str, str]:
-    """(role, text) of a message. ValueError for what is none."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+    """(role, text) of a message, whose content is a text or a list of parts that are texts. ValueError for
+    what is no message.
+    """
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    if not isinstance(content, str):
         raise ValueError('a message is no {"role": ..., "content": text}: ' + json.dumps(message)[:60])
     role = message.get("role")
     if role not in ROLES:
         raise ValueError(f"the role {json.dumps(role)} of a message is none of {', '.join(ROLES)}")
-    return role, message["content"]
+    return role, content
 
 
 def read_prompt(path: str) -> Prompt:
@@ -150,7 +157,7 @@ def ids_of(prompt: Prompt, tokenizer: "Tokenizer") -> list[int]:
 
 
 def encode_text(text: str, tokenizer: "Tokenizer") -> list[int]:
-    """Token ids of a prompt's text. A raw text for a pretrained model begins as those that it was trained on."""
+    """Token ids of a prompt's text. For a pretrained model it begins as the texts did that it was trained on."""
     if tokenizer.has_chat_template or tokenizer.reads_source:
         return tokenizer.encode(text)
     return tokenizer.encode(text, add_special_tokens=True)
@@ -188,7 +195,9 @@ def build_prompt(task: Task, tokenizer: "Tokenizer", prompt: Prompt = DEFAULT) -
 
 
 def build_completion(task: Task) -> str:
-    """The text of the right answer to a task that has one. The end token is not part of the text: callers add its id."""
+    """The text of the right answer to a task that has one. The end token is no part of it: callers add its
+    id.
+    """
     if task.solution is None:
         raise ValueError(f"task {task.name} has no solution to learn from")
     return f"```python\n{task.solution.rstrip()}\n```"
@@ -204,10 +213,10 @@ def after_opened(reasoning: str, completion: str) -> str:
 
 
 def pair_of(prompt: Prompt, completion: str, tokenizer: "Tokenizer") -> tuple[list[int], list[int]]:
-    """Token ids of a prompt and of its completion, the end token included. ModelError without an end token."""
+    """Token ids of a prompt and of its completion, without the end token."""
     text = text_of(prompt, tokenizer)
     answer = after_opened(opened_reasoning(text), completion)
-    return encode_text(text, tokenizer), [*tokenizer.encode(answer), tokenizer.end_id]
+    return encode_text(text, tokenizer), tokenizer.encode(answer)
 
 
 # ---- what it is told of its answer ----

@@ -11,14 +11,16 @@ from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, find_tasks
 
 
-def task_sets(cfg: Any, own: list[Task], heldout: list[Task]) -> tuple[list[Task], list[Task], list[Task]]:
+def task_sets(
+    cfg: Any, own: Sequence[Task] = (), heldout: Sequence[Task] = ()
+) -> tuple[list[Task], list[Task], list[Task]]:
     """(training tasks, dev tasks, test tasks). Settings are chosen on dev; test is looked at before and after
-    only. own, heldout: the tasks of --tasks and of --heldout, which may be none.
+    only. own, heldout: the tasks of --tasks and of --heldout, if there are any.
     """
     count = cfg.trace.eval_tasks
-    given = heldout[:count]
+    given = list(heldout[:count])
     if own:
-        return own, given, given
+        return list(own), given, given
     return (
         synthetic.generate("rl", cfg.steps * cfg.prompts, cfg.seed),
         given or synthetic.generate("dev", count // 2, cfg.seed),

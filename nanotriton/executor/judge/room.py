@@ -22,7 +22,7 @@ BITS = {"i1": 8, "ptr": 64}  # of an element; of other types their name says it
 KEPT = 512  # kernels whose answer is remembered
 # operations that hand elements from one thread to another, through shared memory
 EXCHANGES = re.compile(
-    r"\b(?:tt|\"tt)\.(?:dot|dot_scaled|reduce|scan|trans|reshape|gather|histogram|join|split|cat|descriptor_\w+)\b"
+    r"\btt\.(?:dot|dot_scaled|reduce|scan|trans|reshape|gather|histogram|join|split|cat|descriptor_\w+)\b"
 )
 _DOT = re.compile(r"tt\.dot(?:_scaled)? .*?: (tensor<\S+>).*?\* (tensor<[^>]+>)")
 _TENSOR = re.compile(r"tensor<((?:\d+x)+)(?:!tt\.(ptr)<[^>]*>|(\w+))>")

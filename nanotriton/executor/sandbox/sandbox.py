@@ -91,7 +91,6 @@ DENIED = {
     "sched_setattr": 314,
     "ioprio_set": 251,
     "migrate_pages": 256,
-    "move_pages": 279,
     "process_mrelease": 448,
     # Landlock knows nothing of a file's permissions, owner, times and attributes
     "chmod": 90,

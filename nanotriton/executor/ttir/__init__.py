@@ -14,13 +14,16 @@ tensors that it is given.
 
     types.py, parse.py               TTIR as data, read from text
     analysis.py                      facts of a kernel before it runs
-    evaluator.py, flow.py            a launch; functions, branches and loops
+    evaluator.py, flow.py, frames.py   a launch; functions, branches and loops; who runs together
     ops.py, tensor.py, access.py     the operations: by element, on whole tensors, on memory
+    assembly.py                      straight PTX in inline assembly
+    scaled.py                        matrix products of scaled narrow floats
     memory.py                        global memory, and the checks of every access
     races.py, clocks.py              races between programs, and what atomics put in order
     waiting.py                       programs that wait for each other take turns
     hints.py                         promises to the compiler are checked
-    numbers.py, libdevice.py, fast.py   number formats and functions in NumPy
+    numbers.py, libdevice.py         number formats and functions in NumPy
+    fast.py, rounding.py             of libdevice: fast intrinsics, and directed rounding
 """
 
 from .evaluator import BUDGET, Evaluator

@@ -52,6 +52,7 @@ def captured(region: Region) -> list[int]:
         defines.update(block.args)
         for op in block.ops:
             uses.update(op.operands)
+            uses.update(chain.from_iterable(args for _, args in op.targets))
             defines.update(op.results)
             for inner in op.regions:
                 uses.update(captured(inner))
@@ -116,8 +117,8 @@ class _Provenance:
         elif op.name == "tt.int_to_ptr":
             bits = ANY
         bits = self.visit_regions(op, bits)
-        for label, args in op.targets:
-            for slot, arg in zip(self.labels[label].args, args):
+        for label, args in op.targets:  # in a region of its own, `visit_regions` sees to it
+            for slot, arg in zip(self.labels[label].args if label in self.labels else (), args):
                 self.bits[slot] |= self.bits[arg]
         for slot in op.results:
             self.bits[slot] |= bits

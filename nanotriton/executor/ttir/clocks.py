@@ -62,6 +62,9 @@ class Clocks:
         """
         if not releases and not self.columns:
             return
+        if len(addresses) == 1 and releases:  # as programs do that take turns
+            self._turn(owners, self._column(int(addresses[0]), True), acquires)
+            return
         columns = self._columns_of(addresses, releases)
         there = columns >= 0
         pairs = np.stack((owners[there], columns[there]), 1)
@@ -127,18 +130,20 @@ class Clocks:
     def _columns_of(self, addresses: np.ndarray, releases: bool) -> np.ndarray:
         """The column of each address; -1 if nothing was ever released there, and nothing is now."""
         places, index = np.unique(addresses, return_inverse=True)
-        columns = np.empty(len(places), np.int32)
-        for i, place in enumerate(places.tolist()):
-            column = self.columns.get(place)
-            if column is None:
-                count = len(self.columns)
-                column = count if count < COLUMNS else place // 4 % COLUMNS
-                if not releases:
-                    column = column if count == PLACES else -1
-                elif count < PLACES:
-                    self.columns[place] = column
-            columns[i] = column
+        columns = np.array([self._column(place, releases) for place in places.tolist()], np.int32)
         return columns[index.reshape(-1)]
+
+    def _column(self, place: int, releases: bool) -> int:
+        column = self.columns.get(place)
+        if column is not None:
+            return column
+        count = len(self.columns)
+        column = count if count < COLUMNS else place // 4 % COLUMNS
+        if not releases:
+            return column if count == PLACES else -1
+        if count < PLACES:
+            self.columns[place] = column
+        return column
 
     def _segments(self, owners: np.ndarray) -> np.ndarray:
         """New segments of these owners."""

@@ -26,7 +26,8 @@ import numpy as np
 
 from .analysis import provenance, volatile, waits, walk
 from .clocks import Clocks
-from .flow import STEP, Body, Budget, Frame, Values
+from .flow import STEP, Body, Budget
+from .frames import Frame, Values
 from .memory import GlobalMemory
 from .numbers import DTYPE, FLOATS, rounder
 from .ops import Descriptor

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .analysis import captured, cost, walk
+from .frames import Frame, Step, Values, merge, put, take
 from .hints import Check, promise, promised
 from .numbers import DTYPE
-from .ops import Descriptor, check, constant
+from .ops import check, constant
 from .tensor import build
 from .types import TERMINATORS, Block, Function, Op, ParseError, Region, TTIRError, Type, Unsupported
 
@@ -21,10 +22,6 @@ STEP = 1000  # cost of one operation before its first element, in elements
 MAX_LIVE = 1 << 27  # elements of all values of one program together (1 GiB)
 BOOL = Type("i1")
 COUNTERS = (Type("i32"), Type("i64"), Type("index"))  # types of a loop's induction variable
-
-# run(v, frame): computes values of the list v from others, for the programs of a frame
-Step = Callable[[list, "Frame"], None]
-Values = list[np.ndarray]
 
 
 class Budget(TTIRError):
@@ -35,58 +32,28 @@ class TooLarge(TTIRError):
     """A program with more values than any processor has room for."""
 
 
-class Frame:
-    """The programs that are evaluated together.
-
-    v: values by slot. n: how many programs. owner: program + 1 of each. ids: their ids in x, y and z.
-    """
-
-    __slots__ = ("evaluation", "ids", "n", "owner", "v")
-
-    def __init__(self, v: list, n: int, owner: np.ndarray, ids: tuple, evaluation):
-        self.v = v
-        self.n = n
-        self.owner = owner
-        self.ids = ids
-        self.evaluation = evaluation
-
-    def part(self, index: np.ndarray, captures) -> "Frame":
-        """The programs of `index` alone. Of the values only those in the slots `captures` are theirs."""
-        v = self.v.copy()
-        for slot in captures:
-            v[slot] = take(v[slot], index)
-        ids = tuple(take(x, index) for x in self.ids)
-        return Frame(v, len(index), self.owner[index], ids, self.evaluation)
+def scalars(kinds: list[Type], pack: int) -> list[Type]:
+    """The types of the elements, each so many times."""
+    return [t._replace(shape=()) for t in kinds for _ in range(pack)]
 
 
-def take(x, index: np.ndarray):
-    """The programs `index` of a value."""
-    if isinstance(x, Descriptor):
-        shape = tuple(take(n, index) for n in x.shape)
-        strides = tuple(take(n, index) for n in x.strides)
-        return Descriptor(take(x.base, index), shape, strides, x.padding)
-    return x if x is None or x.shape[0] == 1 else x[index]
-
-
-def merge(parts: list[tuple[np.ndarray, Values]], n: int) -> Values:
-    """The values of all n programs, from those of parts of the programs: (which programs, their values)."""
-    if len(parts) == 1:
-        return parts[0][1]
-    results = []
-    for values in zip(*(part_values for _, part_values in parts)):
-        if isinstance(values[0], Descriptor):
-            raise Unsupported("tensor descriptors that differ between programs")
-        tail = np.broadcast_shapes(*(x.shape[1:] for x in values))
-        out = np.empty((n, *tail), values[0].dtype)
-        for (index, _), x in zip(parts, values):
-            out[index] = x
-        results.append(out)
-    return results
-
-
-def put(v: list, slots: list[int], values) -> None:
-    for slot, x in zip(slots, values):
-        v[slot] = x
+def scalar_function(op: Op) -> tuple[Region, int]:
+    """(the region of tt.map_elementwise as the body of a function, how many elements it takes at once)."""
+    check(len(op.regions) == 1 and bool(op.otypes), op)
+    shape, pack = op.otypes[0].shape, int(op.attrs.get("pack", "1"))
+    check(all(t.shape == shape for t in (*op.otypes, *op.rtypes)), op)
+    check(pack > 0 and math.prod(shape) % pack == 0, op)
+    (region,) = op.regions
+    for block in region:
+        for inner in block.ops:
+            if inner.name == "tt.map_elementwise.return":
+                inner.name = "tt.return"
+                check(inner.otypes == scalars(op.rtypes, pack), op)
+    for inner in walk(region):
+        check(all(not t.shape for t in inner.rtypes), inner)
+        if inner.name.startswith(("tt.atomic", "tt.load", "tt.store", "tt.call")):
+            raise Unsupported(f"{inner.name[:40]} inside {op.name}")
+    return region, pack
 
 
 class Part(NamedTuple):
@@ -211,6 +178,7 @@ class Body:
     def step(self, op: Op) -> Step | None:
         special = {
             "tt.call": self.call,
+            "tt.map_elementwise": self.map_elementwise,
             "scf.if": self.scf_if,
             "scf.for": self.scf_for,
             "scf.while": self.scf_while,
@@ -237,6 +205,33 @@ class Body:
         def step(v, frame):
             inner = Frame([], frame.n, frame.owner, frame.ids, frame.evaluation)
             put(v, op.results, callee(inner, [v[i] for i in op.operands]))
+
+        return step
+
+    def map_elementwise(self, op: Op) -> Step:
+        """A function of scalars, with branches and loops of its own: each element is a program of its own.
+
+        Or each `pack` neighbours are: then it takes so many arguments for each tensor, and gives as many.
+        """
+        shape, (region, pack) = op.otypes[0].shape, scalar_function(op)
+        captures = captured(region)
+        name = f"{self.f.name}.map"
+        function = Function(name, False, region[0].args + captures, [], self.f.types, region)
+        inner = Body(self.evaluator, function, self.callers)
+        check(self.kinds(region[0].args) == scalars(op.otypes, pack), op)
+        calls = math.prod(shape) // pack
+
+        def step(v, frame):
+            n = frame.n * calls
+            xs = [np.broadcast_to(v[i], (frame.n, *shape)).reshape(n, pack) for i in op.operands]
+            given = [x[:, j] for x in xs for j in range(pack)]
+            given += [v[i] if len(v[i]) == 1 else np.repeat(v[i], calls) for i in captures]
+            ids = tuple(x if len(x) == 1 else np.repeat(x, calls) for x in frame.ids)
+            found = inner(Frame([], n, np.repeat(frame.owner, calls), ids, frame.evaluation), given)
+            found = [np.broadcast_to(x, (n,)) for x in found]
+            for i, slot in enumerate(op.results):
+                each = np.stack(found[i * pack : (i + 1) * pack], 1)
+                v[slot] = each.reshape(frame.n, *shape)
 
         return step
 

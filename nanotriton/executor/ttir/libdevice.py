@@ -1,8 +1,7 @@
 """CUDA's libdevice in NumPy: the functions of `tt.extern_elementwise {symbol = "__nv_tanhf"}`.
 
 Source: CUDA libdevice user's guide. A function is found by its symbol without `__nv_` and, for float,
-without the final f. Directed rounding of arithmetic (`__nv_fadd_rd`) and functions of an integer order
-(`__nv_jnf`) are missing: `find` answers None for them.
+without the final f. Functions of an integer order (`__nv_jnf`) are missing: `find` answers None for them.
 """
 
 import numpy as np
@@ -20,6 +19,7 @@ from .numbers import (
     through_torch,
     unsigned,
 )
+from .rounding import DIRECTED
 
 
 def _norm(*xs):
@@ -294,4 +294,5 @@ EXACT["double2float_rn"] = _to_float(np.float32, True)
 def find(symbol: str):
     """The function of a libdevice symbol, or None."""
     name = symbol.removeprefix("__nv_")
-    return FAST.get(name) or EXACT.get(name) or FLOAT.get(name) or FLOAT.get(name.removesuffix("f"))
+    exact = EXACT.get(name) or DIRECTED.get(name)
+    return FAST.get(name) or exact or FLOAT.get(name) or FLOAT.get(name.removesuffix("f"))

@@ -238,5 +238,5 @@ class _Access:
         name = self.watched.buffer.name
         text = f"{doing} element {element} of {name}, which another program of the launch {what}"
         if self.clocks is not None:
-            text += ", and no atomic puts the two in order"
+            text += ", and no atomic puts the two in order (release after one, acquire before the other)"
         raise Race(f"{evaluation.at(self.at)}: {evaluation.program(self.owner[bad][0])} {text}")

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from . import access
+from .assembly import inline_asm
 from .hints import assume
 from .memory import OutOfBounds
 from .numbers import DTYPE, FLOATS, rounder, tf32
 from .ops import AssertionFailed, Step, check, elementwise, full, integers, need
+from .scaled import dot_scaled
 from .types import Op, Type, Unsupported
 
 NOTHING = frozenset(["tt.print", "gpu.barrier", "ttg.barrier", "ttg.local_barrier"])
@@ -413,6 +415,8 @@ BUILD = {
     "tt.gather": gather,
     "tt.histogram": histogram,
     "tt.dot": dot,
+    "tt.dot_scaled": dot_scaled,
+    "tt.elementwise_inline_asm": inline_asm,
     "tt.assert": assertion,
     "llvm.intr.assume": assume,
     "tt.assume": assume,

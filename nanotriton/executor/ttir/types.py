@@ -12,7 +12,16 @@ _INTEGERS = ("i1", "i8", "i16", "i32", "i64", "index")
 _FLOATS = ("f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E5M2")
 ELEMENTS = frozenset((*_INTEGERS, *_FLOATS, "ptr", "desc"))
 TERMINATORS = frozenset(
-    ("scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "cf.br", "cf.cond_br")
+    (
+        "scf.yield",
+        "scf.condition",
+        "tt.return",
+        "tt.reduce.return",
+        "tt.scan.return",
+        "tt.map_elementwise.return",
+        "cf.br",
+        "cf.cond_br",
+    )
 )
 
 

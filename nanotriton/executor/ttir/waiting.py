@@ -15,7 +15,8 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from .analysis import called, volatile, walk
-from .flow import Body, Budget, Frame, Values, put
+from .flow import Body, Budget
+from .frames import Frame, Values, put
 from .memory import GlobalMemory
 from .ops import Descriptor
 from .types import Block, Op
