@@ -226,7 +226,8 @@ def draw(rows: list[dict], shares: dict[str, list[list[float]]], path: Path) -> 
     if starts:
         start = sum(starts) / len(starts)
         right.axhline(start, color="k", ls="--", lw=1, label="before: SFT alone, sampled")
-        right.legend(loc="lower right")
+        right.legend(loc="upper right")
+    right.set_ylim(0, 1)
     right.set_xticks(range(len(labels)), labels, fontsize=8, rotation=25, ha="right")
     right.set_title("held-out test tasks: means of the seeds, which are the dots", fontsize=10)
     figure.savefig(path, dpi=100)

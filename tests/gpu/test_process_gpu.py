@@ -24,7 +24,7 @@ CANDIDATES = {
 }
 
 
-def test_each_candidate_gets_its_verdict_and_leaves_nothing():
+def test_each_candidate_gets_its_verdict_and_leaves_nothing(card_alone):
     free, _ = torch.cuda.mem_get_info()
     with Executor(device="cuda", mode="process", policy="none", timeout=15.0) as executor:
         futures = {name: executor.submit(TASK, source) for name, source in CANDIDATES.items()}
@@ -34,7 +34,8 @@ def test_each_candidate_gets_its_verdict_and_leaves_nothing():
         f"{name}: {v.status}: {v.message}" for name, v in verdicts.items()
     )
     assert all(v.mode == "process" and v.device == "cuda" and v.speedup is None for v in verdicts.values())
-    assert torch.cuda.mem_get_info()[0] > free - (64 << 20)
+    if card_alone:
+        assert torch.cuda.mem_get_info()[0] > free - (64 << 20)
 
 
 @pytest.mark.parametrize(
