@@ -1,8 +1,12 @@
-"""The table and the picture of the laptop run's arms, from folders as runs leave them."""
+"""The table and the picture of the laptop run's arms, from folders as runs leave them; every loss with every correction."""
 
 import json
 
-from bench.speed import laptop
+import pytest
+
+import train_sft
+from bench.speed import laptop, losses
+from nanotriton.world import World
 
 STEP = {"stage": "grpo", "samples": 4}
 
@@ -43,3 +47,15 @@ def test_the_table_has_a_line_and_the_picture_a_curve_for_each_arm(tmp_path, cap
     assert [laptop.after(row, "greedy") for row in rows] == [0.9, 0.9, 0.41, 0.5]
     assert laptop.curves(tmp_path) == {"main": [[0.25, 0.5, 1.0]] * 2, "control": [[0.25, 0.25]]}
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_every_loss_takes_two_steps_with_every_correction(tmp_path):
+    sft = train_sft.Config(out=str(tmp_path), steps=2, examples=60, eval_tasks=0, layers=1, width=32)
+    model = train_sft.main(sft, World())
+    out = tmp_path / "losses.json"
+    losses.main(losses.Config(model=model, prompts=2, group=2, max_tokens=6, out=str(out)), World())
+    rows = json.loads(out.read_text())["rows"]
+    assert len({(row["loss"], row["mismatch"]) for row in rows}) == len(rows) == 25
+    assert all(row["finite"] and row["norm_first"] > 0 for row in rows)
+    assert all(row["clipped_before_first_update"] == 0 for row in rows)  # in fp32 sampler and trainer agree

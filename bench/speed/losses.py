@@ -22,6 +22,7 @@ import train_grpo
 from bench.results import environment, write_json
 from nanotriton import config, grpo
 from nanotriton.options import LossOptions, TraceOptions
+from nanotriton.reward.reward import RewardFunction
 from nanotriton.run import Run, program, sync_weights
 from nanotriton.tasks.prompt import DEFAULT
 from nanotriton.tasks.sets import task_sets
@@ -108,7 +109,7 @@ def measure(cfg: Config, world: World) -> list[dict]:
         )
         tasks, _, test = task_sets(grpo_config)
         run = Run(grpo_config, world, "grpo")
-        trainer = train_grpo.make_trainer(grpo_config, run, tasks, test, by_length, DEFAULT)
+        trainer = train_grpo.make_trainer(grpo_config, run, tasks, test, RewardFunction(by_length), DEFAULT)
         trainer.executor = NoJudge()
         start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         for loss, mismatch in itertools.product(LOSSES, MISMATCHES):
