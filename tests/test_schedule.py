@@ -15,6 +15,7 @@ def test_a_seed_and_its_streams_never_change_their_meaning():
         "HELDOUT": 10,
         "KERNELBENCH": 20,
         "TRITONBENCH": 21,
+        "SEARCH": 30,
     }
 
 
