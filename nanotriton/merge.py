@@ -9,6 +9,7 @@ a GRPO run that began from the model/ of an SFT run.
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -46,6 +47,14 @@ def merge_adapter(model: Transformer, folder: Path) -> None:
             weight.copy_(merged(weight, a.to(weight.device), b.to(weight.device), weight.dtype, scale))
 
 
+def base_of(adapter: Path) -> str:
+    """The model that an adapter says it was trained on, or ""."""
+    try:
+        return str(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m nanotriton.merge", description="Merge adapters into a model.", allow_abbrev=False
@@ -56,13 +65,18 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         folder = find_folder(args.base)
+        if args.out.resolve() == folder.resolve():
+            raise ModelError(f"--out {args.out}: that is the base itself; give another folder")
+        named = base_of(args.adapters[0])
+        if named and Path(named).resolve() not in (folder.resolve(), Path(args.base).resolve()):
+            print(f"note: {args.adapters[0]} says that it was trained on {named}", file=sys.stderr)
         model, _ = load_model(folder, load_config(folder).dtype or torch.float32)
         for adapter in args.adapters:
             merge_adapter(model, adapter)
         save_model(model, args.out, folder)
     except ModelError as error:
         config.die(error)
-    print(f"{args.out}: {args.base} with {len(args.adapters)} adapters merged")
+    print(f"{args.out}: {args.base} with {len(args.adapters)} adapter(s) merged")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,17 @@ def test_what_is_left_of_numbers_that_cancel_is_forgiven():
     assert verdicts(reference, backwards) == {"correct"}
 
 
+@pytest.mark.parametrize("wrong", range(3))
+def test_an_output_that_is_wrong_is_the_candidates_fault_whichever_it_is(wrong):
+    """Of several, each is measured before what the task is sensitive to is asked for."""
+    reference = Reference(task("return x.sin(), x.cos(), x * 3", "torch.randn(16, 33)"))
+
+    def candidate(model, x):
+        return tuple(y * 2 if i == wrong else y for i, y in enumerate(model(x)))
+
+    assert verdicts(reference, candidate) == {"wrong_value"}
+
+
 # ---- coarse dtypes ----
 
 RMS = task(

@@ -122,7 +122,7 @@ def test_base_and_adapter_merge_to_the_model_that_was_exported(folder, tmp_path,
     settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["peft_type"]) == (4, 8.0, "LORA")
     merge.main([str(folder), str(tmp_path / "adapter"), "--out", str(tmp_path / "merged")])
-    assert "1 adapters merged" in capsys.readouterr().out
+    assert "1 adapter(s) merged" in capsys.readouterr().out
     one, two = (load_model(tmp_path / name)[0] for name in ("model", "merged"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters()))
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)

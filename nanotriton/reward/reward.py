@@ -117,6 +117,9 @@ def checked(value: Any) -> Value:
         return finite(value)
     if not value or not all(isinstance(name, str) and name for name in value):
         raise ValueError(f"{EXPECTED}; it returned {value!r}")
+    for name, part in value.items():
+        if part is None:
+            raise ValueError(f"{EXPECTED}; the part {name!r} is None: leave a part out that does not apply")
     return {name: finite(part) for name, part in value.items()}
 
 

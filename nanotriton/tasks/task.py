@@ -34,7 +34,7 @@ def check_source(source: str, where: str) -> str:
     """Return `source` if it is a task; else raise ValueError with one line that says what is missing."""
     source = plain(source)
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(source, Path(where).name)
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{where}: not Python: {error}") from None
     defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}

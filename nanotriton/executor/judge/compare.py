@@ -75,6 +75,7 @@ class Output:
 
     @property
     def scale(self) -> Scale:
+        assert self.errors is not None  # measuring them decides whether the scale is a masked one
         return self.answer.scales[self.name]
 
     @cached_property
@@ -82,10 +83,10 @@ class Output:
         scales = self.answer.scales
         if self.name not in scales:
             scales[self.name] = scale_of(self.own, self.exact, False, self.answer.precision)
-        found = measure(self.got, self.own, self.exact, self.scale, self.hurry)
-        if not found.clean and not self.scale.masked:
+        found = measure(self.got, self.own, self.exact, scales[self.name], self.hurry)
+        if not found.clean and not scales[self.name].masked:
             scales[self.name] = scale_of(self.own, self.exact, True, self.answer.precision)
-            found = measure(self.got, self.own, self.exact, self.scale, self.hurry)
+            found = measure(self.got, self.own, self.exact, scales[self.name], self.hurry)
         return found
 
     def count(self, wrong: Callable) -> int:
