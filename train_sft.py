@@ -59,7 +59,9 @@ class Config(config.Options):
     max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted)
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
     eval_every: Annotated[int, ">= 1"] = 100  # steps between measurements of the held-out loss
-    eval_tasks: Annotated[int, ">= 0"] = 64  # held-out tasks whose kernels are executed at the end; 0: none
+    eval_tasks: Annotated[int, ">= 0"] = (
+        64  # held-out tasks whose kernels are executed at the end; with --data none
+    )
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
     tensorboard: bool = False  # also write TensorBoard's events into the run's folder

@@ -61,6 +61,8 @@ def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
             "mended, the same command continues"
         ) from None
     except stop.Interrupted as signal:
+        if not signal.told and os.environ.get("RANK", "0") == "0":
+            print(f"ended by {signal}; the same command continues", file=sys.stderr)
         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") == "0":
             print("(the traceback below is torchrun's own: it ends with SignalException)", file=sys.stderr)
         raise SystemExit(128 + signal.number) from None
@@ -249,6 +251,7 @@ class Run(Log):
             self.checkpoints.finish()
             kept = f"step {self.done} is saved" if self.done else "no step was finished"
             self.say(f"{self.folder}: ended by {signal}, {kept}; the same command continues")
+            signal.told = True
             raise
 
     def end_step(

@@ -29,6 +29,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
         self.number = number
+        self.told = False  # whether the user knows already
 
 
 class _State:
