@@ -59,22 +59,17 @@ if is_ours():
 # The first import of the package is the first line a user sees: say what is supported instead of failing
 # later in a wheel.
 SUPPORTED = "nanotriton runs on Linux x86-64 with Python 3.11 to 3.14"
-
-
-def refuse(why: str) -> None:
-    """One line and the end for a user of our programs; for who imports the package, an ImportError."""
-    raise (SystemExit if is_ours() else ImportError)(f"{SUPPORTED}; {why}")
-
-
 if sys.platform != "linux" or platform.machine() != "x86_64":
-    refuse(
-        f"Triton publishes no wheel for {sys.platform} {platform.machine()}: "
+    raise SystemExit(
+        f"{SUPPORTED}; Triton publishes no wheel for {sys.platform} {platform.machine()}: "
         "on Windows use WSL2, on macOS a Linux x86-64 virtual machine or container"
     )
 if not (3, 11) <= sys.version_info[:2] <= (3, 14):
-    refuse(f"this is Python {platform.python_version()}")
+    raise SystemExit(f"{SUPPORTED}; this is Python {platform.python_version()}")
 if missing := [name for name in ("torch", "triton") if find_spec(name) is None]:
-    refuse(f"{' and '.join(missing)} can't be imported here: pip install -r requirements.txt")
+    raise SystemExit(
+        f"{SUPPORTED}; {' and '.join(missing)} can't be imported here: pip install -r requirements.txt"
+    )
 
 # Read by OpenMP (torch's on Linux is GNU's) when torch is imported: how often a thread looks for the others'
 # end before it sleeps. By default it is so often that a training step on two cores, one of which somebody
