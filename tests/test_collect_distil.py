@@ -60,6 +60,13 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        models = json.dumps({"data": [{"id": "the-model"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(models)))
+        self.end_headers()
+        self.wfile.write(models)
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append(body["messages"])

@@ -40,7 +40,7 @@ from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
 from nanotriton.model import ModelConfig, Transformer
-from nanotriton.reward.reward import reward
+from nanotriton.reward.reward import RewardFunction, reward
 from nanotriton.run import make_executor, make_sampler, program, sync_weights
 from nanotriton.sampler import Request, Sample, Sampler
 from nanotriton.tasks import synthetic
@@ -351,7 +351,7 @@ def grpo_parts(
         config.make(train_grpo.Config, **settings | options),
         world,
         tasks,
-        paid,
+        RewardFunction(paid),
         tokenizer,
         model,
         None,
