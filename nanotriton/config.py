@@ -14,6 +14,7 @@
 A user's mistake ends in one line that names what is accepted, and exit code 2.
 """
 
+import argparse
 import ast
 import copy
 import dataclasses
@@ -86,6 +87,13 @@ def die(message: object) -> NoReturn:
     """Print one line to stderr and exit with 2: the way every entry script answers a user's mistake."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of plain arguments, whose errors are one line too."""
+
+    def error(self, message: str) -> NoReturn:
+        die(message)
 
 
 def json_object(flag: str, text: str) -> dict[str, Any]:

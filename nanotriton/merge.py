@@ -7,7 +7,6 @@ it in adapter/. They are merged in the order given, and after each the weights h
 a GRPO run that began from the model/ of an SFT run.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -56,7 +55,7 @@ def base_of(adapter: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = config.Parser(
         prog="python -m nanotriton.merge", description="Merge adapters into a model.", allow_abbrev=False
     )
     parser.add_argument("base", help="a Hugging Face folder or hub id")

@@ -15,15 +15,8 @@ from nanotriton.browse.page import page
 from nanotriton.browse.runs import RunError, find_runs
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str):
-        config.die(message)
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
+    parser = config.Parser(
         prog="python -m nanotriton.browse",
         description="Write one HTML page of runs: curves, verdicts, samples and settings.",
         allow_abbrev=False,

@@ -75,11 +75,15 @@ class Output:
 
     @property
     def scale(self) -> Scale:
-        assert self.errors is not None  # measuring them decides whether the scale is a masked one
-        return self.answer.scales[self.name]
+        return self.measured[0]
+
+    @property
+    def errors(self) -> Errors:
+        return self.measured[1]
 
     @cached_property
-    def errors(self) -> Errors:
+    def measured(self) -> tuple[Scale, Errors]:
+        """Both together, because the errors decide whether the scale is a masked one."""
         scales = self.answer.scales
         if self.name not in scales:
             scales[self.name] = scale_of(self.own, self.exact, False, self.answer.precision)
@@ -87,7 +91,7 @@ class Output:
         if not found.clean and not scales[self.name].masked:
             scales[self.name] = scale_of(self.own, self.exact, True, self.answer.precision)
             found = measure(self.got, self.own, self.exact, scales[self.name], self.hurry)
-        return found
+        return scales[self.name], found
 
     def count(self, wrong: Callable) -> int:
         """How many elements are wrong, as a function of their (got, own, exact) in float64."""
