@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.collect import manifest
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
-from nanotriton.collect.make import computed_literals, make
-from nanotriton.collect.pipeline import Journal
+from nanotriton.collect.files import Journal
+from nanotriton.collect.make import computed_literals
 from nanotriton.collect.sources import elements, modules, small
 from nanotriton.collect.split import split_of
 
@@ -199,36 +198,6 @@ def test_a_journal_that_was_cut_off_loses_only_its_last_line(tmp_path):
     assert set(journal.rows) == {"a", "b"}
     journal.add({"key": "c"})
     assert set(Journal(path).rows) == {"a", "b", "c"}
-
-
-def test_a_set_is_rebuilt_from_its_manifest_and_a_changed_one_is_refused(tmp_path):
-    row = next(
-        r
-        for i in range(9)
-        if (r := make({"key": f"pair-3-{i}", "route": "compose", "seed": f"3 {i}"}))["solution"]
-    )
-    path = tmp_path / "manifest.jsonl"
-    path.write_text(json.dumps(manifest.line(row)) + "\n")
-    command = [
-        sys.executable,
-        "collect_data.py",
-        "--from",
-        str(path),
-        "--out",
-        str(tmp_path / "out"),
-        "--workers",
-        "1",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (pair,) = [json.loads(line) for line in (tmp_path / "out" / "sft.jsonl").read_text().splitlines()]
-    assert pair["solution"] == row["solution"] and pair["task"] == row["source"]
-    path.write_text(json.dumps(manifest.line(row) | {"solution": "0" * 64}) + "\n")
-    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (
-        failed.returncode == 2
-        and "came out otherwise" in failed.stderr
-        and len(failed.stderr.strip().splitlines()) == 1
-    )
 
 
 def test_sources_that_are_none_are_told_in_one_line(tmp_path):

@@ -73,14 +73,17 @@ from nanotriton.run import check_model
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import build_prompt
-from nanotriton.tasks.task import Task
+from nanotriton.tasks.task import Task, read_rows
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import load_model
 
 
 def main(cfg: Config) -> None:
     """Write the file with its rates, and say what came out."""
-    rows = read(cfg.file)
+    try:
+        rows = read_rows(cfg.file)
+    except ValueError as error:
+        raise config.ConfigError(str(error)) from None
     check_model(cfg.model)
     tasks = [Task(row.get("name", f"row {i}"), shown(row, cfg.device)) for i, row in enumerate(rows, 1)]
     journal = Journal(Path((cfg.out or cfg.file) + ".rates.jsonl"))
@@ -151,18 +154,6 @@ def summary(rates: list[float | None], kept: int) -> str:
         f"{len(rates)} tasks: {never} never right, {len(known) - never - always} sometimes, {always} always, "
         f"{len(rates) - len(known)} not judged; mean pass rate {mean:.3f}; {kept} written"
     )
-
-
-def read(path: str) -> list[dict]:
-    """The rows of a file of tasks. ConfigError (one line) for one that is none."""
-    try:
-        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
-    except (OSError, ValueError) as error:
-        raise config.ConfigError(f"{path}: cannot read: {config.reason(error)}") from None
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not isinstance(row.get("task"), str):
-            raise config.ConfigError(f"{path}, line {number}: an object with a task is expected")
-    return rows
 
 
 if __name__ == "__main__":
