@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nanotriton.collect.files import Journal
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
-from nanotriton.collect.files import Journal
 from nanotriton.collect.make import computed_literals
 from nanotriton.collect.sources import elements, modules, small
 from nanotriton.collect.split import split_of

@@ -35,7 +35,12 @@ SOLUTION = "class ModelNew: pass\n"
 def given(route: str, number: int, rows: int = 8, solution: str | None = None) -> dict:
     """A row of the journal for a module that came from a file."""
     task = Task(f"m{number}", MODULE.format(rows=rows, number=number), solution)
-    fields = {"name": task.name, "source": task.source, "solution": task.solution, "meta": {"origin": "files"}}
+    fields = {
+        "name": task.name,
+        "source": task.source,
+        "solution": task.solution,
+        "meta": {"origin": "files"},
+    }
     return make({"key": f"{task.name}-{route}", "route": route, "task": fields})
 
 
@@ -74,7 +79,9 @@ def test_every_route_is_made_again(tmp_path, modules):
     rows.append(given("compose", 3, solution=SOLUTION))
     assert [row["meta"]["route"] for row in rows] == ["compose"] * 2 + ["compile"] * 2 + ["distil", "given"]
     assert "4096" not in rows[3]["source"] and all(row["solution"] for row in rows)
-    pairs = rebuilt(tmp_path, [manifest.line(row) for row in rows], [str(modules), f"{tmp_path}/solved.jsonl"])
+    pairs = rebuilt(
+        tmp_path, [manifest.line(row) for row in rows], [str(modules), f"{tmp_path}/solved.jsonl"]
+    )
     assert [(p["task"], p["solution"]) for p in pairs] == [(r["source"], r["solution"]) for r in rows]
     assert (tmp_path / "out" / "missing.jsonl").read_text() == ""
 
@@ -82,7 +89,9 @@ def test_every_route_is_made_again(tmp_path, modules):
 def test_modules_that_are_not_there_are_named_and_the_rest_is_made(tmp_path, modules):
     rows = [given("compose", 1), given("compose", 7), given("compose", 8)]
     lines = [manifest.line(row) for row in rows]
-    with pytest.raises(ValueError, match=r"2 modules are in none of --modules \(2 of files\), such as m7") as told:
+    with pytest.raises(
+        ValueError, match=r"2 modules are in none of --modules \(2 of files\), such as m7"
+    ) as told:
         rebuilt(tmp_path, lines, [str(modules)])
     assert "\n" not in str(told.value) and "sft.jsonl has the other 1" in str(told.value)
     named = (tmp_path / "out" / "missing.jsonl").read_text().splitlines()

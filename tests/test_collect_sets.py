@@ -10,7 +10,11 @@ from nanotriton.collect.sets import capped, operators_of, sort
 
 def row(key: str, status: str = "kept", split: str = "train", **more) -> dict:
     """A row of the journal."""
-    meta = {"route": more.pop("route", "compose"), "origin": "x", "operators": more.pop("operators", ["relu"])}
+    meta = {
+        "route": more.pop("route", "compose"),
+        "origin": "x",
+        "operators": more.pop("operators", ["relu"]),
+    }
     return {
         "key": key,
         "source": more.pop("source", f"source of {key}"),

@@ -7,8 +7,10 @@ kernels that need helpers of Inductor's own.
 """
 
 import ast
+import inspect
 import logging
 import re
+from unittest import mock
 
 import torch
 
@@ -16,8 +18,13 @@ from nanotriton.collect.compose import without_annotations, without_docstrings
 from nanotriton.collect.inductor_emit import emit
 from nanotriton.collect.inductor_host import Host
 from nanotriton.collect.inductor_kernel import Kernel
+from nanotriton.collect.inductor_lines import stored
 from nanotriton.collect.ir import Unfit
 from nanotriton.tasks.task import Task
+
+BLOCK_SIZES = {2**i for i in range(4, 12)}
+# What no other choice of symbols changes.
+HOPELESS = re.compile(r"replace_random|mutated in the graph|data-dependent|Could not guard")
 
 
 def compiled(task: Task) -> str:
@@ -27,46 +34,51 @@ def compiled(task: Task) -> str:
     logging.disable(logging.CRITICAL)
     names: dict = {"__name__": "task"}
     try:
-        exec(compile(task.source, f"<task {task.name}>", "exec"), names)
+        # a function that is scripted is traced as the Python that it is
+        with mock.patch.object(torch.jit, "script", lambda function, *args, **kwargs: function):
+            exec(compile(task.source, f"<task {task.name}>", "exec"), names)
         torch.manual_seed(0)
         model, inputs = names["Model"](*names["get_init_inputs"]()), list(names["get_inputs"]())
         with torch.no_grad():
             single = isinstance(model(*inputs), torch.Tensor)
     except Exception as error:
         raise Unfit(f"it doesn't run: {type(error).__name__}: {error}".split("\n")[0]) from None
+    arguments = list(inspect.signature(names["Model"].forward).parameters)[1:]
+    tensors = [(a, x) for a, x in zip(arguments, inputs) if isinstance(x, torch.Tensor)]
+    if not tensors:
+        raise Unfit("no input is a tensor")
     why = None
     # with symbolic sizes of everything if Inductor can, else of the inputs, else for these sizes alone
     for dynamic in ("all", "inputs", ""):
         try:
             model = names["Model"](*names["get_init_inputs"]())  # tracing leaves its tensors fake
             code, signature = emit(model, inputs, dynamic)
-            return File(task, code, signature, model, inputs, single).write()
+            return File(task, code, Host(signature, model, tensors, single)).write()
+        except Unfit as error:
+            why = why or error
+            break
         except Exception as error:
             why = why or error  # the first is about the module, a later one about its sizes
+            if HOPELESS.search(str(error)):
+                break
     raise Unfit(f"{type(why).__name__}: {why}".split("\n")[0].removeprefix("Unfit: "))
 
 
 class File:
     """Makes a file of Inductor's output code."""
 
-    def __init__(self, task: Task, code: str, signature, model, inputs: list, single: bool):
-        self.tree, self.file = ast.parse(code), ast.parse(task.source)
+    def __init__(self, task: Task, code: str, host: Host):
+        self.tree, self.file, self.host = ast.parse(code), ast.parse(task.source), host
         self.cls = next(n for n in self.file.body if isinstance(n, ast.ClassDef) and n.name == "Model")
-        methods = {n.name: n for n in self.cls.body if isinstance(n, ast.FunctionDef)}
-        if "forward" not in methods:
-            raise Unfit("forward is inherited")
-        self.forward = methods["forward"]
-        kernels = {name: Kernel(name, *text) for name, text in kernel_texts(code, self.tree).items()}
-        if not kernels:
+        host.kernels = {name: Kernel(name, *text) for name, text in kernel_texts(code, self.tree).items()}
+        if not host.kernels:
             raise Unfit("no kernel in Inductor's code")
-        arguments = [a.arg for a in self.forward.args.args[1:]]
-        tensors = [(a, x) for a, x in zip(arguments, inputs) if isinstance(x, torch.Tensor)]
-        self.host = Host(kernels, signature, model, tensors, single)
 
     def write(self) -> str:
         lines = self.host.lines(call_body(self.tree))
         text = self.model(lines)
-        kernels = [kernel.text for kernel in self.host.launched()]
+        known = {n for n in numbers(ast.unparse(self.file)) if type(n) is int and n > 1}
+        kernels = [spelled(kernel.text, known) for kernel in self.host.launched()]
         body = "\n\n\n".join(dict.fromkeys(kernels))
         imports = ["import torch", "import torch.nn as nn", "import triton", "import triton.language as tl"]
         imports += ["from triton.language.extra import libdevice"] if "libdevice." in body else []
@@ -78,28 +90,36 @@ class File:
         return "\n\n\n".join(["\n".join(heads), body, *needed, text]) + "\n"
 
     def model(self, lines: list[str]) -> str:
-        """The class with the task's constructor and the new forward."""
-        called = {n.attr for n in ast.walk(self.cls) if isinstance(n, ast.Attribute)}
-        text = "class ModelNew(nn.Module):\n"
+        """The class with the task's constructor and attributes, and the new forward."""
+        bases = ", ".join(map(ast.unparse, self.cls.bases)) or "nn.Module"
+        text = f"class ModelNew({bases}):\n"
+        methods = self.called_by_constructor()
         for node in self.cls.body:
-            # other methods than the constructor matter as far as it calls them
-            kept = isinstance(node, ast.FunctionDef) and node.name != "forward"
-            if kept and (node.name == "__init__" or node.name in self.called_by_constructor(called)):
-                method = ast.unparse(without_docstrings(node)).replace("super(Model, self)", "super()")
-                text += "".join(f"    {line}\n" for line in method.split("\n")) + "\n"
-        text += f"    def forward({ast.unparse(without_annotations(self.forward.args))}):\n"
+            if isinstance(node, ast.FunctionDef) and node.name in methods:
+                said = ast.unparse(without_docstrings(node)).replace("super(Model, self)", "super()")
+                said = re.sub(r"(?<![\w.])Model\b", "ModelNew", said)
+                text += "".join(f"    {line}\n" for line in said.split("\n")) + "\n"
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                text += f"    {ast.unparse(node)}\n"
+        text += f"    def forward({self.signature()}):\n"
         return text + "".join(f"        {line}\n" for line in lines).rstrip()
 
-    def called_by_constructor(self, called: set[str]) -> set[str]:
-        """The class's methods that its constructor needs, directly or not."""
+    def signature(self) -> str:
+        """The parameters of forward, which may be inherited."""
         methods = {n.name: n for n in self.cls.body if isinstance(n, ast.FunctionDef)}
-        found, todo = set(), ["__init__"]
+        if "forward" in methods:
+            return ast.unparse(without_annotations(methods["forward"].args))
+        return ", ".join(["self", *self.host.tensors])
+
+    def called_by_constructor(self) -> set[str]:
+        """The class's methods that its constructor needs, directly or not, and itself."""
+        methods = {n.name: n for n in self.cls.body if isinstance(n, ast.FunctionDef)}
+        found, todo = set(), ["__init__"] if "__init__" in methods else []
         while todo:
-            node = methods.get(todo.pop())
-            for n in ast.walk(node) if node else ():
-                if isinstance(n, ast.Attribute) and n.attr in methods.keys() - found:
-                    found.add(n.attr)
-                    todo.append(n.attr)
+            name = todo.pop()
+            found.add(name)
+            called = {n.attr for n in ast.walk(methods[name]) if isinstance(n, ast.Attribute)}
+            todo += (called & methods.keys()) - found - {"forward"}
         return found
 
     def needed(self, text: str) -> list[str]:
@@ -110,8 +130,7 @@ class File:
                 if node.name not in ("Model", "get_inputs", "get_init_inputs"):
                     defined[node.name] = node
             elif isinstance(node, ast.Assign):
-                stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-                defined |= {n.id: node for n in stored}
+                defined |= dict.fromkeys(stored(node), node)
         used, todo = [], [ast.parse(text)]
         while todo:
             for n in ast.walk(todo.pop()):
@@ -121,13 +140,34 @@ class File:
         return [ast.unparse(n) for n in self.file.body if n in used]
 
 
+def numbers(text: str) -> set[float]:
+    found = (n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant))
+    return {n for n in found if type(n) in (int, float)}
+
+
+def spelled(kernel: str, known: set[int]) -> str:
+    """A kernel in which a number that the task doesn't have, but two factors of, is said as their product: 9
+    taps of a 3 x 3 convolution as 3 * 3.
+    """
+
+    class Spell(ast.NodeTransformer):
+        def visit_Constant(self, node: ast.Constant) -> ast.AST:
+            n = node.value
+            if type(n) is not int or n < 4 or n in known or n in BLOCK_SIZES:
+                return node
+            first = next((a for a in sorted(known) if n % a == 0 and n // a in known), None)
+            return node if first is None else ast.parse(f"{first} * {n // first}", mode="eval").body
+
+    return ast.unparse(ast.fix_missing_locations(Spell().visit(ast.parse(kernel)))).replace("'", '"')
+
+
 def bound(node: ast.Import | ast.ImportFrom) -> list[str]:
     """The names that an import binds."""
     return [(a.asname or a.name).split(".")[0] for a in node.names]
 
 
 def kernel_texts(code: str, tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """name -> (source, the line about its operators) of every `name = async_compile.triton('name', '''source''')`."""
+    """name -> (source, the line about its operators) of every kernel in Inductor's code."""
     found = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("async_compile.triton("):

@@ -281,12 +281,28 @@ def var(x, dim=None, *, correction=None, keepdim=False):
     return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
+def thin(a: torch.Tensor, b: torch.Tensor):
+    """A product of matrices with a dimension of 1 as a sum of products: Inductor makes no tl.dot of it."""
+    sizes = (a.shape[-2], a.shape[-1], b.shape[-1])
+    if not any(isinstance(n, int) and n == 1 for n in sizes):
+        return NotImplemented
+    return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+
+
+def thin_with_bias(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta=1, alpha=1):
+    found = thin(a, b)
+    return found if found is NotImplemented or (beta, alpha) != (1, 1) else bias + found
+
+
 def decompositions() -> dict:
     aten = torch.ops.aten
     return dict(select_decomp_table()) | {
         aten.convolution.default: convolution,
         aten.var_mean.correction: var_mean,
         aten.var.correction: var,
+        aten.mm.default: thin,
+        aten.bmm.default: thin,
+        aten.addmm.default: thin_with_bias,
     }
 
 

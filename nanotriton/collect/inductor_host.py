@@ -11,7 +11,8 @@ from nanotriton.collect.inductor_sizes import Sizes
 from nanotriton.collect.ir import Unfit
 
 DROPPED = re.compile(
-    r"args\.clear|assert_|torch\.cuda\.|stream\d* =|raw_stream\d+ =|del |.* = copy_if_misaligned"
+    r"\w+_size = \w+\.size\(\)|args\.clear|assert_|torch\.cuda\.|(raw_)?stream\d* =|del |"
+    r".* = copy_if_misaligned"
 )
 FOREIGN = re.compile(r"extern_kernels|torch\.ops|aten\.|inductor_seeds|inductor_random|_seed|cpp_fused")
 
@@ -33,8 +34,9 @@ class Host:
     tensors: the forward's arguments that are tensors, with their examples. single: the answer is one tensor.
     """
 
-    def __init__(self, kernels: dict[str, Kernel], signature, model, tensors: list, single: bool):
-        self.kernels, self.signature, self.single = kernels, signature, single
+    def __init__(self, signature, model, tensors: list, single: bool):
+        self.signature, self.single = signature, single
+        self.kernels: dict[str, Kernel] = {}
         self.tensors = dict(tensors)
         self.model = model
         self.sizes = Sizes()
@@ -66,12 +68,8 @@ class Host:
             raise Unfit("a library call: " + text.split("(")[0].split("=")[-1].strip()[:60])
         if text.endswith("= args"):
             self.arguments(node.targets[0])
-        elif re.fullmatch(r"\w+_size = \w+\.size\(\)", text):
-            pass
         elif found := re.fullmatch(r"(s\d+) = (\w+)_size\[(\d+)\]", text):
             self.size(found[1], self.names[found[2]], int(found[3]))
-        elif found := re.fullmatch(r"(\w+) = (\w+)\.item\(\)", text):
-            raise Unfit("a tensor's value is read")
         elif ".run(" in text:
             self.launch(node.value)
         elif "empty_strided_cuda" in text or "empty_strided_cpu" in text:
@@ -144,7 +142,7 @@ class Host:
 
     def name_buffers(self) -> None:
         """What is returned is called out; another buffer after the kernel that fills it."""
-        returned = [self.base(node) for node in self.outputs() if isinstance(node, ast.Name | ast.Call)]
+        returned = [self.base(node) for node in self.answer if isinstance(node, ast.Name | ast.Call)]
         taken = {*self.tensors, "self", "torch", "triton", "nn", "tl", "n"}
         taken |= {symbol.name for symbol in self.sizes.symbols.values()}
         for number, step in enumerate(self.steps):
@@ -165,12 +163,13 @@ class Host:
         taken: set[str] = set()
         for kernel in self.launched():
             calls = [step[2] for step in self.steps if step[1] is kernel]
-            launches = [
-                {p: self.sizes.expand(a) for p, a in call.items() if p not in kernel.pointers} for call in calls
-            ]
+            launches = [self.sizes_of(kernel, call) for call in calls]
             name = distinct(f"{kernel.said}_kernel", taken)
             taken.add(name)
             kernel.write(name, self.sizes, launches, self.pointer_names(kernel, calls[0]))
+
+    def sizes_of(self, kernel: Kernel, call: dict[str, ast.expr]) -> dict[str, ast.expr]:
+        return {p: self.sizes.expand(a) for p, a in call.items() if p not in kernel.pointers}
 
     def pointer_names(self, kernel: Kernel, call: dict) -> dict[str, str]:
         """parameter -> x_ptr, after the tensor that is passed; of parameters the last part of their name, or
@@ -198,11 +197,15 @@ class Host:
         at = [s[2] for s in self.steps if s[1] is kernel].index(arguments)
         passed = [self.tensor(arguments[p]) for p in kernel.pointers]
         for parameter in kernel.sizes:
-            passed.append(self.count(parameter.texts[at], step) if parameter.name == "n" else self.text(parameter.texts[at]))
+            size = parameter.texts[at]
+            passed.append(self.count(size, step) if parameter.name == "n" else self.text(size))
         for block, size in kernel.constants().items():
-            row = arguments.get("r0_numel")
-            passed.append(f"{block}={size or self.block_of(self.expression(row))}")
-        return [*found, f"{kernel.text.split('def ')[1].split('(')[0]}[{self.grid(step)}]({', '.join(passed)})"]
+            passed.append(f"{block}={size or self.block_of(self.expression(arguments['r0_numel']))}")
+        grid, counted = self.grid(step), self.count(self.sizes.expand(arguments["xnumel"]), step)
+        if "(" in counted and counted in passed and counted in grid:  # what is asked for twice has a name
+            found.append(f"n = {counted}")
+            passed[passed.index(counted)], grid = "n", grid.replace(counted, "n")
+        return [*found, f"{kernel.function.name}[{grid}]({', '.join(passed)})"]
 
     @staticmethod
     def block_of(size: str) -> str:
@@ -214,11 +217,13 @@ class Host:
         size = lambda axis: self.expression(arguments[f"{axis}numel"])
         blocks = kernel.constants()
         if kernel.form.kind == "tiles":
-            m, n = f"triton.cdiv({size('y')}, {blocks['BLOCK_M']})", f"triton.cdiv({size('x')}, {blocks['BLOCK_N']})"
+            m = f"triton.cdiv({size('y')}, {blocks['BLOCK_M']})"
+            n = f"triton.cdiv({size('x')}, {blocks['BLOCK_N']})"
             return f"({size('z')}, {m}, {n})" if "znumel" in arguments else f"({n}, {m})"
         if kernel.form.kind == "row":
             return f"({size('x')},)"
-        return f"(triton.cdiv({self.count(self.sizes.expand(arguments['xnumel']), step)}, {blocks['BLOCK']}),)"
+        count = self.count(self.sizes.expand(arguments["xnumel"]), step)
+        return f"(triton.cdiv({count}, {blocks['BLOCK']}),)"
 
     def expression(self, node: ast.expr) -> str:
         return self.text(self.sizes.expand(node))
@@ -291,8 +296,8 @@ class Host:
         contiguous = self.is_contiguous(buffer.size, buffer.stride)
         dtype = buffer.dtype if buffer.dtype != str(example.dtype) else f"{first}.dtype"
         for name, x in self.tensors.items():
-            same = str(x.dtype) == buffer.dtype and self.shape_of(name) == ast.unparse(size) and x.is_contiguous()
-            if same and contiguous:
+            alike = str(x.dtype) == buffer.dtype and x.is_contiguous() and contiguous
+            if alike and self.shape_of(name) == ast.unparse(size):
                 return f"{buffer.name} = torch.empty_like({name})"
         rest = f"device={first}.device, dtype={dtype}"
         if contiguous:
@@ -303,7 +308,8 @@ class Host:
 
     def returned_as(self, buffer: Buffer) -> ast.expr | None:
         """The size of the one view that is returned of a contiguous buffer: it is allocated so."""
-        mine = [n for n in self.outputs() if isinstance(n, ast.Name | ast.Call) and self.names.get(self.base(n)) == buffer.name]
+        tensors = [n for n in self.answer if isinstance(n, ast.Name | ast.Call)]
+        mine = [n for n in tensors if self.names.get(self.base(n)) == buffer.name]
         if len(mine) != 1:
             return None
         node = mine[0]
@@ -325,18 +331,19 @@ class Host:
         parts = [found.get((name, d), str(n)) for d, n in enumerate(shape)]
         return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
 
-    def outputs(self) -> list[ast.expr]:
-        return self.answer
-
     def returned(self) -> list[str]:
         """New values of the module's buffers, and the answer."""
         changed = list(self.signature.buffers_to_mutate.values())
-        found = [f"{self.path(p.removeprefix('model.'))}.copy_({self.viewed(n)})" for p, n in zip(changed, self.answer)]
+        paths = [self.path(name.removeprefix("model.")) for name in changed]
+        found = [f"{path}.copy_({self.viewed(node)})" for path, node in zip(paths, self.answer)]
         if len(self.signature.user_inputs_to_mutate):
             raise Unfit("an input is changed in place")
-        answer = [self.viewed(n) if isinstance(n, ast.Name | ast.Call) else ast.unparse(n) for n in self.answer[len(changed) :]]
-        one = self.single and len(answer) == 1
-        return [*found, f"return {answer[0]}" if one else f"return ({', '.join(answer)}{',' * (len(answer) == 1)})"]
+        tensor = lambda node: isinstance(node, ast.Name | ast.Call)
+        rest = self.answer[len(changed) :]
+        answer = [self.viewed(node) if tensor(node) else ast.unparse(node) for node in rest]
+        if self.single and len(answer) == 1:
+            return [*found, f"return {answer[0]}"]
+        return [*found, f"return ({', '.join(answer)}{',' * (len(answer) == 1)})"]
 
     def unpacked(self, lines: list[str]) -> list[str]:
         """With each tensor taken apart before, whose sizes are asked for: by name if there are several."""

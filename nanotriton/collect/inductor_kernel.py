@@ -5,16 +5,17 @@ has a function, no alias, no dead line, sizes and values by their names.
 import ast
 import re
 
-from nanotriton.collect.inductor_lines import tidy
+from nanotriton.collect.inductor_lines import replace, tidy
 from nanotriton.collect.inductor_names import renamed
-from nanotriton.collect.inductor_rewrite import Form, Plain, names, parsed
+from nanotriton.collect.inductor_rewrite import Form, Plain, conjunction, conjuncts, names, parsed
 from nanotriton.collect.inductor_sizes import Parameter, Sizes, plan
 from nanotriton.collect.inductor_tiles import tiles
 from nanotriton.collect.ir import Unfit
 
 # What Inductor begins with, and what is written anew for the form.
-HEADER = re.compile(r"rnumel|[RXYZ]\w*BLOCK|[xyzr](offset|index|mask|base|numel)|r0_(offset|index|mask|base|numel)")
-BLOCKS = {"flat": 1024, "lane": 256, "row": 1024}  # elements; a row that is held at once has a block of its own
+HEADER = re.compile(r"rnumel|[RXYZ]\w*BLOCK|([xyzr]|r0_)(offset|index|mask|base|numel)")
+BLOCKS = {"flat": 1024, "lane": 256, "row": 1024}  # elements; a row that is held at once has its own
+OWN = re.compile(r"triton_helpers\.\w+|tl_math\.\w+|\b[XYZR]\w*BLOCK\b|\b[xyz]\w*mask\b")
 TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
 # What operators are called in a kernel's name, where it isn't as ATen calls them.
 SAID = {
@@ -94,7 +95,7 @@ class Kernel:
         """
         function = self.function
         function.decorator_list = []
-        lines = spoken(self.without_header(function.body), self)
+        lines = spoken(unaliased(self.without_header(function.body)), self)
         flat = self.form.kind in ("flat", "lane")
         wanted = [p for p in self.parameters if p not in self.pointers and p in launches[0]]
         wanted = [p for p in wanted if not (flat and p == "xnumel")]
@@ -156,17 +157,32 @@ class Kernel:
         constants = ", ".join(f"{block}: tl.constexpr" for block in self.constants())
         function.args = ast.parse(f"def f({', '.join(arguments)}, {constants}): pass").body[0].args
         self.text = "@triton.jit\n" + ast.unparse(ast.fix_missing_locations(function))
-        if found := re.search(r"triton_helpers\.\w+|tl_math\.\w+|\b[XYZR]\w*BLOCK\b|\b[xyz]\w*mask\b", self.text):
+        if found := OWN.search(self.text):
             raise Unfit(f"something of Inductor's own is left: {found[0]}")
 
     def constants(self) -> dict[str, int | None]:
         """Sizes of blocks by name; None: of a row, which the host knows."""
         if self.form.kind == "tiles":
-            return {name: size for name, size in TILE.items()}
+            return dict(TILE)
         text = ast.unparse(self.function)
         if not re.search(r"\bBLOCK\b", text):
             return {}
         return {"BLOCK": None if self.row is not None else BLOCKS[self.form.kind]}
+
+
+def unaliased(lines: list[ast.stmt]) -> list[ast.stmt]:
+    """Without second names for an index, which two loops may share."""
+    kept: list[ast.stmt] = []
+    for at, line in enumerate(lines):
+        if isinstance(line, ast.For):
+            line.body = unaliased(line.body)
+        alias = isinstance(line, ast.Assign) and isinstance(line.value, ast.Name)
+        if alias and re.fullmatch(r"[xyz]index|r0?_?index", line.value.id):
+            for later in lines[at + 1 :]:
+                replace(later, ast.unparse(line.targets[0]), line.value)
+        else:
+            kept.append(line)
+    return kept
 
 
 def spoken(lines: list[ast.stmt], kernel: "Kernel") -> list[ast.stmt]:
@@ -250,10 +266,15 @@ def operators_of(comment: str) -> list[str]:
 
 
 def mask_all(function: ast.FunctionDef, kind: str) -> None:
-    """Inductor leaves a mask out where its own block divides the size, and ours may not."""
+    """Inductor leaves a mask out where its own block divides the size, and ours may not. A load of one
+    element takes no mask.
+    """
     axis = {"flat": "x", "lane": "x", "row": "r0_"}.get(kind)
-    known: dict[str, set[str]] = {"xindex": {"x"}, "r0_index": {"r0_"}}
+    known: dict[str, set[str]] = {"xindex": {"x"}, "r0_index": {"r0_"} if kind == "row" else set()}
+    known |= {"xmask": {"x"}, "r0_mask": {"r0_"}}
     for line in ordered(function.body) if axis else ():
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
+            line.value = one_element(line.value, known)
         for call in (n for n in ast.walk(line) if isinstance(n, ast.Call)):
             if ast.unparse(call.func) in ("tl.load", "tl.store", "tl.atomic_add"):
                 masked = {m for k in call.keywords if k.arg == "mask" for m in names(k.value)}
@@ -263,6 +284,21 @@ def mask_all(function: ast.FunctionDef, kind: str) -> None:
             found = reach(line.value, known)
             for name in (name for target in line.targets for name in names(target)):
                 known[name] = known.get(name, set()) | found
+
+
+def one_element(call: ast.Call, known: dict[str, set[str]]) -> ast.expr:
+    """A load of one element with a mask for a block: what the mask chose is chosen afterwards."""
+    mask = next((k.value for k in call.keywords if k.arg == "mask"), None)
+    if ast.unparse(call.func) != "tl.load" or mask is None or reach(call.args[0], known):
+        return call
+    if not reach(mask, known):
+        return call
+    other = next((k.value for k in call.keywords if k.arg == "other"), None)
+    call.keywords = [k for k in call.keywords if k.arg not in ("mask", "other")]
+    parts = [part for part in conjuncts(mask) if ast.unparse(part) not in ("xmask", "r0_mask")]
+    if not parts or other is None:
+        return call
+    return ast.Call(parsed("tl.where"), [conjunction(parts), call, other], [])
 
 
 def add_mask(call: ast.Call, name: str) -> None:
@@ -290,5 +326,3 @@ def ordered(lines: list[ast.stmt]):
             yield from ordered(line.body)
         else:
             yield line
-
-

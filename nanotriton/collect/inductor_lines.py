@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from nanotriton.collect.inductor_rewrite import of_sizes
 
 LONGEST = 76  # characters of a line that expressions may grow to when they are put together
-DEEPEST = 4  # operators of a line that they may grow to
+DEEPEST = 7  # operators of a line that they may grow to
 MEMORY = re.compile(r"tl\.(load|store|atomic\w*|program_id)\(")
 PLACE = re.compile(r"[xyz]\d+|r0_\d+|[xyz]index|r0_index|\w*mask")  # indices and masks stand first
 BIG = re.compile(r"tl\.(associative_scan|cumsum|cumprod|arange)\(")
@@ -39,6 +39,15 @@ class Settle(ast.NodeTransformer):
     def __init__(self, floats: set[str]):
         self.floats = floats
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        one = lambda n: isinstance(n, ast.Constant) and n.value == 1.0 and type(n.value) is float
+        if isinstance(node.op, ast.Mult):
+            if divisor := inverse(node.right):
+                return ast.BinOp(node.left, ast.Div(), ast.Constant(divisor))
+            return node.left if one(node.right) else node.right if one(node.left) else node
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if ast.unparse(node.func) in ("tl.maximum", "tl.minimum") and isinstance(node.args[0], ast.Constant):
@@ -48,6 +57,15 @@ class Settle(ast.NodeTransformer):
         value = node.func.value
         same = isinstance(value, ast.Name) and value.id in self.floats
         return value if of_sizes(value) or (same and ast.unparse(node.args[0]) == "tl.float32") else node
+
+
+def inverse(node: ast.expr) -> int:
+    """6 of 0.16666666666666666, which Inductor multiplies by where the module divides by 6; else 0."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    if type(value) is not float or not 0 < value < 1 or len(repr(value)) < 12:
+        return 0
+    whole = round(1 / value)
+    return whole if whole and 1 / whole == value else 0
 
 
 def floats_of(function: ast.FunctionDef, pointers: set[str]) -> set[str]:
@@ -165,8 +183,8 @@ def readable(line: ast.stmt, value: ast.expr) -> bool:
         return False  # what is loaded and stored has a name
     if len(text) + len(inner) > LONGEST:
         return False
-    depth = sum(isinstance(n, ast.BinOp | ast.Compare | ast.Call) for n in ast.walk(line))
-    return depth + sum(isinstance(n, ast.BinOp | ast.Compare | ast.Call) for n in ast.walk(value)) <= DEEPEST + 3
+    deep = lambda node: sum(isinstance(n, ast.BinOp | ast.Compare | ast.Call) for n in ast.walk(node))
+    return deep(line) + deep(value) <= DEEPEST
 
 
 def replace(root: ast.AST, name: str, value: ast.expr) -> None:

@@ -35,7 +35,7 @@ FIXED = {
     "flat": {"xindex": "index", "xmask": "mask"},
     "lane": {"xindex": "index", "xmask": "mask", "r0_index": "k"},
     "row": {"xindex": "row", "r0_index": "col", "r0_mask": "mask"},
-    "tiles": {"xindex": "col", "yindex": "row", "xmask": "col_mask", "ymask": "row_mask", "zindex": "batch", "k": "k"},
+    "tiles": {"xindex": "col", "yindex": "row", "zindex": "b", "k": "k"},
 }
 BLOCKS = {
     "flat": {"XBLOCK": "BLOCK"},
@@ -84,7 +84,8 @@ class Names:
         used = loaded(self.function) | stored(self.function)
         for old, new in FIXED[self.form].items():
             if old in used and old not in self.names:
-                self.names[old] = self.fresh(self.lane() if old == "r0_index" and self.form == "lane" else new)
+                looped = old == "r0_index" and self.form == "lane"
+                self.names[old] = self.fresh(self.lane() if looped else new)
         self.places()
         for number, lines in enumerate(blocks(self.function)):
             self.block(number, lines)
@@ -113,25 +114,27 @@ class Names:
         usual = dict(zip(mine, LAYOUTS.get(len(mine), ())))
         taps, last = list(TAPS), {"x": "", "r": ""}
         for _, old, over in order:
-            axis = old[0]
-            name = self.names.get(over or "", over)
-            if self.conv and axis == "r" and taps and over is not None and over.isdigit():
-                base = taps.pop(0)
-            elif self.conv and axis == "r" and over is None:
-                base = "c"
-            elif over is not None and "*" in over:
-                self.names[old] = self.fresh("place")
-                continue
-            elif name in SHORT:
-                base = SHORT[name]
-            elif over is None and last.get(axis) in SLOWER:
-                base = SLOWER[last[axis]]
-                while self.taken[base] and base in SLOWER:
-                    base = SLOWER[base]
-            else:
-                base = usual.get(old, "i" if axis == "x" else "j")
-            last[axis] = base
+            tap = self.conv and old[0] == "r" and over is not None and over.isdigit()
+            base = taps.pop(0) if tap and taps else self.place(old, over, usual, last)
+            if base != "place":
+                last[old[0]] = base
             self.names[old] = self.fresh(base)
+
+    def place(self, old: str, over: str | None, usual: dict[str, str], last: dict[str, str]) -> str:
+        """The name of a part of an index that runs over a size; None: over what is left."""
+        name = self.names.get(over or "", over)
+        if self.conv and old[0] == "r" and over is None:
+            return "c"
+        if over is not None and "*" in over:
+            return "place"
+        if name in SHORT:
+            return SHORT[name]
+        if over is None and last.get(old[0]) in SLOWER:
+            base = SLOWER[last[old[0]]]
+            while self.taken[base] and base in SLOWER:
+                base = SLOWER[base]
+            return base
+        return usual.get(old, "i" if old[0] == "x" else "j")
 
     # ---- values
 
@@ -204,15 +207,17 @@ class Names:
             return "place"
         if called in RESULTS:
             return RESULTS[called]
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-            if function_of(value.left) == "tl.sum" or self.is_total(value.left):
-                square = "variance" if self.squares(value.left) else "mean"
-                return square
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) and self.is_total(value.left):
+            return "variance" if self.squares(value.left) else "mean"
         if isinstance(value, ast.Compare) or is_logical(value):
             return "inside"
         if re.fullmatch(r"(tl|libdevice)\.\w+", called):
-            return called.split(".")[1] + "_" if called.split(".")[1] in ("abs", "exp2") else called.split(".")[1]
-        if integral_of(value, self.names):
+            return called.split(".")[1]
+        return self.base_of_sum(value)
+
+    def base_of_sum(self, value: ast.expr) -> str:
+        """The name of what arithmetic makes."""
+        if integral_of(value):
             tap = next((self.names[n][1] for n in read_in_order(value) if self.names.get(n) in TAPS), "")
             return f"i{tap}" if tap else "position"
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub):
@@ -233,7 +238,8 @@ class Names:
         )
 
     def is_total(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and self.names.get(node.id, "").startswith(("total", "acc"))
+        named = isinstance(node, ast.Name) and self.names.get(node.id, "").startswith(("total", "acc"))
+        return named or function_of(node) == "tl.sum"
 
 
 def stores_of(function: ast.FunctionDef) -> Counter:
@@ -252,8 +258,8 @@ def walk(lines: list[ast.stmt]):
 
 
 def names_loaded(line: ast.stmt) -> set[str]:
-    more = {line.target.id} if isinstance(line, ast.AugAssign) and isinstance(line.target, ast.Name) else set()
-    return loaded(line) | more
+    added = isinstance(line, ast.AugAssign) and isinstance(line.target, ast.Name)
+    return loaded(line) | ({line.target.id} if added else set())
 
 
 def read_in_order(value: ast.AST) -> list[str]:
@@ -268,7 +274,7 @@ def function_of(value: ast.expr) -> str:
     return ast.unparse(value.func) if isinstance(value, ast.Call) else ""
 
 
-def integral_of(value: ast.expr, names: dict[str, str]) -> bool:
+def integral_of(value: ast.expr) -> bool:
     """Whether a value is a sum of indices."""
     places = re.compile(r"[xyz]\d+|r0_\d+|[xyz]index|r0_index|ks\d+")
     read = read_in_order(value)

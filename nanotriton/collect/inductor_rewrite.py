@@ -114,7 +114,7 @@ class Plain(ast.NodeTransformer):
             if is_true(node.right):
                 return node.left
         if isinstance(node.op, ast.Add) and integral(node):
-            signed = list(terms(node))
+            signed = [unsigned(*term) for term in terms(node)]
             return summed(sorted(signed, key=lambda term: number_of(term[1]) is not None))
         return clamped(node)
 
@@ -128,26 +128,16 @@ class Plain(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         name = ast.unparse(node.func)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "broadcast_to"):
-            if name not in ("tl.broadcast_to",):
-                return self.converted(node, node.func.value)
         if name == "tl.broadcast_to":
             return node.args[0]
-        if name == "tl.full":
-            return self.full(node)
-        if name in ("tl.load", "tl.store", "tl.atomic_add"):
-            return self.memory(node, name)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("to", "broadcast_to"):
+            return self.converted(node, node.func.value)
         if name.startswith("triton_helpers."):
             return self.helper(node, name.split(".")[1])
-        if name in FUNCTIONS:
-            node.func = parsed(FUNCTIONS[name])
-        elif name == "tl.where":
-            return self.where(node)
-        elif name in ("tl.sum",):
-            return self.reduced(node, node.args[0])
-        elif name == "tl.range":
-            node.func = ast.Name("range", ast.Load())
-        return node
+        node.func = parsed(FUNCTIONS.get(name, name))
+        say = {"tl.full": self.full, "tl.where": self.where, "tl.sum": self.reduced}
+        say |= dict.fromkeys(("tl.load", "tl.store", "tl.atomic_add"), self.memory)
+        return say[name](node) if name in say else node
 
     def converted(self, node: ast.Call, value: ast.expr) -> ast.expr:
         """`value.to(dtype)`: of a number, the number; of an index that stays whole, or a size, nothing."""
@@ -183,9 +173,9 @@ class Plain(ast.NodeTransformer):
             return parsed(f"tl.zeros({shape}, dtype={dtype})")
         return parsed(f"tl.full({shape}, {ast.unparse(value)}, dtype={dtype})")
 
-    def memory(self, node: ast.Call, name: str) -> ast.expr:
+    def memory(self, node: ast.Call) -> ast.expr:
         """A load or a store with its mask by keyword."""
-        place = 1 if name == "tl.load" else 2
+        place = 1 if ast.unparse(node.func) == "tl.load" else 2
         mask = node.args[place] if len(node.args) > place else None
         other = next((k.value for k in node.keywords if k.arg == "other"), None)
         sem = [k for k in node.keywords if k.arg == "sem"]
@@ -234,8 +224,9 @@ class Plain(ast.NodeTransformer):
             node.args[0] = conjunction(kept)
         return node
 
-    def reduced(self, node: ast.Call, value: ast.expr) -> ast.expr:
+    def reduced(self, node: ast.Call, value: ast.expr | None = None) -> ast.expr:
         """A sum over the block; of a lane, which has added up already, the lane."""
+        value = node.args[0] if value is None else value
         if self.form.kind == "lane":
             return value
         node.args, node.keywords = [value], [ast.keyword("axis", ast.Constant(0))]
@@ -278,6 +269,19 @@ def terms(node: ast.expr, sign: int = 1) -> Iterator[tuple[int, ast.expr]]:
         yield sign, node
 
 
+def unsigned(sign: int, node: ast.expr) -> tuple[int, ast.expr]:
+    """A term whose number is not negative."""
+    number, rest = 1, []
+    for factor in factors(node):
+        if (n := number_of(factor)) is not None:
+            number *= n
+        else:
+            rest.append(factor)
+    if number >= 0:
+        return sign, node
+    return -sign, product([*rest, *([ast.Constant(-number)] if number != -1 or not rest else [])])
+
+
 def factors(node: ast.expr) -> Iterator[ast.expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield from factors(node.left)
@@ -288,8 +292,9 @@ def factors(node: ast.expr) -> Iterator[ast.expr]:
 
 def number_of(node: ast.expr) -> int | None:
     """The value of a whole number, with its sign."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and number_of(node.operand) is not None:
-        return -number_of(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = number_of(node.operand)
+        return None if inner is None else -inner
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
@@ -324,7 +329,8 @@ def split_term(sign: int, node: ast.expr) -> tuple[int, int, tuple[str, ...], as
             sizes.append(factor.id)
         else:
             rest.append(factor)
-    return sign * (1 if number > 0 else -1), abs(number), tuple(sorted(sizes)), product(rest) if rest else None
+    sign = sign if number > 0 else -sign
+    return sign, abs(number), tuple(sorted(sizes)), product(rest) if rest else None
 
 
 def offset(node: ast.expr) -> ast.expr:

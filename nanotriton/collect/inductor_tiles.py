@@ -52,18 +52,17 @@ def shared(loop: ast.For) -> None:
 
 
 def sides(loop: ast.For) -> tuple[set[str], set[str]]:
-    """The names that lead to the first operand of tl.dot, and those that lead to the second."""
+    """The names that lead to first operands of tl.dot, and those that lead to second ones."""
     dots = [n for n in ast.walk(loop) if isinstance(n, ast.Call) and ast.unparse(n.func) == "tl.dot"]
-    if len(dots) != 1:
-        raise Unfit("more than one product of matrices in a kernel")
-    found = []
-    for operand in dots[0].args[:2]:
-        known = names(operand)
-        for line in reversed(loop.body):
-            if stored(line) & known:
-                known |= loaded(line)
-        found.append(known & {name for line in loop.body for name in stored(line)})
-    return found[0], found[1]
+    found: tuple[set[str], set[str]] = (set(), set())
+    for dot in dots:
+        for mine, operand in zip(found, dot.args[:2]):
+            known = names(operand)
+            for line in reversed(loop.body):
+                if stored(line) & known:
+                    known |= loaded(line)
+            mine |= known & {name for line in loop.body for name in stored(line)}
+    return found
 
 
 class Place(ast.NodeTransformer):
@@ -97,5 +96,3 @@ def undone(line: ast.stmt) -> ast.stmt:
             return node.args[0] if ast.unparse(node.func) in ("tl.reshape", "tl.trans") else node
 
     return Undo().visit(line)
-
-
