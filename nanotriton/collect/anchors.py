@@ -222,7 +222,7 @@ def pool(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation)
     ]
-    return b.anchor(
+    node = b.anchor(
         "pool",
         [x],
         (*x.shape[:2], *out),
@@ -233,6 +233,8 @@ def pool(
         dilation=dilation,
         include_pad=count_include_pad,
     )
+    node.said, node.name = f"{op[:3]}_pool", b.fresh(f"{op[:3]}_pool")
+    return node
 
 
 @lowers(*(f"adaptive_{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)))
@@ -256,7 +258,9 @@ def scan(b: Builder, x: Node, dim, dtype=None, op="") -> Node:
     reverse = False
     if x.op == "flip" and x.attrs["dims"] == (dim % x.rank,):
         x, reverse = x.args[0], True
-    return b.anchor("scan", [x], x.shape, dtype, kind=op, dim=dim % x.rank, reverse=reverse)
+    node = b.anchor("scan", [x], x.shape, dtype, kind=op, dim=dim % x.rank, reverse=reverse)
+    node.said, node.name = op, b.fresh(op)
+    return node
 
 
 @lowers("flip")

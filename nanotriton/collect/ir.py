@@ -78,6 +78,7 @@ class Graph:
     nodes: list[Node]
     outputs: list[Node]
     returns_tuple: bool = False
+    effects: list[Node] = field(default_factory=list)  # what is written into the module: attrs["into"]
 
     def users(self, node: Node) -> list[Node]:
         return [n for n in self.nodes if node in n.args]
@@ -104,6 +105,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.taken: set[str] = set()
         self.attributes: dict[str, Node] = {}  # host text -> param node
+        self.effects: list[Node] = []
 
     def fresh(self, base: str) -> str:
         """An identifier that no node has yet."""
@@ -185,6 +187,11 @@ class Builder:
         return self.add(
             x.name, "view", [x], shape, x.dtype, text, {"alias": alias, "dims": tuple(dims)}, "view"
         )
+
+    def effect(self, node: Node, target: Node) -> None:
+        """The node's value goes into a tensor of the module, as training's running statistics do."""
+        node.attrs["into"] = target.text
+        self.effects.append(node)
 
     def anchor(self, op: str, args: Sequence[Node], shape, dtype=None, **attrs) -> Node:
         return self.add(op, op, args, shape, dtype or args[0].dtype, "", attrs, op)

@@ -109,7 +109,7 @@ def drawn(job: dict) -> Candidate:
         },
     )
     if not job.get("hard"):
-        fill(made, Task(job["key"], made.small), draft.looped())
+        fill(made, Task(job["key"], made.small))
     return made
 
 
@@ -138,13 +138,13 @@ def given(job: dict) -> Candidate:
         except Exception as error:
             made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
     else:
-        fill(made, Task(job["key"], made.source), None)
+        fill(made, Task(job["key"], made.source))
     return made
 
 
-def fill(made: Candidate, task: Task, looped: bool | None) -> None:
+def fill(made: Candidate, task: Task) -> None:
     try:
-        composed = compose(task, looped)
+        composed = compose(task)
     except Unfit as error:
         made.status, made.message = "unfit", str(error)[:200]
         return

@@ -79,7 +79,7 @@ for _d in (1, 2, 3):
     MODULES[f"AdaptiveAvgPool{_d}d"] = (f"adaptive_avg_pool{_d}d", (), ("output_size",))
     MODULES[f"AdaptiveMaxPool{_d}d"] = (f"adaptive_max_pool{_d}d", (), ("output_size",))
     MODULES[f"InstanceNorm{_d}d"] = ("instance_norm", _NORM, ("eps",))
-    MODULES[f"BatchNorm{_d}d"] = ("batch_norm", ("running_mean", "running_var", *_NORM), ("training", "eps"))
+    MODULES[f"BatchNorm{_d}d"] = ("batch_norm", ("running_mean", "running_var", *_NORM), ("training", "momentum", "eps"))
     MODULES[f"ZeroPad{_d}d"] = ("pad", (), ("padding",))
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/"}
 IGNORED = (
@@ -144,7 +144,7 @@ class Reader:
         outputs = list(result) if isinstance(result, tuple | list) else [result]
         if not all(isinstance(o, Node) for o in outputs):
             raise Unfit("forward returns something other than tensors")
-        return Graph(self.b.nodes, outputs, isinstance(result, tuple | list))
+        return Graph(self.b.nodes, outputs, isinstance(result, tuple | list), self.b.effects)
 
     def resolve(self, value):
         return torch.fx.node.map_aggregate(

@@ -44,7 +44,8 @@ class Kernel:
         for name, text in self.pointers:
             if text == host:
                 return name
-        name = self.fresh(f"{plain_name(node)}_ptr")
+        base = "x" if root(node).op not in ("input", "param", "out") else plain_name(node)
+        name = self.fresh(f"{base}_ptr")
         self.pointers.append((name, host))
         return name
 
@@ -213,6 +214,9 @@ class Body:
             return self.value(node.args[0])
         if node not in self.host:
             raise Unfit(f"{node.name} is not there yet")
+        made_before = root(node).op not in ("input", "param")  # by another kernel
+        if made_before and node not in self.names:
+            self.names[node] = self.kernel.fresh("x")
         self.variable[node] = self.name(node)
         self.kernel.add(f"{self.variable[node]} = {self.load(node)}")
         return self.variable[node]
@@ -244,7 +248,8 @@ class Body:
         if node in self.variable:
             return
         if node.op == "view":
-            self.variable[node] = self.value(node.args[0])
+            computed = node.args[0] in self.variable or node.args[0] in self.stage.nodes
+            self.variable[node] = self.value(node.args[0] if computed or node not in self.host else node)
             return
         values = {f"{{{i}}}": self.value(a) for i, a in enumerate(node.args)}
         for key, number in node.attrs.items():
@@ -276,7 +281,7 @@ class Body:
         return self.kernel.size("cols", self.space.length(self.stage.dims))
 
     def store(self, node: Node, out: str, place: str, mask: str) -> None:
-        pointer = self.kernel.pointer(Node(out, "", (), (), torch.float32), out)
+        pointer = self.kernel.pointer(Node("out", "out", (), (), torch.float32), out)
         tail = f", mask={mask}" if mask else ""
         self.kernel.add(
             f"tl.store({pointer} + {place}, {self.value(node)}{tail})"
@@ -285,12 +290,18 @@ class Body:
         )
 
 
+def root(node: Node) -> Node:
+    """What a view is of."""
+    while node.op == "view":
+        node = node.args[0]
+    return node
+
+
 def plain_name(node: Node) -> str:
     """A node's name without the number that tells it from others of the graph, and none of Python's own
     (`abs`, `pow`).
     """
-    while node.op == "view":
-        node = node.args[0]
+    node = root(node)
     name = re.sub(r"_\d+$", "", node.name) if node.op != "input" else node.name
     return "y" if name in vars(builtins) else name
 
