@@ -7,6 +7,7 @@ The emitters in emit/ write the kernels; `attrs` is what they need to know.
 import torch
 
 from nanotriton.collect.ir import Builder, Node, Unfit, per_dimension
+from nanotriton.collect.layouts import permute
 from nanotriton.collect.lower import lowers
 
 WANTS_MODULE = ("conv", "conv_transpose")
@@ -28,7 +29,10 @@ def matmul(b: Builder, x: Node, other: Node, op="") -> Node:
             other,
         )
     if x.rank == 1:
-        raise Unfit("a vector times a matrix")
+        if other.rank > 2:
+            raise Unfit("a vector times a batch")
+        upright = b.view(x, (x.shape[0], 1), "{0}.unsqueeze(1)", alias=True)
+        return b.reduce("sum", b.map("product", "{0} * {1}", upright, other), 0, False)
     x, trans_a = without_transposition(x)
     other, trans_b = without_transposition(other)
     m, k = x.shape[-2:][:: -1 if trans_a else 1]
@@ -50,6 +54,27 @@ def without_transposition(x: Node) -> tuple[Node, bool]:
         if order == [*range(x.rank - 2), x.rank - 1, x.rank - 2]:
             return x.args[0], True
     return x, False
+
+
+@lowers("einsum")
+def einsum(b: Builder, equation: str, *operands, op="") -> Node:
+    """Those of two tensors that are a product of matrices: one index is summed over, which both have; the
+    result has the first one's other indices, and at its end the second one's.
+    """
+    x, other = operands[0] if isinstance(operands[0], tuple | list) else operands
+    inputs, _, result = equation.replace(" ", "").partition("->")
+    first, _, second = inputs.partition(",")
+    summed = [i for i in first if i in second and i not in result]
+    batch = first[:-2] if second[:-2] else ""
+    if len(summed) != 1 or second[:-2] != batch:
+        raise Unfit(f"the einsum {equation}")
+    k = summed[0]
+    rows, cols = first.replace(k, ""), second[len(batch) :].replace(k, "")
+    if result != rows + cols or len(cols) != 1 or k not in first[-2:]:
+        raise Unfit(f"the einsum {equation}")
+    flipped = lambda t: permute(b, t, -2, -1, op="transpose")
+    x = x if first[-1] == k else flipped(x)
+    return matmul(b, x, other if second[-2] == k else flipped(other))
 
 
 @lowers("linear")

@@ -178,7 +178,9 @@ class Assembly:
 
     def kernel_name(self, stage: Stage) -> str:
         """After its operators, at most three."""
-        said = [n.said for n in stage.nodes if n.said not in UNSAID and (n.op != "reduce" or n.attrs.get("asked"))]
+        said = [
+            n.said for n in stage.nodes if n.said not in UNSAID and (n.op != "reduce" or n.attrs.get("asked"))
+        ]
         said = said or [n.said for n in stage.nodes if n.op == "reduce"]
         words = list(dict.fromkeys(said or [n.said for n in stage.nodes]))
         name = "_".join(words if len(words) <= 3 else [words[0], "fused"])
@@ -190,7 +192,7 @@ class Assembly:
             return self.pictures(stage)
         if stage.kind == "matmul":
             return self.matrices(stage)
-        if stage.anchor is not None:
+        if stage.anchor is not None and stage.kind != "scan":
             return [self.short(t) for t in ANCHORS.get(stage.kind, gather).out_dims(stage, self.host)]
         operands = [a for n in stage.nodes for a in n.args if a in self.host]
         found: list[str] = []
@@ -257,7 +259,7 @@ class Assembly:
         """The expression that makes the tensor `name`, whose dimensions are known from then on."""
         shape = node.shape
         operands = [
-            a for n in stage.nodes if n is not stage.anchor for a in n.args
+            a for n in stage.nodes if n is not stage.anchor or n.op == "scan" for a in n.args
         ]  # what an anchor reads is like its result by chance only
         alike = [
             a

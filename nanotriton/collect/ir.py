@@ -7,6 +7,7 @@ Everything else (a matmul, a convolution, a pooling, a gather) is an anchor, whi
 of its own. Softmax, the norms and the losses are no nodes: lower.py spells them as maps and reductions.
 """
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,43 @@ class NamedFloat(float):
         made = super().__new__(cls, value)
         made.text = text
         return made
+
+    def __neg__(self) -> "NamedFloat":
+        return NamedFloat(-float(self), f"-{self.text}")
+
+    def combined(self, sign: str, other: object, swapped: bool) -> "NamedFloat":
+        """The result of an operator with another number, named after the formula."""
+        first, second = (other, self) if swapped else (self, other)
+        value = FORMULAS[sign](float(first), float(second))
+        texts = (f"({t})" if " " in (t := text_of(n)) else t for n in (first, second))
+        return NamedFloat(value, f" {sign} ".join(texts))
+
+    def __add__(self, other):
+        return self.combined("+", other, False)
+
+    def __radd__(self, other):
+        return self.combined("+", other, True)
+
+    def __sub__(self, other):
+        return self.combined("-", other, False)
+
+    def __rsub__(self, other):
+        return self.combined("-", other, True)
+
+    def __mul__(self, other):
+        return self.combined("*", other, False)
+
+    def __rmul__(self, other):
+        return self.combined("*", other, True)
+
+    def __truediv__(self, other):
+        return self.combined("/", other, False)
+
+    def __rtruediv__(self, other):
+        return self.combined("/", other, True)
+
+
+FORMULAS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 class NamedInt(int):

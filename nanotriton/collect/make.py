@@ -105,7 +105,7 @@ def drawn(job: dict) -> Candidate:
             "family": draft.family,
             "operators": draft.ops,
             "dtype": draft.dtype or "float32",
-            "sizes": [large for _, large in draft.sizes.values()],
+            "sizes": draft.numbers(),
         },
     )
     if not job.get("hard"):
@@ -175,6 +175,7 @@ def computed_literals(source: str, solution: str) -> int:
 # Constants of operators' own definitions: GELU's, SELU's, pi, default epsilons and slopes.
 DEFINING = {
     0.7071067811865476,
+    0.7978845608028654,
     1.5957691216057308,
     0.044715,
     1.0507009873554805,

@@ -8,7 +8,7 @@ lane has one output element and adds up its taps.
 from collections.abc import Callable
 
 from nanotriton.collect.emit import flat
-from nanotriton.collect.emit.kernel import Group, Kernel, Space
+from nanotriton.collect.emit.kernel import HALVES, Group, Kernel, Space
 from nanotriton.collect.emit.matmul import BLOCKS, finish
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node, Unfit, text_of
@@ -98,7 +98,9 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
     source = f"(batch * {channels} + c[None, :])"
     for size, i in zip(sizes, at):
         source = f"({source} * {size} + {i})"
-    weight = f"col * {limit} + k[:, None]"  # a weight is [out, in, taps...], of a transposed one [in, out, ..]
+    weight = (
+        f"col * {limit} + k[:, None]"  # a weight is [out, in, taps...], of a transposed one [in, out, ..]
+    )
     if stage.anchor.attrs["transposed"]:
         weight = f"(c[:, None] * {n} + col) * {window} + k[:, None] % {count}"
     kernel.add(
@@ -134,7 +136,9 @@ def hyperparameters(kernel: Kernel, stage: Stage, letters) -> list[tuple[str, st
     return list(zip(*columns))
 
 
-def input_places(kernel: Kernel, stage: Stage, letters, sizes: list[str], numbers, tap) -> tuple[str, list[str]]:
+def input_places(
+    kernel: Kernel, stage: Stage, letters, sizes: list[str], numbers, tap
+) -> tuple[str, list[str]]:
     """Lines for the input's coordinates `id`, `ih`, `iw` under a tap -> (the condition that they are inside
     the input, the coordinates' texts).
     """
@@ -186,7 +190,7 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
         f"inside = mask & {inside}",
         f"a = tl.load({px} + {source}, mask=inside, other=0.0)",
         f"b = tl.load({pw} + {place}, mask=mask, other=0.0)",
-        "acc += a.to(tl.float32) * b",
+        "acc += a.to(tl.float32) * b" if x.dtype in HALVES else "acc += a * b",
     )
     loops = [
         f"for c in range({channels} // {groups}):",

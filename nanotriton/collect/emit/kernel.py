@@ -200,6 +200,7 @@ class Body:
         ] = {}  # a node computed again, in a second pass over its row, has its old name
         self.other: dict[Node, str] = {}  # what lanes outside of the mask hold after a load, where it matters
         self.places = places or {}  # {row} and {col} of a matrix
+        self.aligned = aligned(stage)
 
     def name(self, node: Node) -> str:
         if node not in self.names:
@@ -239,7 +240,7 @@ class Body:
         """
         if self.stage.is_statistic(node):
             return self.stage.kept
-        return node.shape
+        return self.aligned.get(node, node.shape)
 
     def compute(self, node: Node, last: dict[Node, Node]) -> None:
         """One element-wise node. last: for each node, the last one that reads it; its variable is free for
@@ -290,6 +291,22 @@ class Body:
         )
 
 
+def aligned(stage: Stage) -> dict[Node, tuple[int, ...]]:
+    """Operands of statistics whose combined dimensions are gone, in the rank of the stage: an operand of
+    [channels] belongs to the dimension of the channels and not to the last.
+    """
+    squeezed = tuple(n for i, n in enumerate(stage.full) if i not in stage.dims)
+    found: dict[Node, tuple[int, ...]] = {}
+    for node in stage.nodes:
+        if node.op != "map" or not stage.is_statistic(node) or node.shape != squeezed:
+            continue
+        for a in node.args:
+            if a not in stage.nodes and not stage.is_statistic(a) and a.rank <= len(squeezed):
+                sizes = iter((1,) * (len(squeezed) - a.rank) + tuple(a.shape))
+                found[a] = tuple(1 if i in stage.dims else next(sizes) for i in range(len(stage.full)))
+    return found
+
+
 def root(node: Node) -> Node:
     """What a view is of."""
     while node.op == "view":
@@ -309,7 +326,8 @@ def plain_name(node: Node) -> str:
 def base_name(text: str) -> str:
     """`self.act.negative_slope` -> `negative_slope`."""
     found = re.findall(r"[A-Za-z_]\w*", text)
-    return found[-1] if found else "value"
+    last = found[-1] if found else "value"
+    return "factor" if last == "shape" else last
 
 
 def last_uses(stage: Stage) -> dict[Node, Node]:

@@ -134,7 +134,7 @@ class Row:
 
     def per_row(self, node: Node) -> bool:
         """Whether a node has one value a row: a statistic, or a map of nothing but those."""
-        if node.op == "reduce":
+        if node in self.reductions:
             return True
         shape = self.body.expanded(node)
         shape = (1,) * (len(self.stage.full) - len(shape)) + tuple(shape)

@@ -7,7 +7,7 @@ import torch
 
 from nanotriton.collect.emit.kernel import Body, Group, Kernel, Space, last_uses
 from nanotriton.collect.fuse import Stage
-from nanotriton.collect.ir import Node, Unfit
+from nanotriton.collect.ir import Node
 
 SCAN = {  # (of a block, how the carry joins it, the carry after it, what it starts with)
     "cumsum": ("tl.cumsum({0}, axis=0)", "carry + {0}", "0.0"),
@@ -21,11 +21,6 @@ def log_add(a, b):
     return top + tl.log(tl.exp(a - top) + tl.exp(b - top))
 """
 BLOCK = 1024
-
-
-def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
-    (x,) = stage.anchor.args
-    return [f"{host[x]}.shape[{i}]" for i in range(x.rank)]
 
 
 def emit(
