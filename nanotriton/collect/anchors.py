@@ -6,9 +6,9 @@ The emitters in emit/ write the kernels; `attrs` is what they need to know.
 
 import torch
 
-from nanotriton.collect.ir import Builder, Node, Unfit, per_dimension
+from nanotriton.collect.ir import Builder, NamedFloat, Node, Unfit, per_dimension
 from nanotriton.collect.layouts import permute
-from nanotriton.collect.lower import lowers
+from nanotriton.collect.lower import lowers, softmax
 
 WANTS_MODULE = ("conv", "conv_transpose")
 
@@ -330,6 +330,21 @@ def by_rank(b: Builder, x: Node, *args, op="sort", **kwargs) -> object:
 # ---- attention ----
 
 
+WIDEST = 128  # elements of a head that one program holds; wider heads have their scores stored
+
+
+def attention_by_steps(b: Builder, q: Node, k: Node, v: Node, is_causal, scale) -> Node:
+    """Scores, softmax, weighted sum: three kernels, whatever the width of a head."""
+    if q.shape[1] != k.shape[1] or is_causal:
+        raise Unfit("attention of wide heads that is causal or grouped")
+    scores = matmul(b, q, permute(b, k, -2, -1, op="transpose"))
+    scores.dtype = torch.float32
+    scale = NamedFloat(q.shape[-1] ** -0.5, f"{q.name}.shape[3] ** -0.5") if scale is None else scale
+    weights = softmax(b, b.map("scaled", "{0} * {1}", scores, scale), -1)
+    weights.dtype = v.dtype
+    return matmul(b, weights, v)
+
+
 @lowers("scaled_dot_product_attention")
 def attention(
     b: Builder,
@@ -345,6 +360,8 @@ def attention(
 ) -> Node:
     if attn_mask is not None or dropout_p or q.rank != 4 or q.shape[-1] != v.shape[-1]:
         raise Unfit("attention with a mask, dropout or other than four dimensions")
+    if q.shape[-1] > WIDEST:
+        return attention_by_steps(b, q, k, v, is_causal, scale)
     node = b.anchor(
         "attention",
         [q, k, v],

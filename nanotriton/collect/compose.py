@@ -117,7 +117,7 @@ class Assembly:
         for node in self.graph.nodes:
             if node.op == "view" and node not in self.host and node.args[0] in self.host:
                 text = self.host[node.args[0]]
-                self.host[node] = node.text.replace("{0}", text)
+                self.host[node] = self.short(node.text.replace("{0}", text))
 
     def fresh(self, base: str) -> str:
         name, number = base, 1
@@ -152,8 +152,12 @@ class Assembly:
             rows.emit(kernel, stage, host, outs, texts)
         else:
             ANCHORS.get(stage.kind, gather).emit(kernel, stage, host, outs, texts)
-        if kernel.zeroed:
+        if kernel.start == "0.0":
             self.lines[-1] = self.lines[-1].replace("torch.empty", "torch.zeros")
+        elif kernel.start:
+            self.lines[-1] = re.sub(
+                r"torch\.empty\((.*), device", rf"torch.full((\1,), {kernel.start}, device", self.lines[-1]
+            ).replace("((),)", "()")
         self.launch(kernel)
         self.kernels.append(kernel)
         self.host |= outs
@@ -238,7 +242,14 @@ class Assembly:
         return texts
 
     def short(self, text: str) -> str:
-        """A text of the host in which dimensions that have names are called by them."""
+        """A text of the host in which dimensions that have names are called by them. `@name@` stands for a
+        node of the graph.
+        """
+        for name in re.findall(r"@(\w+)@", text):
+            node = next(n for n in self.graph.nodes if n.name == name)
+            if node not in self.host:
+                raise Unfit("the shape of what is in no memory")
+            text = text.replace(f"@{name}@", self.host[node])
         for tensor, names in self.shapes.items():
             pattern = rf"(?<![\w.]){re.escape(tensor)}\.shape\[(\d+)\]"
             text = re.sub(pattern, lambda m, names=names: names[int(m[1])], text)

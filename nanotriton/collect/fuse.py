@@ -158,7 +158,7 @@ class Fuser:
     def total(self, node: Node) -> None:
         """A reduction of everything: a sum of all programs' sums."""
         x = node.args[0]
-        if node.text not in ("sum", "mean") or node.dtype != torch.float32:
+        if node.text not in ("sum", "mean", "max", "min") or node.dtype != torch.float32:
             raise Unfit(f"{node.text} of a whole tensor, in {node.dtype}")
         stage = self.inside.get(x)
         if not (stage and stage.kind == "pointwise"):

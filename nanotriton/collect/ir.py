@@ -33,6 +33,8 @@ class NamedFloat(float):
 
     def combined(self, sign: str, other: object, swapped: bool) -> "NamedFloat":
         """The result of an operator with another number, named after the formula."""
+        if not isinstance(other, int | float):
+            return NotImplemented
         first, second = (other, self) if swapped else (self, other)
         value = FORMULAS[sign](float(first), float(second))
         texts = (f"({t})" if " " in (t := text_of(n)) else t for n in (first, second))

@@ -241,7 +241,8 @@ class Reader:
 
     def attribute(self, x: Node, name: str):
         if name == "shape":
-            return tuple(NamedInt(n, f"{x.name}.shape[{i}]") for i, n in enumerate(x.shape))
+            said = x.name if x.op == "input" else f"@{x.name}@"  # forward's name for it isn't known yet
+            return tuple(NamedInt(n, f"{said}.shape[{i}]") for i, n in enumerate(x.shape))
         if name in ("T", "mT"):
             return self.lower("transpose", (x, -2, -1), {})
         if name == "ndim":

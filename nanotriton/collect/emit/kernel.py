@@ -28,7 +28,7 @@ class Kernel:
     constants: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     grid: str = ""
-    zeroed: bool = False  # its output must start at zero: it adds to it
+    start: str = ""  # what its output must hold before it, where it adds to it
     taken: set[str] = field(default_factory=set)
     helpers: list[str] = field(default_factory=list)  # functions that it needs before it
 
@@ -249,8 +249,11 @@ class Body:
         if node in self.variable:
             return
         if node.op == "view":
-            computed = node.args[0] in self.variable or node.args[0] in self.stage.nodes
-            self.variable[node] = self.value(node.args[0] if computed or node not in self.host else node)
+            source = node
+            while source.op == "view" and source.attrs["alias"]:
+                source = source.args[0]
+            computed = source in self.variable or source in self.stage.nodes
+            self.variable[node] = self.value(source if computed or node not in self.host else node)
             return
         values = {f"{{{i}}}": self.value(a) for i, a in enumerate(node.args)}
         for key, number in node.attrs.items():

@@ -263,7 +263,7 @@ class Looped(Row):
         """What is read in the loop and has one value a row is loaded before it."""
         found = []
         for node in self.needed([t.args[0] if t.op == "reduce" else t for t in targets]):
-            for a in node.args:
+            for a in node.args if node.op != "view" else ():
                 if a not in self.stage.nodes and self.per_row(a):
                     found.append(a)
         return found
