@@ -47,10 +47,13 @@ class Config:
     cap_share: Annotated[float, "> 0", "<= 1"] = 1.0
     reasoning: bool = True  # put a short account of the kernel before the code
     rl_share: Annotated[float, ">= 0"] = 0.35  # RL tasks without a solution for each pair, of the grammar
-    max_tokens: Annotated[int, ">= 1"] = 2000  # longest solution that is kept
-    max_literals: Annotated[int, ">= 0"] = (
-        1000  # most numbers in it that neither the task nor a definition has
-    )
+    # elements of the inputs, weights and answer of an RL or held-out task: its sizes are brought down to
+    # that, so that judging takes milliseconds; 0: as they are
+    rl_elements: Annotated[int, ">= 0"] = 1 << 20
+    # longest solution that makes a pair; none: 2000 tokens, of route compile 1000
+    max_tokens: Annotated[int, ">= 1"] | None = None
+    # most numbers in it that neither the task nor a definition has; none: any, of route compile 0
+    max_literals: Annotated[int, ">= 0"] | None = None
     max_chars: Annotated[int, ">= 1"] = 6000  # longest module that is taken from --modules
     tokenizer: str = ""  # folder of the tokenizer that lengths are counted with; empty: words and marks
     endpoint: str = ""  # of --route distil: base URL of an OpenAI-compatible server

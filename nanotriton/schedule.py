@@ -27,7 +27,6 @@ class Stream(IntEnum):
     KERNELBENCH = 20  # the completions of bench.kernelbench
     TRITONBENCH = 21  # and of bench.tritonbench
     SEARCH = 30  # the answers of sample.py
-    PASS_RATE = 31  # and of nanotriton.collect.difficulty
 
 
 def seed_of(seed: int, stream: Stream, step: int, task: int = 0, sample: int = 0) -> int:

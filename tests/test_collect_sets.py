@@ -35,16 +35,11 @@ def names(rows: list[dict]) -> list[str]:
 
 
 def test_a_module_that_two_routes_solved_gives_two_pairs_and_no_task():
-    rows = [row("a"), row("a-compile", route="compile", module="a"), row("b", "task", small="little b")]
+    rows = [row("a"), row("a-compile", route="compile", module="a"), row("b", "task")]
     rows += [row("b-compile", module="b"), row("c", "task"), row("c-compile", "task", module="c")]
     kept, pairs = sort(rows, None, 1.0, False)
     assert names(kept["sft"]) == ["a", "a-compile", "b-compile"] == [r["key"] for r in pairs]
-    assert names(kept["rl"]) == ["c"] and "small" not in kept["rl"][0]
-
-
-def test_a_task_keeps_its_small_sizes():
-    kept, _ = sort([row("b", "task", small="little b")], None, 1.0, False)
-    assert kept["rl"] == [{"name": "b", "task": "source of b", "meta": row("b")["meta"], "small": "little b"}]
+    assert names(kept["rl"]) == ["c"]
 
 
 def test_what_is_held_out_is_in_no_other_set_and_there_once():

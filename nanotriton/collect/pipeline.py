@@ -269,7 +269,7 @@ class Pipeline:
         order = self.ordered()
         drawn = self.cfg.count and not self.cfg.modules
         wanted = -(-self.cfg.count // self.shards) if drawn else None
-        kept, pairs = sort(order, wanted, self.cfg.cap_share, self.cfg.reasoning)
+        kept, pairs = sort(order, wanted, self.cfg.cap_share, self.cfg.reasoning, self.cfg.rl_elements)
         for name, rows in kept.items():
             put_rows(self.out / f"{name}.jsonl", rows)
         if self.cfg.verify == "later":

@@ -8,6 +8,7 @@ from collections import Counter
 
 from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.pairs import pair
+from nanotriton.collect.sources import fitted
 
 UNFAIR = (
     "weak_task",
@@ -26,10 +27,13 @@ def is_rl(row: dict) -> bool:
     return row["status"] == "task" and row["split"] == "train"
 
 
-def sort(rows: list[dict], wanted: int | None, share: float, reasoning: bool) -> tuple[dict, list[dict]]:
+def sort(
+    rows: list[dict], wanted: int | None, share: float, reasoning: bool, elements: int = 0
+) -> tuple[dict, list[dict]]:
     """({"sft": ..., "rl": ..., "heldout": ...} as lines of the files, the rows behind those of sft).
 
     rows: of the journal, in the order of jobs. wanted: the most pairs, None: all. share: see `capped`.
+    elements: how many an RL task has at most, 0: as many as it has.
     """
     pairs = [row for row in rows if is_pair(row)][:wanted]
     chosen = capped(pairs, share)
@@ -41,8 +45,8 @@ def sort(rows: list[dict], wanted: int | None, share: float, reasoning: bool) ->
     once = {module_of(row): row for row in reversed(heldout)}
     kept = {
         "sft": [pair(row, reasoning) for row in chosen],
-        "rl": [rl_task(row) for row in tasks if is_rl(row)],
-        "heldout": [rl_task(row) | {"split": row["split"]} for row in reversed(once.values())],
+        "rl": [rl_task(row, elements) for row in tasks if is_rl(row)],
+        "heldout": [rl_task(row, elements) | {"split": row["split"]} for row in reversed(once.values())],
     }
     return kept, chosen
 
@@ -52,10 +56,10 @@ def module_of(row: dict) -> str:
     return row.get("module") or digest(row["source"])
 
 
-def rl_task(row: dict) -> dict:
-    """A line of rl.jsonl. `small`, where there is one, is the task with sizes that a CPU judges quickly."""
-    found = {"name": row["key"], "task": row["source"], "meta": row["meta"]}
-    return found | ({"small": row["small"]} if row["small"] not in ("", row["source"]) else {})
+def rl_task(row: dict, elements: int) -> dict:
+    """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times."""
+    source = fitted(row["source"], elements) if elements else row["source"]
+    return {"name": row["key"], "task": source, "meta": row["meta"]}
 
 
 def operators_of(row: dict) -> set[str]:

@@ -59,16 +59,15 @@ def load_task(path: str | Path) -> Task:
 def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
     """The tasks of a file or of a folder, in order of path, and {name: why it is no task} of the other files.
 
-    A .jsonl file has a task a line, as collect_data.py writes it: {name, task, meta}. A folder's tasks are
-    its *.py at any depth; their names are relative paths without .py. An __init__.py that defines nothing of
-    a task only makes the folder a package. Raises ValueError (one line) if there is nothing at `path`, or no
-    .py in it.
+    A folder's tasks are its *.py at any depth; their names are relative paths without .py. An __init__.py
+    that defines nothing of a task only makes the folder a package. A .jsonl file has a task a line, as
+    collect_data.py writes them. Raises ValueError (one line) if there is nothing at `path`, or no .py in it.
     """
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path}: cannot read: No such file or directory")
-    if path.suffix == ".jsonl":
-        return tasks_of_rows(read_rows(path), str(path))
+    if path.suffix == ".jsonl" and path.is_file():
+        return task_rows(path)
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: no .py file in this folder; a task defines {', '.join(REQUIRED)}")
@@ -84,36 +83,41 @@ def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
     return tasks, others
 
 
-def read_rows(path: str | Path) -> list[dict]:
-    """The rows of a .jsonl file of tasks: objects with the task's source as `task`. Raises ValueError (one
-    line) for a file that is none.
+def task_rows(path: Path) -> tuple[list[Task], dict[str, str]]:
+    """The tasks of a JSONL file, in its order, and {name: why it is no task} of the other rows.
+
+    A row is {"task": source, "name": ..., "meta": {...}}. Without a name it goes by the number of its line.
+    A "split", which the rows of held-out tasks have, is kept in the meta. Raises ValueError (one line).
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-        rows = [(number, json.loads(line)) for number, line in enumerate(lines, 1) if line.strip()]
+        lines = read(path).split("\n")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
-    for number, row in rows:
-        if not isinstance(row, dict) or not isinstance(row.get("task"), str):
-            raise ValueError(
-                f"{path}, line {number}: an object with the source of a task as task is expected"
-            )
-    return [row for _, row in rows]
-
-
-def tasks_of_rows(rows: list[dict], where: str) -> tuple[list[Task], dict[str, str]]:
-    """The tasks of rows, and {name: why it is no task} of the others."""
-    tasks: list[Task] = []
+    tasks: dict[str, Task] = {}
     others: dict[str, str] = {}
-    for number, row in enumerate(rows, 1):
-        name = str(row.get("name") or f"row {number}")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
         try:
-            tasks.append(
-                Task(name, check_source(row["task"], f"{where}, {name}"), meta=row.get("meta") or {})
-            )
+            row = json.loads(line)
         except ValueError as error:
-            others[name] = str(error).removeprefix(f"{where}, {name}: ")
-    return tasks, others
+            raise ValueError(f"{where}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("task"), str):
+            raise ValueError(f'{where}: a row {{"task": the module\'s source, "name": ...}} is expected')
+        name = str(row.get("name") or f"line {number}")
+        if name in tasks or name in others:
+            raise ValueError(f"{where}: a second task named {name}")
+        meta = row.get("meta") or {}
+        if "split" in row:
+            meta = {**meta, "split": row["split"]}
+        try:
+            tasks[name] = Task(name, check_source(row["task"], name), meta=meta)
+        except ValueError as error:
+            others[name] = str(error).removeprefix(f"{name}: ")
+    if not tasks and not others:
+        raise ValueError(f"{path}: it is empty")
+    return list(tasks.values()), others
 
 
 def lacking(file: Path) -> list[str]:
