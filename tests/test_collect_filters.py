@@ -15,7 +15,7 @@ import pytest
 from nanotriton.collect.files import Journal
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
-from nanotriton.collect.make import computed_literals
+from nanotriton.collect.make import computed_literals, make
 from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
 
