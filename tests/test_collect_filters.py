@@ -9,13 +9,15 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from nanotriton.collect import make as make_module
 from nanotriton.collect.files import Journal
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
-from nanotriton.collect.make import computed_literals, make
+from nanotriton.collect.make import computed_literals
 from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
 
@@ -208,11 +210,20 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize("extra, status", [("/ x.shape[-1] ** 0.5", "unfit"), ("/ 3.0", "emitted")])
-def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(extra, status):
+@pytest.mark.parametrize("extra", ["/ x.shape[-1] ** 0.5", "/ 3.0"])
+def test_a_factor_of_the_sizes_is_read_from_them(extra):
     task = {"name": "t", "source": SIZED.replace("EXTRA", extra), "solution": None, "meta": {}}
-    made = make({"key": "t", "route": "compose", "task": task})
-    assert made["status"] == status and bool(made["solution"]) == (status == "emitted")
+    made = make_module.make({"key": "t", "route": "compose", "task": task})
+    assert made["status"] == "emitted" and "1024 **" not in made["solution"]
+
+
+def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(monkeypatch):
+    sized = lambda task: SimpleNamespace(source=f"n = {len(task.source)}", stages=[])
+    monkeypatch.setattr(make_module, "compose", sized)
+    monkeypatch.setattr(make_module, "reasoning", lambda composed: "")
+    task = {"name": "t", "source": SIZED.replace("EXTRA", ""), "solution": None, "meta": {}}
+    made = make_module.make({"key": "t", "route": "compose", "task": task})
+    assert (made["status"], made["solution"]) == ("unfit", "")
 
 
 def test_an_rl_task_has_sizes_that_are_judged_quickly():
