@@ -61,12 +61,13 @@ class Decontaminator:
             (name for name, p in self.problems.items() if found.operators and found.operators == p.operators),
             "",
         )
-        if same:
+        # Where shapes are known, other ones make it another task, whose text may well be the problem's own.
+        if same and found.shapes:
             return "same operator", same
         for name, telling in self.telling.items():
             if len(telling) >= 8 and share(telling, texts) >= COPIED:
                 return "copy", name
-        return "", ""
+        return ("same operator", same) if same else ("", "")
 
 
 class Duplicates:
