@@ -15,10 +15,11 @@ import pytest
 from nanotriton.collect import manifest
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
-from nanotriton.collect.make import computed_literals, make
+from nanotriton.collect.make import Candidate, computed_literals, make, only_these_sizes
 from nanotriton.collect.pipeline import Journal
 from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
+from nanotriton.tasks.task import Task
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = '''\
@@ -209,11 +210,14 @@ def get_init_inputs():
 """
 
 
-@pytest.mark.parametrize("extra, status", [("/ x.shape[-1] ** 0.5", "unfit"), ("/ 3.0", "emitted")])
-def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(extra, status):
-    task = {"name": "t", "source": SIZED.replace("EXTRA", extra), "solution": None, "meta": {}}
+def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped():
+    source = SIZED.replace("EXTRA", "/ 3.0")
+    task = {"name": "t", "source": source, "solution": None, "meta": {}}
     made = make({"key": "t", "route": "compose", "task": task})
-    assert made["status"] == status and bool(made["solution"]) == (status == "emitted")
+    assert made["status"] == "emitted" and "640" not in made["solution"]
+    sized = Candidate("t", source, small(source), made["solution"].replace("3.0", "640.0"))
+    only_these_sizes(sized, Task("t", small(source)))
+    assert sized.status == "unfit" and not sized.solution
 
 
 def test_an_rl_task_has_sizes_that_are_judged_quickly():
@@ -221,6 +225,8 @@ def test_an_rl_task_has_sizes_that_are_judged_quickly():
     assert elements(fitted(source, 1 << 17)) <= 1 << 17 < elements(source)
     assert "rows = 160" in fitted(source, 1 << 17)
     assert fitted(source, 1 << 22) == source
+    five = source.replace("rows, cols)", "rows, 40, 40, 40, cols)")  # too many dimensions for any limit
+    assert "rows = 5\n" in fitted(five, 1 << 12) and "cols = 8\n" in fitted(five, 1 << 12)
 
 
 def test_computed_literals_are_those_that_nothing_explains():
