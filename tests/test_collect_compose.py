@@ -311,6 +311,12 @@ SPELLINGS = {
     "einsum of four dimensions": ('torch.einsum("bijl,lk->bijk", x, y)', "torch.randn(2, 3, 5, 37), torch.randn(37, 19)"),
     "vector times matrix": ("y @ x", "torch.randn(9, 37), torch.randn(9)"),
     "gram with an epilogue": ("torch.relu(x @ x.T + y)", "torch.randn(9, 37), torch.randn(9)"),
+    "one column": ("x @ y", "torch.randn(9, 37), torch.randn(37, 1)"),
+    "features as a picture": ("F.instance_norm(x[:, None, None]).squeeze(1).squeeze(1) + y", "torch.randn(9, 37), torch.randn(37)"),
+    "pooled features": ("F.max_pool1d(x.unsqueeze(1), 2).squeeze(1).sum(dim=1)", "torch.randn(9, 38)"),
+    "masked scan": ("torch.cumsum(x * (y > 0), dim=1)", "torch.randn(9, 37), torch.randn(9, 37)"),
+    "largest of everything": ("torch.max(x)", "torch.randn(9, 370)"),
+    "shape of an intermediate": ("torch.relu(x @ y).view(x.shape[0], -1, 4).mean(dim=2)", "torch.randn(9, 37), torch.randn(37, 12)"),
     "operand of a squeezed statistic": ("torch.amax(x, dim=(2, 3)) * y", "torch.randn(3, 7, 5, 4), torch.randn(7)"),
     "statistics of one element": (
         "torch.logsumexp(x.mean(dim=(2, 3), keepdim=True), dim=1, keepdim=True).sum(dim=(2, 3)) * 10.0",

@@ -6,6 +6,7 @@ that the task's own text has, those that define an operator (the 0.5 of GELU) an
 """
 
 import ast
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ UNSAID = (
     "running",
     "unbiased",
 )
+WIDE = 2**31 - 2**20  # elements from which on an offset, with the rest of its block, may not fit in 32 bits
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 
 
@@ -158,6 +160,9 @@ class Assembly:
             self.lines[-1] = re.sub(
                 r"torch\.empty\((.*), device", rf"torch.full((\1,), {kernel.start}, device", self.lines[-1]
             ).replace("((),)", "()")
+        kernel.drop_unused()
+        if any(math.prod(n.shape) > WIDE for node in stage.nodes for n in (node, *node.args)):
+            kernel.widen()
         self.launch(kernel)
         self.kernels.append(kernel)
         self.host |= outs

@@ -241,15 +241,18 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple]:
 
 
 def bounded(draft: Draft, found: dict[str, tuple]) -> dict[str, tuple]:
-    """The first dimension is smaller where the whole input would be too large."""
+    """The first dimension is smaller where the whole input, or what a transposed convolution makes of it,
+    would be too large.
+    """
+    most = MOST >> 4 if any("ConvTranspose" in line for line in draft.init) else MOST
     first = next(iter(draft.inputs.values()))
     dims = [n.strip() for n in re.findall(r"\(([^()]*)\)", first)[0].split(",") if n.strip() in found]
     elements = 1
     for name in dims:
         elements *= found[name][1]
-    if dims and elements > MOST and dims[0] in ("batch", "rows"):
+    if dims and elements > most and dims[0] in ("batch", "rows"):
         small, large = found[dims[0]]
-        found[dims[0]] = (small, max(large * MOST // elements, 4))
+        found[dims[0]] = (small, max(large * most // elements, 4))
     return found
 
 

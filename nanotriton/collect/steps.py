@@ -132,6 +132,12 @@ REDUCE_STEPS = [
 SCAN_STEPS = [
     *_rows("cumsum", "torch.cumsum(x, dim=-1)", "x.cumsum(dim=-1)", group="scan"),
     *_rows("reverse_cumsum", "torch.cumsum(x.flip(-1), dim=-1).flip(-1)", group="scan"),
+    *_rows("exclusive_cumsum", "torch.cumsum(x, dim=-1) - x", group="scan"),
+    *(
+        Step("masked_cumsum", "scan", ROWS, text, inputs=(("mask", mask),))
+        for text in ("torch.cumsum(x * mask, dim=-1)", "(x * mask).cumsum(dim=-1)")
+        for mask in ("torch.randint(0, 2, x_shape).bool()",)
+    ),
     *_rows("cumprod", "torch.cumprod(torch.sigmoid(x) + 0.5, dim=-1)", group="scan"),
     *_rows("logcumsumexp", "torch.logcumsumexp(x, dim=-1)", group="scan"),
     Step("cumsum_rows", "scan", ROWS, "torch.cumsum(x, dim=-2)"),
@@ -179,6 +185,13 @@ def _channels() -> list[Step]:
     for kind, d in SPATIAL.items():
         dims = {1: "2", 2: "(2, 3)", 3: "(2, 3, 4)"}[d]
         made += [
+            Step(
+                "batch_norm",
+                "norm",
+                (kind,),
+                "self.layer(x)",
+                f"self.layer = nn.BatchNorm{d}d({{channels}})",
+            ),
             Step(
                 "batch_norm",
                 "norm",
