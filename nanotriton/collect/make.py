@@ -110,6 +110,7 @@ def drawn(job: dict) -> Candidate:
     )
     if not job.get("hard"):
         fill(made, Task(job["key"], made.small))
+        only_these_sizes(made, Task(job["key"], made.source))
     return made
 
 
@@ -139,7 +140,21 @@ def given(job: dict) -> Candidate:
             made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
     else:
         fill(made, Task(job["key"], made.source))
+        only_these_sizes(made, Task(job["key"], made.small))
     return made
+
+
+def only_these_sizes(made: Candidate, other: Task) -> None:
+    """A solution is dropped if the same module with other sizes, `other`, gets another text: a number in it
+    then comes from the sizes, and it is wrong where they are not these.
+    """
+    if not made.solution or made.source == made.small:
+        return
+    again = Candidate(made.key, other.source)
+    fill(again, other)
+    if again.solution != made.solution:
+        made.status, made.message = "unfit", "its text depends on the sizes"
+        made.solution = made.reasoning = ""
 
 
 def fill(made: Candidate, task: Task) -> None:
