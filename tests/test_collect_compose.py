@@ -317,6 +317,7 @@ SPELLINGS = {
     "masked scan": ("torch.cumsum(x * (y > 0), dim=1)", "torch.randn(9, 37), torch.randn(9, 37)"),
     "largest of everything": ("torch.max(x)", "torch.randn(9, 370)"),
     "shape of an intermediate": ("torch.relu(x @ y).view(x.shape[0], -1, 4).mean(dim=2)", "torch.randn(9, 37), torch.randn(37, 12)"),
+    "computed operand of a squeezed statistic": ("x.mean(dim=(2, 3)) / (torch.abs(y) + 1)", "torch.randn(3, 7, 5, 4), torch.randn(3, 1)"),
     "operand of a squeezed statistic": ("torch.amax(x, dim=(2, 3)) * y", "torch.randn(3, 7, 5, 4), torch.randn(7)"),
     "statistics of one element": (
         "torch.logsumexp(x.mean(dim=(2, 3), keepdim=True), dim=1, keepdim=True).sum(dim=(2, 3)) * 10.0",

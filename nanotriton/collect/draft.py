@@ -82,6 +82,10 @@ TINY = {  # of volumes, which have so many elements
 MOST = 1 << 27  # elements of the first input at the large sizes
 
 
+class Formula(str):
+    """A size that is written with others' names, such as `(out_channels, 1, 1)`."""
+
+
 class Misfit(Exception):
     """These choices don't go together: draw again."""
 
@@ -114,6 +118,7 @@ class Draft:
         layers = without_clashes(style.layers, attributes)
         rename = lambda text: with_layers(renamed(text, names), layers)
         values = {names.get(n, n): pair[large] for n, pair in self.sizes.items()}
+        values = {n: Formula(renamed(v, names)) if isinstance(v, Formula) else v for n, v in values.items()}
         defaults = {names.get(n, n): v for n, v in self.defaults.items()}
         init, lines = [rename(line) for line in self.init], [rename(line) for line in self.lines]
         arguments = [names.get(n, n) for n in self.inputs]
@@ -167,7 +172,8 @@ class Draft:
         )
 
     def parameter(self, name: str, value: object) -> str:
-        return f"{name}: {type(value).__name__}" if self.style.annotated else name
+        kind = "tuple" if isinstance(value, Formula) else type(value).__name__
+        return f"{name}: {kind}" if self.style.annotated else name
 
     def constructor(self, init: list[str], signature: list[str]) -> str:
         if not (init or self.style.always_init):

@@ -3,7 +3,7 @@
 import random
 
 from nanotriton.collect.chain import Chain
-from nanotriton.collect.draft import Draft, Misfit
+from nanotriton.collect.draft import Draft, Formula, Misfit
 from nanotriton.collect.operators import OPS
 from nanotriton.collect.steps import IMAGES, REDUCE_STEPS, ROW_STEPS, SPATIAL, Step
 from nanotriton.collect.windows import convolution, pooling
@@ -84,14 +84,20 @@ def follow(made: Chain) -> None:
 
 def with_parameter(made: Chain, name: str) -> None:
     """A bias or a scale of the module's own, one number for each channel."""
+    rng = made.rng
     known = made.dims[1] if made.kind in IMAGES and len(made.dims) > 2 else made.dims[-1]
     if known in ("?", "1"):
         raise Misfit
     ones = ", 1" * (len(made.dims) - 2) if made.kind in IMAGES else ""
-    attribute = made.rng.choice(
+    attribute = rng.choice(
         {"mul": ("scale", "multiplier", "gamma"), "add": ("bias", "add_value")}.get(name, ("offset",))
     )
-    operand, suffix = made.parameter(attribute, f"torch.randn({known}{ones})")
+    shape = f"{known}{ones}"
+    named = f"{attribute}_shape"
+    if rng.random() < 0.5 and named not in made.draft.fixed:
+        made.draft.fixed[named] = Formula(f"({shape}{'' if ones else ','})")
+        shape = named
+    operand, suffix = made.parameter(attribute, f"torch.randn({shape})")
     made.say(name + suffix, f"x {dict(add='+', mul='*', sub='-')[name]} {operand}")
 
 

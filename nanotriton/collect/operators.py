@@ -186,14 +186,14 @@ _ROWS = (
         "clamp_min",
         "x, min",
         "tl.maximum(x, min)",
-        "torch.clamp_min(x, {c}); x.clamp_min({c})",
+        "torch.clamp_min(x, {c}); x.clamp_min({c}); torch.max(x, torch.tensor({c}, device=x.device))",
         "0.1 0.5 1.0",
     ),
     _op(
         "clamp_max",
         "x, max",
         "tl.minimum(x, max)",
-        "torch.clamp_max(x, {c}); x.clamp_max({c})",
+        "torch.clamp_max(x, {c}); x.clamp_max({c}); torch.min(x, torch.tensor({c}, device=x.device))",
         "0.1 0.5 1.0",
     ),
     _op(

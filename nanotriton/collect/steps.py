@@ -215,6 +215,21 @@ def _channels() -> list[Step]:
             ),
             Step("global_avg_pool", "channel", (kind,), f"x.mean(dim={dims})", result=("0", "1")),
             Step("global_avg_pool", "channel", (kind,), f"F.adaptive_avg_pool{d}d(x, 1)", result=("?",)),
+            Step(
+                "global_avg_pool",
+                "channel",
+                (kind,),
+                f"F.adaptive_avg_pool{d}d(x, {(1,) * d if d > 1 else 1})",
+                result=("?",),
+            ),
+            Step(
+                "global_avg_pool",
+                "channel",
+                (kind,),
+                "self.pooled(x)",
+                f"self.pooled = nn.AdaptiveAvgPool{d}d({(1,) * d if d > 1 else 1})",
+                result=("?",),
+            ),
             Step("global_max_pool", "channel", (kind,), f"torch.amax(x, dim={dims})", result=("0", "1")),
             Step("global_sum", "channel", (kind,), f"torch.sum(x, dim={dims}, keepdim=True)", result=("?",)),
         ]

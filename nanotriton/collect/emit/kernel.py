@@ -311,13 +311,15 @@ def aligned(stage: Stage) -> dict[Node, tuple[int, ...]]:
     """
     squeezed = tuple(n for i, n in enumerate(stage.full) if i not in stage.dims)
     found: dict[Node, tuple[int, ...]] = {}
-    for node in stage.nodes:
-        if node.op != "map" or not stage.is_statistic(node) or node.shape != squeezed:
-            continue
-        for a in node.args:
-            if a not in stage.nodes and not stage.is_statistic(a) and a.rank <= len(squeezed):
-                sizes = iter((1,) * (len(squeezed) - a.rank) + tuple(a.shape))
-                found[a] = tuple(1 if i in stage.dims else next(sizes) for i in range(len(stage.full)))
+    todo = [n for n in stage.nodes if n.op == "map" and stage.is_statistic(n) and n.shape == squeezed]
+    while todo:
+        for a in todo.pop().args:
+            if stage.is_statistic(a) or a.rank > len(squeezed) or a in found:
+                continue
+            sizes = iter((1,) * (len(squeezed) - a.rank) + tuple(a.shape))
+            found[a] = tuple(1 if i in stage.dims else next(sizes) for i in range(len(stage.full)))
+            if a in stage.nodes:
+                todo.append(a)
     return found
 
 
