@@ -218,6 +218,20 @@ def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(extra, st
     assert made["status"] == status and bool(made["solution"]) == (status == "emitted")
 
 
+def test_large_tensors_get_wide_offsets_and_small_ones_do_not():
+    """Their texts differ, and no number in them comes from the sizes."""
+    large = SIZED.replace("EXTRA", "").replace("rows = 640", "rows = 1 << 22")
+    made = make(
+        {"key": "t", "route": "compose", "task": {"name": "t", "source": large, "solution": None, "meta": {}}}
+    )
+    assert made["status"] == "emitted" and "tl.program_id(0).to(tl.int64)" in made["solution"]
+    usual = SIZED.replace("EXTRA", "")
+    made = make(
+        {"key": "t", "route": "compose", "task": {"name": "t", "source": usual, "solution": None, "meta": {}}}
+    )
+    assert made["status"] == "emitted" and "int64" not in made["solution"]
+
+
 def test_an_rl_task_has_sizes_that_are_judged_quickly():
     source = SIZED.replace("EXTRA", "")
     assert elements(fitted(source, 1 << 17)) <= 1 << 17 < elements(source)
