@@ -386,5 +386,5 @@ def test_operators_are_drawn_evenly():
     for one in drawn:
         count.update(set(one.ops))
     assert max(count.values()) <= 60, count.most_common(3)
-    assert 380 <= sum(one.family.startswith("single") for one in drawn) <= 520
+    assert 420 <= sum(one.family.startswith("single") for one in drawn) <= 560
     assert 320 <= sum(one.family.startswith("fused") for one in drawn) <= 460

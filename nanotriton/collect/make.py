@@ -93,7 +93,7 @@ def limited(seconds: int):
 
 def drawn(job: dict) -> Candidate:
     """A module of the grammar. Both texts come from the same draw; the solution is composed from the large
-    one and serves both.
+    one and serves both. A hard one's solution only shows that there is one: it is withheld from the sets.
     """
     draft = draw(random.Random(job["seed"]), job.get("hard", False))
     made = Candidate(
@@ -108,9 +108,9 @@ def drawn(job: dict) -> Candidate:
             "sizes": draft.numbers(),
         },
     )
-    if not job.get("hard"):
-        fill(made, Task(job["key"], made.source))
-        only_these_sizes(made, Task(job["key"], made.small))
+    fill(made, Task(job["key"], made.source))
+    only_these_sizes(made, Task(job["key"], made.small))
+    made.meta["withheld"] = bool(job.get("hard"))
     return made
 
 
