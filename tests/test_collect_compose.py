@@ -197,6 +197,18 @@ def test_numbers_that_a_module_keeps_reach_the_kernel_as_arguments():
     )
 
 
+@pytest.mark.parametrize("forward", [
+    "torch.clamp(x, -self.a, 2 * self.a)", "torch.min(x, torch.tensor(self.a, device=x.device))",
+    "x * (1.0 / self.a) + (self.a - 1)", "F.leaky_relu(x, self.a)",
+])  # fmt: skip
+def test_a_number_of_the_constructor_is_no_constant(forward, executor):
+    """The judge makes the module with another number."""
+    source = task(forward, "torch.randn(5, 33)", "self.a = a", init_inputs="0.37").source
+    module = Task("t", source.replace("__init__(self)", "__init__(self, a)"))
+    solution = compose(module).source
+    assert "0.37" not in solution and executor.submit(module, solution).result().correct
+
+
 def test_two_threads_that_trace_leave_modules_as_they_were():
     before, inside, first_is_done = nn.Module.__call__, threading.Event(), threading.Event()
 

@@ -16,7 +16,7 @@ FOLLOWING = {
     "add": 8, "sub": 6, "mul": 9, "div": 5, "maximum": 1, "minimum": 1,
 }  # fmt: skip
 HEADS = {
-    "linear": 11, "linear_without_bias": 8, "matmul": 9, "conv1d": 5, "conv2d": 14, "conv3d": 12,
+    "linear": 10, "linear_without_bias": 8, "matmul": 9, "conv1d": 5, "conv2d": 14, "conv3d": 12,
     "conv_transpose1d": 5, "conv_transpose2d": 11, "conv_transpose3d": 11,
 }  # fmt: skip
 

@@ -56,16 +56,16 @@ BY_HAND = {  # activations that people write out
 }
 CATEGORIES = {
     "activation": 16,
-    "elementwise": 12,
+    "elementwise": 11,
     "matmul": 14,
-    "conv": 8,
-    "conv_transpose": 7,
-    "pool": 7,
-    "norm": 10,
+    "conv": 9,
+    "conv_transpose": 8,
+    "pool": 5,
+    "norm": 9,
     "softmax": 4,
     "reduce": 8,
     "scan": 5,
-    "loss": 7,
+    "loss": 8,
     "attention": 3,
 }
 POOLS = (("max", 1), ("max", 2), ("max", 3), ("avg", 1), ("avg", 2), ("avg", 3))

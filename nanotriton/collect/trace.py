@@ -232,7 +232,10 @@ class Reader:
         if name == "getitem" and not isinstance(args[0], Node):
             return args[0][args[1]]
         if name == "tensor" and isinstance(args[0], float | int):
-            return Scalar(args[0])
+            made = Scalar(args[0])
+            if hasattr(args[0], "text"):
+                made.text = args[0].text
+            return made
         if not any(isinstance(a, Node) for a in (*flat(args), *flat(kwargs.values()))):
             return self.arithmetic(name, args)
         if name in IDENTITY:
