@@ -164,6 +164,16 @@ def test_reductions_of_the_same_rows_share_a_kernel_and_a_chain_is_one_kernel():
     assert [s.kind for s in fuse(graph_of(two))] == ["matmul", "rows"]
 
 
+def test_what_follows_a_group_norm_is_computed_in_its_kernel(executor):
+    module = task(
+        "torch.tanh(F.leaky_relu(self.norm(x), 0.1))",
+        "torch.randn(2, 8, 5, 3)",
+        "self.norm = nn.GroupNorm(4, 8)",
+    )
+    composed = compose(module)
+    assert len(composed.stages) == 1 and executor.submit(module, composed.source).result().correct
+
+
 def test_a_loss_of_two_branches_is_computed_in_order():
     """A node joins the stage of its latest argument only if nothing that comes later is needed there."""
     module = task(

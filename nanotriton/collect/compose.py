@@ -133,7 +133,7 @@ class Assembly:
     def stage(self, stage: Stage) -> None:
         kernel = Kernel(self.kernel_name(stage))
         texts = self.dims(stage)
-        outs = {node: self.fresh("out" if node in self.graph.outputs else "hidden") for node in stage.stored}
+        outs = {node: self.fresh("out" if self.returned(node) else "hidden") for node in stage.stored}
         for node, name in outs.items():
             if node in self.graph.effects:
                 outs[node] = node.attrs["into"]
@@ -166,6 +166,11 @@ class Assembly:
         self.launch(kernel)
         self.kernels.append(kernel)
         self.host |= outs
+
+    def returned(self, node: Node) -> bool:
+        """Whether a node is a result of forward, or a view of it is."""
+        results = self.graph.outputs
+        return node in results or any(n.op == "view" and node in n.args for n in results)
 
     def only_view(self, node: Node, stage: Stage) -> tuple[Node | None, str]:
         """Where a result is only read in another shape, which something in memory has too: that view, and

@@ -54,7 +54,8 @@ class Kernel:
         for name, text in self.sizes.items():
             if text == host:
                 return name
-        name = self.fresh(base)
+        own = re.fullmatch(r"self(?:\.\w+)*\.(\w+)", host)  # a layer's number keeps its name
+        name = self.fresh(own[1] if own else base)
         self.sizes[name] = host
         return name
 
