@@ -15,7 +15,7 @@ import pytest
 from nanotriton.collect import manifest
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
-from nanotriton.collect.make import Candidate, computed_literals, make, only_these_sizes
+from nanotriton.collect.make import computed_literals, make
 from nanotriton.collect.pipeline import Journal
 from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
@@ -210,14 +210,27 @@ def get_init_inputs():
 """
 
 
-def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped():
-    source = SIZED.replace("EXTRA", "/ 3.0")
-    task = {"name": "t", "source": source, "solution": None, "meta": {}}
+@pytest.mark.parametrize(
+    "extra, status", [("/ (x.shape[-1] >> 1)", "unfit"), ("/ x.shape[-1] ** 0.5", "emitted")]
+)
+def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(extra, status):
+    task = {"name": "t", "source": SIZED.replace("EXTRA", extra), "solution": None, "meta": {}}
     made = make({"key": "t", "route": "compose", "task": task})
-    assert made["status"] == "emitted" and "640" not in made["solution"]
-    sized = Candidate("t", source, small(source), made["solution"].replace("3.0", "640.0"))
-    only_these_sizes(sized, Task("t", small(source)))
-    assert sized.status == "unfit" and not sized.solution
+    assert made["status"] == status and bool(made["solution"]) == (status == "emitted")
+
+
+def test_large_tensors_get_wide_offsets_and_small_ones_do_not():
+    """Their texts differ, and no number in them comes from the sizes."""
+    large = SIZED.replace("EXTRA", "").replace("rows = 640", "rows = 1 << 22")
+    made = make(
+        {"key": "t", "route": "compose", "task": {"name": "t", "source": large, "solution": None, "meta": {}}}
+    )
+    assert made["status"] == "emitted" and "tl.program_id(0).to(tl.int64)" in made["solution"]
+    usual = SIZED.replace("EXTRA", "")
+    made = make(
+        {"key": "t", "route": "compose", "task": {"name": "t", "source": usual, "solution": None, "meta": {}}}
+    )
+    assert made["status"] == "emitted" and "int64" not in made["solution"]
 
 
 def test_an_rl_task_has_sizes_that_are_judged_quickly():
@@ -300,7 +313,6 @@ def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
     import train_sft
     from nanotriton.tasks.bpe import train_tokenizer
     from nanotriton.tasks.prompt import build_prompt
-    from nanotriton.tasks.task import Task
     from nanotriton.tokenizer import Tokenizer
 
     path = tmp_path / "sft.jsonl"
