@@ -6,9 +6,9 @@ import torch
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.judge import draws, moves
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS, Trial
+from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
@@ -56,17 +56,17 @@ def judge(reference, trials, candidate, twice=True):
     for trial in trials:
         judge_trial(reference, trial, run)
     if twice:
-        judge_second(reference, Trial(reference.before, trials[0].inputs, trials[0].weights), Stateless(run))
+        judge_calls(reference, calls_of(reference, trials[0])[:2], Stateless(run, trials[0].weights))
 
 
 class Stateless:
-    """Two calls of a candidate that keeps nothing, as `judge_second` asks for them."""
+    """Calls of a candidate that keeps nothing, as `judge_calls` asks for them."""
 
-    def __init__(self, run):
-        self.run = run
+    def __init__(self, run, weights):
+        self.run, self.weights = run, weights
 
-    def twice(self, inputs, more, weights):
-        return self.run(inputs, weights)[0], self.run(more, weights)[0], {}, {}
+    def calls(self, draws, training):
+        return Calls([self.run(draw(), self.weights)[0] for draw in draws], [{} for _ in draws])
 
 
 def refused(reference, candidate):

@@ -313,7 +313,7 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
     monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
-        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, plan, second, 0))
+        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, [plan, second], 0, {}))
     assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
     for call in (plan, second):
         assert [a[0].kernel for a in call.steps[0].alternatives] == [1, 2]

@@ -15,8 +15,9 @@ from nanotriton.plan import wire
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Record the candidate. The answer's payload is the plan of a first call, whose length the header
-    says, and the plan of a second. The header also says whether the module was trained.
+    """Record the candidate. The answer's payload is the plans of its calls (`recorder.record`), whose lengths
+    the header says. The header also says whether the module was trained, and the names of its parameters if
+    they are those of the reference in shape, dtype and order.
 
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
@@ -33,20 +34,21 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
-    trained = False
+    names = None
 
     def finish(model):
-        nonlocal trained
+        nonlocal names
         model = settled(model)
-        trained = args["trained"] and construct.parameters_of(model) == args["parameters"]
-        if trained:
-            construct.train_(model, args["seed"])
+        if args["parameters"] is not None and construct.parameters_of(model) == args["parameters"]:
+            names = [name for name, _ in model.named_parameters()]
+            if args["trained"]:
+                construct.train_(model, args["seed"])
         return model
 
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
-            first, second = recorder.record(
+            plans = recorder.record(
                 source,
                 init,
                 inputs,
@@ -57,8 +59,10 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 default_cuda=args["defaults"]["cuda"],
                 finish=finish,
             )
-        data = first.to_bytes()
-        report.finish({"first": len(data), "trained": trained}, data + second.to_bytes())
+        data = [plan.to_bytes() for plan in plans]
+        trained = args["trained"] and names is not None
+        lengths = [len(plan) for plan in data]
+        report.finish({"plans": lengths, "trained": trained, "parameters": names}, b"".join(data))
     except recorder.RecordError as error:
         report.finish(
             {

@@ -7,18 +7,20 @@ that all cores stay busy.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from nanotriton.executor.common import construct
+from nanotriton.executor.judge.calls import ORDINALS, calls_of, hides_state, judge_calls
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import Trial, has_other_numbers
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.judge.runner import Runner
-from nanotriton.executor.judge.second import judge_second
+from nanotriton.executor.judge.training import training_of
 from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
@@ -54,7 +56,8 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
         inputs, init = reference.described(seed)
-        parameters = construct.parameters_of(reference.on_host(seed))
+        model = reference.on_host(seed)
+        parameters = construct.parameters_of(model)
     args = {
         "inputs": inputs,
         "init": init,
@@ -74,17 +77,19 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
     if ended.header.get("trained") is not True:
         seed = abs(seed)  # a module with other parameters than the reference's cannot be trained alike
     with worker.stage("validate", job.timeout):
-        plan, second = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
+        plans = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
+        names = read_names(ended, [name for name, _ in model.named_parameters()])
+        plan = plans[0]
         job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
         facts = rules.facts(plan)
         job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
         job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
         if reference.facts.flops:
             job.facts["torch_share"] = facts.flops / reference.facts.flops
-        if violation := rules.check_plan(plan, job.policy, reference.facts):
-            raise Fault(violation.status, str(violation))
-        if violation := rules.check_plan(second, job.policy, reference.facts):
-            raise Fault(violation.status, f"in a second call of the same module: {violation}")
+        for number, call in enumerate(plans):
+            if violation := rules.check_plan(call, job.policy, reference.facts):
+                where = f"in a {ORDINALS[number]} call of the same module: " if number else ""
+                raise Fault(violation.status, f"{where}{violation}")
         size = sum(
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
             for t in (plan.tensors[i] for i in plan.output_tensors())
@@ -97,28 +102,46 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         if shared := shared_memory(plan, reference.facts.fresh):
             raise Fault("wrong_value", shared)
     if worker.gpu is None:
-        yield from worker.fits.check(job, worker, (plan, second))
-        return Runner(worker, job, reference, plan, second, seed)
+        yield from worker.fits.check(job, worker, plans)
+        return Runner(worker, job, reference, plans, seed, names)
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-    return (yield from gpu_runner.make_runner(job, worker, reference, plan, second, seed))
+    return (yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names))
 
 
-def read_plans(ended: Ended, max_memory: int) -> tuple[Plan, Plan]:
-    """The plans of a first and of a second call, from a child's answer. Raises Fault for anything that is not
-    that."""
+def read_plans(ended: Ended, max_memory: int) -> list[Plan]:
+    """The plans of a first call and of further ones, from a child's answer. Raises Fault for anything that is
+    not that."""
     try:
         with malformed():
-            first = ended.header["first"]
-            check(type(first) is int and first >= 0, "its length is a number")
-            plan = Plan.from_bytes(ended.payload[:first], max_memory)
-            second = Plan.from_bytes(ended.payload[first:], max_memory)
-            check(not plan.carried, "a first call takes over nothing")
-            check_follows(second, plan)
+            lengths = ended.header["plans"]
+            check(type(lengths) is list and 2 <= len(lengths) <= len(ORDINALS), "two calls, or a few more")
+            check(all(type(n) is int and n >= 0 for n in lengths), "a plan's length is a number")
+            ends = list(itertools.accumulate(lengths))
+            check(ends[-1] == len(ended.payload), "plans fill the answer exactly")
+            starts = [0, *ends[:-1]]
+            plans = [
+                Plan.from_bytes(ended.payload[start:end], max_memory)
+                for start, end in zip(starts, ends, strict=True)
+            ]
+            check(not plans[0].carried, "a first call takes over nothing")
+            for before, after in itertools.pairwise(plans):
+                check_follows(after, before)
     except PlanError as error:
         status = "memory_limit" if "bytes of tensors" in str(error) else "crashed"
         raise Fault(status, f"plan: {error}") from None
-    return plan, second
+    return plans
+
+
+def read_names(ended: Ended, wanted: list[str]) -> dict[str, str]:
+    """The names of the candidate's parameters -> the reference's (wanted), which are in the same order.
+
+    There are none where the child says that the parameters are not alike.
+    """
+    own = ended.header.get("parameters")
+    if type(own) is not list or len(own) != len(wanted) or not all(type(name) is str for name in own):
+        return {}
+    return dict(zip(own, wanted, strict=True))
 
 
 def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -153,10 +176,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         raise
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.
-    yield from judge_trials(job, worker, reference, trials, first)
-    before = replace(trials[0], kind=reference.before)
-    work = partial(judge_second, reference, before, first)
-    in_room(worker, reference, "judge", worker.patience, work)
+    ways = yield from judge_trials(job, worker, reference, trials, first)
+    yield from judge_further_calls(job, worker, reference, trials[0], first, ways)
     work = partial(first.ask_evaluator, trials[0])
     in_room(worker, reference, "judge", worker.patience, work)
     work = partial(check_unread, reference, trials[0], first)
@@ -181,9 +202,9 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
 
 def judge_trials(
     job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
-) -> Generator[Spawn, Ended, None]:
+) -> Generator[Spawn, Ended, dict[int, "Way"]]:
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of
-    its own."""
+    its own. Returns how the trials were judged, by the seed of their weights."""
     ways = {first.recorded: Way(first, first.recorded)}
     for number, trial in enumerate(trials):
         if way := ways.get(trial.weights):
@@ -191,6 +212,40 @@ def judge_trials(
         else:
             judged, ways[trial.weights] = yield from judge_other_weights(job, worker, reference, trial, first)
         job.note(number, judged)
+    return ways
+
+
+def judge_further_calls(
+    job: Job, worker, reference: Reference, trial: Trial, first: "Runner", ways: dict[int, "Way"]
+) -> Generator[Spawn, Ended, None]:
+    """Judge the first recording's further calls (calls.py), with training in between where that is fair.
+
+    trial: the first. ways: how the trials were judged.
+    """
+    calls = calls_of(reference, trial)
+    judge = partial(judge_calls, reference, calls, first)
+    judge_plainly = partial(in_room, worker, reference, "judge", worker.patience, judge)
+
+    def judge_trained() -> None:
+        with excused("on its own inputs, called again"):
+            fair = not hides_state(reference, calls)
+            training = training_of(reference, trial.weights) if fair else None
+        judge(training)
+
+    # else it has prepared numbers in the constructor, or has other parameters than the reference
+    trained = reference.trains and any(way.weights < 0 for way in ways.values())
+    if not trained:
+        return judge_plainly()
+    try:
+        in_room(worker, reference, "judge", worker.patience, judge_trained)
+    except Fault as fault:
+        if is_final(fault):
+            raise
+        # forward may read numbers off weights: then a recording belongs to its weights
+        runner = yield from record(job, worker, reference, -trial.weights)
+        if all(alike(one, other) for one, other in zip(runner.plans, first.plans, strict=False)):
+            raise fault from None
+        judge_plainly()
 
 
 @dataclass(frozen=True)

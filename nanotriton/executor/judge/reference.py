@@ -125,7 +125,8 @@ class Reference:
             self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
-        self.keeps_nothing = False  # known to leave no state between two calls (second.py)
+        self.keeps_nothing = False  # known to leave no state between two calls (calls.py)
+        self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
         self.prints = Allowance(task.name)
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
@@ -343,7 +344,7 @@ class Reference:
 
         running = partial(self.running, "nudged" if nudge or change else kind)
         twin = in_float64(build, [draw], weights if noise is None else noise, running, nudge)
-        return (None, None) if twin is None else (twin.answer, twin.inputs)
+        return (None, None) if twin is None else (twin.answers[-1], twin.inputs[-1])
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
