@@ -29,7 +29,9 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
-    second.py       a second call of the same module: its answer, and the state that both leave
+    calls.py        further calls of the same module: their answers, and the state that both leave
+    training.py     other weights between two calls
+    memory.py       whose memory an answer lies in, and whether a later call overwrites it
     compare.py      the tolerance, and what else an answer must be: a table of named checks
     values.py       errors of one output, measured for these checks
     twin.py         the reference in float64

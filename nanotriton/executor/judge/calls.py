@@ -29,7 +29,7 @@ from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.memory import check_memory
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference, excused
-from nanotriton.executor.judge.training import Training
+from nanotriton.executor.judge.training import Training, training_of
 from nanotriton.executor.judge.twin import State, Twin, in_float64, state_of
 from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import identical, tensors
@@ -292,11 +292,13 @@ def hides_state(reference: Reference, trials: list[Trial]) -> bool:
 
 
 def differs_from_fresh(reference: Reference, trials: list[Trial]) -> bool:
-    """Whether a second call answers otherwise than a module with the same parameters and buffers that was
-    never called."""
+    """Whether a second call, after training where that is possible, answers otherwise than a module with the
+    same parameters and buffers that was never called."""
     model = reference.build(trials[0].weights)
     calls = run_calls(reference, model, trials[:2])
     next(calls)
+    if reference.trains:
+        training_of(reference, trials[0].weights).apply(state_of(model))
     state = {name: t.clone() for name, t in state_of(model).items()}
     again, _ = next(calls)
     fresh = reference.build(trials[0].weights)

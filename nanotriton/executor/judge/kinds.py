@@ -15,7 +15,7 @@ TRIALS = (
     ),
     ("wild", "holes", "infinite"),
 )
-BEFORE = ("sunk", "plain")  # the same for the first of two calls (calls.py)
+BEFORE = ("sunk", "plain")  # the same for the first of several calls (calls.py)
 MOVED = "moved "  # begins the kind of a draw whose constant arguments are moved too (moves.py)
 
 # Others let NaN through, or meet it as it comes.

@@ -125,7 +125,7 @@ class Reference:
             self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
-        self.keeps_nothing = False  # known to leave no state between two calls (calls.py)
+        self.keeps_nothing = False  # known to leave no state between calls (calls.py)
         self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
         self.prints = Allowance(task.name)
@@ -141,7 +141,7 @@ class Reference:
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
         self.moves = Moves()  # what never differs, moved
         self.unvaried: list[str] = []  # what no trial varies
-        self.before = "plain"  # the kind of the first of two calls
+        self.before = "plain"  # the kind of the first of several calls
         self.trains = False
         self.calibrate()
         self.examined = True
@@ -223,20 +223,27 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
-            # no graph: it can't be copied
-            with self.its_code(), torch.no_grad(), moved as settled:
-                arguments = self.init_arguments(seed)
-                construct.seed_everything(abs(seed))
-                model = self.names["Model"](*arguments)
-                if construct.is_unfinished(model):
-                    self.finish_lazy(model)
-                self.built[seed] = settled(model)
+            if abs(seed) in self.built:  # a copy is quicker than a constructor that draws
+                self.built[seed] = copy.deepcopy(self.built[abs(seed)])
+            else:
+                self.built[seed] = self.construct(seed)
             if seed < 0:
                 construct.train_(self.built[seed], seed)
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]
+
+    def construct(self, seed: int) -> torch.nn.Module:
+        """The module as its constructor leaves it, with moved constants."""
+        moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
+        # no graph: it can't be copied
+        with self.its_code(), torch.no_grad(), moved as settled:
+            arguments = self.init_arguments(seed)
+            construct.seed_everything(abs(seed))
+            model = self.names["Model"](*arguments)
+            if construct.is_unfinished(model):
+                self.finish_lazy(model)
+            return settled(model)
 
     def finish_lazy(self, model: torch.nn.Module) -> None:
         """Give lazy layers the weights that they would draw if they had been given their shapes at once."""
