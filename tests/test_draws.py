@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanotriton.executor.common import construct
+from nanotriton.executor.common.training import every_parameter, parameters_of, train_
 from nanotriton.executor.judge import draws, moves
 from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
 from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
@@ -345,8 +345,8 @@ def test_moved_numbers(value, other):
 # ---- weights ----
 
 
-def trained(model, seed=-7):
-    construct.train_(model, seed)
+def trained(model, seed=7):
+    train_(model, seed, every_parameter(model))
     return model
 
 
@@ -370,8 +370,8 @@ def test_two_modules_with_the_same_parameters_are_trained_alike():
     other = torch.nn.Module()
     for name, p in zip("abcd", one.parameters(), strict=True):
         other.register_parameter(name, torch.nn.Parameter(p.detach().clone()))
-    assert construct.parameters_of(one) == construct.parameters_of(other)
-    assert construct.parameters_of(object()) is None
+    assert parameters_of(one) == parameters_of(other)
+    assert parameters_of(object()) is None
     trained(one), trained(other)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 

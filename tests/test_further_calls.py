@@ -128,8 +128,10 @@ def test_what_is_wrong_from_the_third_call_on(judge, source):
     assert verdict.status == "wrong_value" and verdict.message.startswith("in a third call"), verdict
 
 
-def test_torch_in_a_third_call_breaks_the_rules(judge):
-    forward = FIRST_AGAIN.replace("    launch(x, y, 2.0)\n    return y", "    return x.pow(2)")
+def test_a_third_call_without_a_kernel_breaks_the_rules(judge):
+    forward = (
+        "if len(self.kept) < 2:\n  self.kept.append(launch(x, torch.empty_like(x)))\nreturn self.kept[-1]"
+    )
     verdict = judge(SQUARE, candidate(forward))
     assert verdict.status == "rule_violation" and "third call" in verdict.message, verdict
 
@@ -189,15 +191,16 @@ return multiplied(x, self.table, self.scale)"""
 COPIED = """if self.table is None:
     self.table = self.gain.clone()
 return multiplied(x, squashed(self.table), self.scale)"""
-BY_VERSION = """if self.table is None or self.table[1] != self.gain._version:
-    self.table = squashed(self.gain), self.gain._version
-return multiplied(x, self.table[0], self.scale)"""
+BY_VERSION = """version = self.gain._version
+if version not in self.tables:
+    self.tables = {version: squashed(self.gain)}
+return multiplied(x, self.tables[version], self.scale)"""
 NUMBER = "return multiplied(x, squashed(self.gain), torch.full((1,), float(self.scale), device=x.device))"
 STALE = "in a second call of the same module"
 
 
 def gained(forward: str, names: bool = True) -> str:
-    init = GAIN + "; self.table = None"
+    init = GAIN + "; self.table = None; self.tables = {}"
     if not names:
         init = init.replace("self.gain", "self.weight").replace("self.scale", "self.factor")
         forward = forward.replace("self.gain", "self.weight").replace("self.scale", "self.factor")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from nanotriton.executor.common import construct
+from nanotriton.executor.common.training import Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 
@@ -21,8 +22,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
-        seed: of the weights. trained: whether to train the module, if its parameters are those of the
-            reference (`parameters`).
+        seed: of the weights. parameters: of the reference, training.parameters_of. training: None, or what
+            to train of a module that has such parameters: their numbers, and [name, shape, dtype] of buffers.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
         configs: the most of an autotuner that are recorded.
@@ -34,15 +35,16 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
-    names = None
+    names, trained = None, False
 
     def finish(model):
-        nonlocal names
-        model = settled(model)
-        if args["parameters"] is not None and construct.parameters_of(model) == args["parameters"]:
+        nonlocal names, trained
+        model, training = settled(model), args["training"]
+        if args["parameters"] is not None and parameters_of(model) == args["parameters"]:
             names = [name for name, _ in model.named_parameters()]
-            if args["trained"]:
-                construct.train_(model, args["seed"])
+            if trained := training is not None and fits(model, training["buffers"]):
+                buffers = tuple(name for name, _, _ in training["buffers"])
+                train_(model, args["seed"], Trained(tuple(training["parameters"]), buffers))
         return model
 
     report.begin()
@@ -60,7 +62,6 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 finish=finish,
             )
         data = [plan.to_bytes() for plan in plans]
-        trained = args["trained"] and names is not None
         lengths = [len(plan) for plan in data]
         report.finish({"plans": lengths, "trained": trained, "parameters": names}, b"".join(data))
     except recorder.RecordError as error:

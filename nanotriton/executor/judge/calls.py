@@ -23,13 +23,13 @@ from typing import Protocol
 import torch
 
 from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.judge.between import Training, training_of
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
 from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, sensitivity, spread_of
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.memory import check_memory
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference, excused
-from nanotriton.executor.judge.training import Training, training_of
 from nanotriton.executor.judge.twin import State, Twin, in_float64, state_of
 from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import identical, tensors
@@ -298,7 +298,7 @@ def differs_from_fresh(reference: Reference, trials: list[Trial]) -> bool:
     calls = run_calls(reference, model, trials[:2])
     next(calls)
     if reference.trains:
-        training_of(reference, trials[0].weights).apply(state_of(model))
+        training_of(reference, -trials[0].weights).apply(state_of(model))
     state = {name: t.clone() for name, t in state_of(model).items()}
     again, _ = next(calls)
     fresh = reference.build(trials[0].weights)

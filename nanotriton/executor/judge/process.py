@@ -14,13 +14,14 @@ from functools import partial
 import torch
 
 from nanotriton.executor.child.process import NO_ROOM
+from nanotriton.executor.judge.between import Training
 from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
-from nanotriton.executor.judge.candidate import SLACK, check_rules
+from nanotriton.executor.judge.candidate import check_rules
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.kinds import Trial, untrained
+from nanotriton.executor.judge.recording import SLACK
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.training import Training
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
@@ -42,7 +43,9 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     reference: Reference = worker.reference(job.task)
     # whether its weights have the names only it knows
     with worker.stage("task", worker.patience):
-        trials = [replace(t, weights=abs(t.weights)) for t in reference.trials(worker.secret, job.source)]
+        trials = [
+            replace(t, weights=untrained(t.weights)) for t in reference.trials(worker.secret, job.source)
+        ]
     fd = os.memfd_create("trials")
     try:
         with worker.stage("task", worker.patience):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge.between import Training
 from nanotriton.executor.judge.calls import Calls
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.training import Training
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError, any_differ
 from nanotriton.executor.replay.unread import Unread
@@ -201,6 +201,11 @@ class Runner:
             twins = [self.twin(weight, state) for weight in self.plan.weights]
             self.weights[seed] = state if None not in twins and not pulled_apart(twins) else {}
         return self.weights[seed]
+
+    def has(self, name: str) -> bool:
+        """Whether the candidate has a weight of the reference's name, shape and dtype."""
+        state = {name: self.reference.weights(self.recorded)[name]}
+        return any(self.twin(weight, state) is not None for weight in self.plan.weights)
 
     def twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:
         twin = next((state[name] for name in weight.names if name in state), None)

@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from nanotriton.executor.judge.kinds import untrained
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import State
 
 
 @dataclass(frozen=True)
 class Training:
-    """What training makes of a reference's weights (construct.train_).
+    """What training makes of a reference's weights (training.train_).
 
     weights: the seed of the trained ones. before, after: the values of those that it changes, by name, on the
     CPU.
@@ -33,7 +34,7 @@ class Training:
 
 
 def training_of(reference: Reference, weights: int) -> Training:
-    """weights: seed of the untrained ones."""
-    before, after = reference.weights(weights), reference.weights(-weights)
+    """weights: seed of the trained ones."""
+    before, after = reference.weights(untrained(weights)), reference.weights(weights)
     names = [name for name in before if not torch.equal(before[name], after[name])]
-    return Training(-weights, {n: before[n] for n in names}, {n: after[n] for n in names})
+    return Training(weights, {n: before[n] for n in names}, {n: after[n] for n in names})
