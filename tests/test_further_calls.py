@@ -219,9 +219,9 @@ def test_what_is_kept_of_a_weight_is_stale_after_training(judge, forward, right,
 
 
 def test_a_module_with_state_is_trained_too(judge):
-    """The running sum is the reference's own matter; the weight beside it is trained."""
+    """The running count is the reference's own matter; the weight beside it is trained."""
     init = GAIN + '; self.register_buffer("total", torch.zeros(40))'
-    forward = "self.total += x.sum(0)\nreturn x * torch.tanh(self.gain) * self.scale + self.total"
+    forward = "self.total += (x > 0).sum(0)\nreturn x * torch.tanh(self.gain) * self.scale + self.total"
     task = Task("gained_and_summed", HEAD + module("Model", init, forward) + DRAWS)
     kernel = (
         MULTIPLY.replace(
@@ -233,7 +233,7 @@ def add(x, total, y, rows, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     sums = tl.load(total + i, mask=i < n)
     for row in range(rows):
-        sums += tl.load(x + row * n + i, mask=i < n)
+        sums += tl.load(x + row * n + i, mask=i < n) > 0
     tl.store(total + i, sums, mask=i < n)
     for row in range(rows):
         tl.store(y + row * n + i, tl.load(y + row * n + i, mask=i < n) + sums, mask=i < n)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.common.construct import named_state
 from nanotriton.executor.common.training import Trained, every_parameter, may_change
-from nanotriton.executor.judge.watching import Watching
+from nanotriton.executor.judge.watching import Watching, new_memory
 
 REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes in which a module keeps what has a name
 
@@ -65,9 +65,9 @@ def kept_elsewhere(construct: Callable[[], nn.Module], other: nn.Module) -> set[
     for number, t in enumerate(mine):
         address = address_of(t)
         constant = len(mine) == len(theirs) and same(t, theirs[number])
-        if address not in origins.known and not constant:
+        if address not in origins.made and not constant:
             return set(range(len(list(model.parameters()))))
-        addresses |= {address} | origins.known.get(address, set())
+        addresses |= {address} | origins.sources.get(address, set())
     return {number for number, p in enumerate(model.parameters()) if address_of(p) in addresses}
 
 
@@ -82,23 +82,26 @@ def address_of(t: torch.Tensor) -> int:
 class Origins(Watching):
     """While it is active, it notes of which tensors every tensor is made.
 
-    known: address of a storage -> addresses of the storages that its values came from.
+    made: addresses of the storages that an operator has made. sources: address of a storage -> addresses of
+    the storages that its values came from.
     """
 
     def __init__(self):
         super().__init__()
-        self.known: dict[int, set[int]] = {}
+        self.made: set[int] = set()
+        self.sources: dict[int, set[int]] = {}
         self.alive: list[torch.UntypedStorage] = []  # so that no other storage takes an address
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         given = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
-        made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        # what is written in place is returned too
+        written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         sources = {address_of(t) for t in given}
         for address in list(sources):
-            sources |= self.known.get(address, set())
-        for t in made:  # what is written in place is returned too
-            self.alive.append(t.untyped_storage())
-            self.known.setdefault(address_of(t), set()).update(sources - {address_of(t)})
-        self.alive += [t.untyped_storage() for t in given]
+            sources |= self.sources.get(address, set())
+        for t in written:
+            self.sources.setdefault(address_of(t), set()).update(sources - {address_of(t)})
+        self.made |= new_memory(func, out)
+        self.alive += [t.untyped_storage() for t in given + written]
         return out
