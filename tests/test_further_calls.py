@@ -257,3 +257,20 @@ return x * self.table[0] * self.scale"""
     for body in (EACH_TIME, ONCE):
         verdict = judge(task, gained(body))
         assert verdict.correct, verdict
+
+
+# ---- memory that nobody has written ----
+
+LOOKS = KERNEL.replace(
+    "tl.store(y + i, v * v * scale, mask=i < n)",
+    """old = tl.load(y + i, mask=i < n, other=0.0)
+    tl.store(y + i, tl.where({condition}, v * v, v * v * 1.5), mask=i < n)""",
+)
+
+
+@pytest.mark.parametrize("condition", ["old != old", "(old != old) | (tl.abs(old) > 1e4)"])
+def test_who_looks_for_what_unwritten_memory_holds(executor, condition):
+    """It is a NaN in the trials, and numbers in further calls: a usual one and a large one."""
+    source = candidate("return launch(x, torch.empty_like(x))", kernel=LOOKS.format(condition=condition))
+    verdicts = [executor.submit(SQUARE, f"{source}\n# {i}\n").result() for i in range(4)]
+    assert {verdict.status for verdict in verdicts} == {"wrong_value"}, verdicts

@@ -18,7 +18,8 @@ from nanotriton.executor.judge.gpu_runner import drop_refused
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.measure import needed_bytes, reference_work
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.replay.backend import ReplayError, poison
+from nanotriton.executor.replay.backend import ReplayError
+from nanotriton.executor.replay.poison import poison
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task

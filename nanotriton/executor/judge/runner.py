@@ -13,6 +13,7 @@ from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.backend import CpuBackend
+from nanotriton.executor.replay.poison import drawn
 from nanotriton.executor.replay.replayer import Replay, ReplayError, any_differ
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
@@ -93,10 +94,12 @@ class Runner:
         """Call again and again, each call on what those before left (calls.Caller). Raises Fault."""
         found, kept = Calls(), []
         weights, left = self.by_name(self.recorded), {}
+        poisons = drawn(self.seed_of_order())
         for number, draw in enumerate(draws):
             replay, inputs = self.replay_of(number), draw()
             with self.running():
                 try:
+                    replay.backend.number = poisons[number % len(poisons)]
                     found.answers.append(replay.run(inputs, weights, carried=left))
                     del inputs
                     self.note_call(replay, found, kept)
@@ -109,6 +112,7 @@ class Runner:
                     if number == 0 and training is not None:
                         self.train(left, training)
                 finally:
+                    replay.backend.number = None
                     replay.forget()
         return found
 
