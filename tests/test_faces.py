@@ -45,6 +45,14 @@ def module(forward: str, init: str = "pass", more: str = "") -> str:
 
 
 TWO_FACED = {
+    "a method of its own that is named like a tensor's": module(
+        "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nreturn away(x)",
+        more="def away(self):\n    return self.relu()\nclass Other:\n    def relu(self):\n        return self",
+    ),
+    "another thing called self": module(
+        "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nself = x\nreturn self.relu()",
+        more="class Other:\n    def relu(self):\n        return self",
+    ),
     "memory in use": module(
         "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nelse:\n    return F.relu(x)"
     ),

@@ -166,7 +166,7 @@ def _ways_on(source: Source, unit: ast.AST, tells: Tells, behind: bool) -> list[
     for node, inside in _nodes(unit, tells, behind):
         if inside and isinstance(node, ast.Name | ast.Attribute):
             found += [(other, True) for other in source.called(node)]
-        elif isinstance(node, ast.Call) and not value and _computing_call(source, node) is None:
+        elif isinstance(node, ast.Call) and not value and _computing_call(source, node, unit) is None:
             chosen = tells.depends(node.func)
             found += [(other, chosen) for other in source.called(node.func)]
     return found
@@ -180,7 +180,7 @@ def _computation(source: Source, unit: ast.AST, tells: Tells, behind: bool) -> V
     for node, inside in _nodes(unit, tells, behind):
         if isinstance(node, ast.Call):
             callees.add(node.func)
-        called = _computing_call(source, node) if function else None
+        called = _computing_call(source, node, unit) if function else None
         if called:
             constants = constants or Constants(unit, source.path, source.units)
             if constants.holds(node):
@@ -188,10 +188,8 @@ def _computation(source: Source, unit: ast.AST, tells: Tells, behind: bool) -> V
         elif inside:
             called = _chosen(source, node, is_called=node in callees)
         if called:
-            where = (
-                "in torch, behind a condition that may tell the judge from a card" if inside else "in torch"
-            )
-            message = f"{called} computes {where}: under strict, your own Triton kernels compute"
+            hidden = ", behind a condition that may tell the judge from a card" if inside or behind else ""
+            message = f"{called} computes in torch{hidden}: under strict, your own Triton kernels compute"
             return Violation(node.lineno, message)
     return None
 
@@ -203,8 +201,11 @@ def _chosen(source: Source, node: ast.AST, is_called: bool) -> str | None:
     return path if computes else None
 
 
-def _computing_call(source: Source, node: ast.AST) -> str | None:
-    """The name of a torch function, tensor method or operator that is certain to compute, or None."""
+def _computing_call(source: Source, node: ast.AST, unit: ast.AST) -> str | None:
+    """The name of a torch function, tensor method or operator that is certain to compute, or None.
+
+    unit: the function that the node stands in.
+    """
     if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
         return "the operator @"
     if not isinstance(node, ast.Call):
@@ -214,11 +215,28 @@ def _computing_call(source: Source, node: ast.AST) -> str | None:
         return path if names.computes(path) else None
     if not isinstance(node.func, ast.Attribute):
         return None
-    if node.func.attr in names.COMPUTING_METHODS:
-        return f".{node.func.attr}()"
-    if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-        return _computing_layer(source, node.func.attr)
-    return None
+    attribute = node.func.attr
+    of_self = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+    if attribute in names.COMPUTING_METHODS:
+        own = of_self and attribute in source.units and _is_method(source, unit)
+        if not own:
+            return f".{attribute}()"
+    return _computing_layer(source, attribute) if of_self else None
+
+
+def _is_method(source: Source, unit: ast.AST) -> bool:
+    """Whether a function's `self` is no tensor: a method of a class that is called as self.name(...) only."""
+    if not any(unit in owner.body for owner in source.nodes[ast.ClassDef]):
+        return False
+    if any(
+        isinstance(n, ast.Name) and n.id == "self" and not isinstance(n.ctx, ast.Load) for n in walk(unit)
+    ):
+        return False
+    for node in source.nodes[ast.Attribute]:
+        of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if node.attr == unit.name and not of_self:
+            return False
+    return all(node.id != unit.name for node in source.nodes[ast.Name])
 
 
 def _computing_layer(source: Source, attribute: str) -> str | None:
