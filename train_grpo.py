@@ -6,10 +6,11 @@ arXiv 2402.03300 (GRPO), 2507.05687 (AutoTriton).
     torchrun train_grpo.py --model FOLDER_OR_HUB_ID --tasks DIR   # a real model on your own modules
     torchrun --nproc-per-node 4 train_grpo.py --model Qwen/Qwen3-8B --tasks DIR --recipe autotriton
 
-`--tasks` is a folder of KernelBench-format files (Model, get_inputs, get_init_inputs); empty means the
-synthetic grammar. Without `--model`, train_sft.py's own code first makes one. The run lives in out/NAME/:
-checkpoints, metrics.jsonl, samples.jsonl, curves.png, summary.json and model/, a Hugging Face folder. The
-same command continues a run that was stopped.
+`--tasks` is a folder of KernelBench-format files (Model, get_inputs, get_init_inputs), or a .jsonl file with
+a task a line, as collect_data.py writes them; empty means the synthetic grammar. Without `--model`,
+train_sft.py's own code first makes one. The run lives in out/NAME/: checkpoints, metrics.jsonl,
+samples.jsonl, curves.png, summary.json and model/, a Hugging Face folder. The same command continues a run
+that was stopped.
 """
 
 import nanotriton  # first, because it says what is supported where something is missing  # noqa: F401
@@ -37,7 +38,9 @@ class Config(config.Options):
     template: str = ""  # variables for its chat template, in JSON: '{"enable_thinking": false}'
     # a file with {source} in it: how tasks are put to the model; empty: as nanotriton/tasks/prompt.py does it
     prompt: str = ""
-    tasks: str = ""  # a task file or a folder of them; empty: synthetic tasks
+    tasks: str = ""  # a task file, a folder of them, or a .jsonl of them; empty: synthetic tasks
+    # of --tasks: drawn anew every epoch, or as they stand in the file, for a curriculum
+    order: Literal["shuffled", "given"] = "shuffled"
 
     steps: Annotated[int, ">= 1"] = 80  # rollouts; with --model 200
     prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
@@ -153,7 +156,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     cfg, world = trainer.cfg, trainer.world
     clock = Clock(world.device)
     # (group, task) pairs, the same list on every rank
-    queue = tasks_of(step, trainer.tasks, cfg.prompts, cfg.resample, cfg.seed)
+    queue = tasks_of(step, trainer.tasks, cfg.prompts, cfg.resample, cfg.seed, cfg.order)
     episodes: list[Episode] = []  # this rank's
     sampled = 0  # groups, over all ranks
     missing = cfg.prompts  # groups that still lack spread
@@ -409,7 +412,7 @@ def main(cfg: Config, world: World) -> None:
     if run.finished():
         return
 
-    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge))
+    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
     with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:

@@ -198,7 +198,6 @@ HONEST = {
     "time that is kept": module(
         "t = time.perf_counter()\ny = ours(x)\nself.seconds = time.perf_counter() - t\nreturn y"
     ),
-    "training": module("if self.training and torch.is_grad_enabled():\n    return F.relu(x)\nreturn ours(x)"),
     "calls that are counted": module(
         "self.calls += 1\nif self.calls > 2:\n    self.warm = True\nreturn ours(x)", "self.calls = 0"
     ),

@@ -3,8 +3,9 @@
     python -m bench.channels.compare A.json B.json [--policy P] [--out compare.json]
 
 A problem's score is the share of its samples that are correct. Problems that both runs have judged are
-compared. The sign test counts the problems that one run solves more often than the other. The interval of the
-mean difference is a bootstrap over problems.
+compared, all together and by group (a level, or a set of held-out tasks). The sign test counts the problems
+that one run solves more often than the other. The interval of the mean difference is a bootstrap over
+problems.
 """
 
 import sys
@@ -57,10 +58,19 @@ def compare(a: dict, b: dict, policy: str) -> dict:
         "policy": policy,
         "all": statistics(both, left, right),
         "fair": statistics([name for name in both if name not in weak], left, right),
+        "groups": {g: statistics(names, left, right) for g, names in grouped(both).items()},
         "only_in_a": len(left.keys() - right.keys()),
         "only_in_b": len(right.keys() - left.keys()),
         "changed": {name: [x, y] for name, (x, y) in scores.items() if x != y},
     }
+
+
+def grouped(names: list[str]) -> dict[str, list[str]]:
+    """{group: names} of names such as 1/23 and held_out_shape/NAME; {} if there is one group only."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.rpartition("/")[0], []).append(name)
+    return found if len(found) > 1 else {}
 
 
 def statistics(names: list[str], left: dict[str, list[dict]], right: dict[str, list[dict]]) -> dict:
@@ -93,10 +103,11 @@ def statistics(names: list[str], left: dict[str, list[dict]], right: dict[str, l
 def markdown(found: dict, names: list[str]) -> str:
     """A table for a person. names: of the two files."""
     policy = found["policy"]
+    parts = {"all": found["all"], "fair": found["fair"], **found["groups"]}
     lines = [
         f"A: {names[0]}, B: {names[1]}; correct under {policy}, percent; fair: without weak problems",
         "",
-        *table(HEAD, [cells(title, found[title]) for title in ("all", "fair") if found[title]["problems"]]),
+        *table(HEAD, [cells(title, s) for title, s in parts.items() if s["problems"]]),
     ]
     lines += [f"- {n}: {100 * x:.0f} -> {100 * y:.0f}" for n, (x, y) in found["changed"].items()]
     only_a, only_b = found["only_in_a"], found["only_in_b"]

@@ -33,17 +33,19 @@ PUBLISHED = {
         ("DeepSeek-R1-0528", "16.30/15.22", "30.72/30.12"),
         ("Claude-4-Sonnet", "9.24/9.24", "10.84/10.84"),
     ],
+    "tasks": [],  # anybody's own
 }
-COLUMNS = {"kernelbench": ["level 1", "level 2", "level 3"], "tritonbench": ["G", "T"]}
+COLUMNS = {"kernelbench": ["level 1", "level 2", "level 3"], "tritonbench": ["G", "T"], "tasks": []}
 CAPTION = {
     "kernelbench": "compiled/correct (fast_1/fast_2), percent of problems",
     "tritonbench": "call/execution (fast_1/fast_2), percent of problems",
+    "tasks": "compiled/correct, percent of tasks",
 }
 
 # The benchmark's own idea of a right answer, beside our verdict.
-OWN_CHECK = {"kernelbench": "the benchmark's own check", "tritonbench": "paper: stdout"}
+OWN_CHECK = {"kernelbench": "the benchmark's own check", "tritonbench": "paper: stdout", "tasks": "-"}
 # What the column "compiled" is called.
-LOADS = {"kernelbench": "compiled", "tritonbench": "call"}
+LOADS = {"kernelbench": "compiled", "tritonbench": "call", "tasks": "compiled"}
 DETAIL = [
     "",
     "problems",
@@ -107,7 +109,8 @@ def markdown(results: dict) -> str:
     if not results["complete"]:
         lines += [f"**Not finished**: {results['judged']} of {results['wanted']} candidates judged.", ""]
     lines += model_notes(results)
-    lines += [f"{CAPTION[kind]}. Published rows are with the benchmark's own check.", ""]
+    published = " Published rows are with the benchmark's own check." if PUBLISHED[kind] else ""
+    lines += [f"{CAPTION[kind]}.{published}", ""]
     lines += summary(kind, scores)
     if kind == "tritonbench":
         lines += gold_notes(results)
@@ -346,7 +349,7 @@ def load(path: str) -> dict:
     except ValueError:
         die(f"{path}: not JSON")
     if not isinstance(results, dict) or results.get("benchmark") not in PUBLISHED or "samples" not in results:
-        die(f"{path}: not a results file of bench.channels.kernelbench or bench.channels.tritonbench")
+        die(f"{path}: not a results file of bench.channels.kernelbench, tritonbench or tasks")
     return results
 
 

@@ -16,7 +16,12 @@ Who may import it. The executor, the trainer, the benchmarks and the audit may. 
     extract.py        which part of a completion is the candidate
     source.py         a candidate's text, with its imports, definitions and kernels looked up
     source_rules.py   rules on the text
-    faces.py          branches that could tell the judge from a card, and what stands behind them
+    computing.py      the rule against torch that computes: on every path, and behind a tell
+    faces.py          tells: answers that differ between the judge and a card, and what depends on them
+    branches.py       what of a function always runs, and what stands behind a tell
+    kept.py           what a candidate keeps from call to call and moves on
+    tensors.py        which expressions may be tensors
+    scopes.py         in which function a name stands, and what binds it
     hidden_code.py    the rule against code that hides what it runs
     texts.py          which texts an expression may be
     constants.py      which expressions of a function hold no data

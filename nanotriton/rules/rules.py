@@ -15,12 +15,13 @@ Harm to the machine is the sandbox's matter.
 """
 
 from nanotriton.plan.facts import REARRANGE, Facts, facts
+from nanotriton.rules.computing import torch_computes
 from nanotriton.rules.extract import defines, parse
 from nanotriton.rules.hidden_code import hidden_code
 from nanotriton.rules.plan_rules import forbidden_call, strided_answer
 from nanotriton.rules.policy import POLICIES, Violation, check_policy
 from nanotriton.rules.source import Source
-from nanotriton.rules.source_rules import foreign_module, no_kernel, patched_module, torch_computes
+from nanotriton.rules.source_rules import foreign_module, no_kernel, patched_module
 
 __all__ = [
     "POLICIES",

@@ -46,14 +46,17 @@ def read_tasks(option: str, path: str) -> tuple[list[Task], dict[str, str]]:
 
 
 def tasks_of(
-    step: int, tasks: Sequence[Task], prompts: int, rounds: int, seed: int
+    step: int, tasks: Sequence[Task], prompts: int, rounds: int, seed: int, order: str = "shuffled"
 ) -> list[tuple[int, Task]]:
     """The (group, task) pairs of one step, the same on every rank.
 
     The first `prompts` are the step's own. The others, enough for `rounds` more of as many, may replace
-    groups without spread.
+    groups without spread. order: "shuffled" or "given", as the option says.
     """
-    chosen = schedule.indices(step, prompts, len(tasks), seed)
+    if order == "given":
+        chosen = [place % len(tasks) for place in range(step * prompts, (step + 1) * prompts)]
+    else:
+        chosen = schedule.indices(step, prompts, len(tasks), seed)
     if rounds:
         others = sorted(set(range(len(tasks))) - set(chosen))
         spare = min(prompts * rounds, len(others))

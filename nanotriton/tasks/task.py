@@ -3,6 +3,7 @@
 
 import ast
 import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,12 +60,14 @@ def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
     """The tasks of a file or of a folder, in order of path, and {name: why it is no task} of the other files.
 
     A folder's tasks are its *.py at any depth; their names are relative paths without .py. An __init__.py
-    that defines nothing of a task only makes the folder a package. Raises ValueError (one line) if there is
-    nothing at `path`, or no .py in it.
+    that defines nothing of a task only makes the folder a package. A .jsonl file has a task a line, as
+    collect_data.py writes them. Raises ValueError (one line) if there is nothing at `path`, or no .py in it.
     """
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path}: cannot read: No such file or directory")
+    if path.suffix == ".jsonl" and path.is_file():
+        return task_rows(path)
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: no .py file in this folder; a task defines {', '.join(REQUIRED)}")
@@ -78,6 +81,43 @@ def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
             if file.name != "__init__.py" or len(lacking(file)) < len(REQUIRED):
                 others[name] = str(error).removeprefix(f"{file}: ")
     return tasks, others
+
+
+def task_rows(path: Path) -> tuple[list[Task], dict[str, str]]:
+    """The tasks of a JSONL file, in its order, and {name: why it is no task} of the other rows.
+
+    A row is {"task": source, "name": ..., "meta": {...}}. Without a name it goes by the number of its line.
+    A "split", which the rows of held-out tasks have, is kept in the meta. Raises ValueError (one line).
+    """
+    try:
+        lines = read(path).split("\n")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot read: {reason(error)}") from None
+    tasks: dict[str, Task] = {}
+    others: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: not JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get("task"), str):
+            raise ValueError(f'{where}: a row {{"task": the module\'s source, "name": ...}} is expected')
+        name = str(row.get("name") or f"line {number}")
+        if name in tasks or name in others:
+            raise ValueError(f"{where}: a second task named {name}")
+        meta = row.get("meta") or {}
+        if "split" in row:
+            meta = {**meta, "split": row["split"]}
+        try:
+            tasks[name] = Task(name, check_source(row["task"], name), meta=meta)
+        except ValueError as error:
+            others[name] = str(error).removeprefix(f"{name}: ")
+    if not tasks and not others:
+        raise ValueError(f"{path}: it is empty")
+    return list(tasks.values()), others
 
 
 def lacking(file: Path) -> list[str]:

@@ -1,0 +1,124 @@
+"""bench.channels.tasks on a CPU: groups, given samples, a curriculum, paired comparison by group, the user's mistakes."""
+
+import contextlib
+import json
+
+import pytest
+
+from bench.channels import compare
+from bench.channels import tasks as bench
+from nanotriton.config import ConfigError
+from nanotriton.executor.common import probe
+from nanotriton.tasks.sets import tasks_of
+from nanotriton.tasks.task import Task, find_tasks
+from nanotriton.world import World
+
+DOUBLE, KERNEL = probe.TASK["source"], probe.CANDIDATE
+RIGHT, WRONG = f"```python\n{KERNEL}```", f"```python\n{KERNEL.replace('x * 2 + 1', 'x * 2 + 1.5')}```"
+
+
+@pytest.fixture(autouse=True)
+def shared(monkeypatch, executors):
+    monkeypatch.setattr(
+        bench, "Executor", lambda device, *, policy, **_: contextlib.nullcontext(executors(policy=policy))
+    )
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three tasks in two groups, in a file as collect_data.py writes them."""
+    rows = [
+        {"name": "a", "task": DOUBLE, "split": "held_out_shape", "meta": {"operators": ["mul", "add"]}},
+        {"name": "b", "task": DOUBLE + "\n\n# b\n", "split": "held_out_operator"},
+        {"name": "c", "task": DOUBLE + "\n\n# c\n", "split": "held_out_shape"},
+    ]
+    return written(tmp_path / "heldout.jsonl", rows)
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(tmp_path, data, samples: list[tuple[str, str]], name: str = "r", **options) -> dict:
+    rows = [{"task": task, "completion": completion} for task, completion in samples]
+    given = written(tmp_path / f"{name}.samples.jsonl", rows)
+    cfg = bench.Config(
+        data=str(data), samples=str(given), device="cpu", out=str(tmp_path / f"{name}.json"), **options
+    )
+    cfg.validate()
+    assert bench.main(cfg, World()) == 0
+    return json.loads((tmp_path / f"{name}.json").read_text())
+
+
+def test_tasks_are_scored_by_group_and_compared_in_pairs(tmp_path, data):
+    first = run(tmp_path, data, [("a", RIGHT), ("a", WRONG), ("b", "no code"), ("c", WRONG)], "first")
+    rate = lambda group, result: result["scores"]["strict"][group]["all"]["correct"]["value"]
+    assert first["complete"] and first["groups"] == ["held_out_operator", "held_out_shape"]
+    assert rate("held_out_shape", first) == pytest.approx(1 / 4)
+    assert rate("held_out_operator", first) == 0.0
+    assert first["samples"][0]["operators"] == ["mul", "add"]
+    assert "held_out_shape" in (tmp_path / "first.md").read_text()
+    second = run(tmp_path, data, [("a", RIGHT), ("a", RIGHT), ("b", "no code"), ("c", RIGHT)], "second")
+    found = compare.compare(first, second, "strict")
+    assert found["groups"]["held_out_shape"]["difference"] == pytest.approx(0.75)
+    assert found["groups"]["held_out_operator"]["difference"] == 0.0
+    assert "held_out_shape" in compare.markdown(found, ["first", "second"])
+
+
+def test_a_curriculum_has_what_was_ever_solved_the_easiest_first(tmp_path, data):
+    path = tmp_path / "curriculum.jsonl"
+    samples = [("a", RIGHT), ("a", WRONG), ("b", WRONG), ("c", RIGHT)]
+    run(tmp_path, data, samples, hard_last=str(path))
+    tasks, others = find_tasks(path)
+    assert [(t.name, t.meta["pass_rate"]) for t in tasks] == [("c", 1.0), ("a", 0.5)] and not others
+    assert tasks[1].meta["split"] == "held_out_shape" and tasks[1].source == find_tasks(data)[0][0].source
+
+
+def test_folders_are_groups_and_a_limit_counts_in_each(tmp_path):
+    for name in ("x/1", "x/2", "y/1"):
+        path = tmp_path / "tasks" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{DOUBLE}\n# {name}\n")
+    problems = bench.problems_of(find_tasks(tmp_path / "tasks")[0], limit=1)
+    assert [(p.name, p.group, p.number) for p in problems] == [("x/1", "x", 0), ("y/1", "y", 2)]
+
+
+def test_tasks_in_the_order_of_their_file():
+    tasks = [Task(str(i), DOUBLE + f"# {i}\n") for i in range(5)]
+    given = lambda step: [t.name for _, t in tasks_of(step, tasks, 2, 0, seed=3, order="given")]
+    assert [given(step) for step in range(3)] == [["0", "1"], ["2", "3"], ["4", "0"]]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "it is empty"),
+        ("{", "line 1: not JSON"),
+        ('{"prompt": "x"}', 'line 1: a row {"task"'),
+        ('{"task": "x = 1", "name": "a"}\n\n{"task": "x = 1", "name": "a"}', "line 3: a second task named a"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_tasks_is_said(tmp_path, text, message):
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        find_tasks(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_that_is_no_task_does_not_stop_a_file(tmp_path):
+    path = written(tmp_path / "t.jsonl", [{"task": DOUBLE}, {"task": "x = 1", "name": "bad"}])
+    tasks, others = find_tasks(path)
+    assert [t.name for t in tasks] == ["line 1"] and "lacks Model, get_inputs" in others["bad"]
+
+
+def test_mistakes(tmp_path, data):
+    for options, message in (
+        ({"hard_last": "x.json", "samples": "s"}, "ends in .jsonl"),
+        ({}, "give one of --model FOLDER"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            bench.Config(data=str(data), out=str(tmp_path / "r.json"), **options).validate()
+    with pytest.raises(ConfigError, match="of a task in --data"):
+        run(tmp_path, data, [("unknown", RIGHT)])
