@@ -35,8 +35,15 @@ MOVES = words("""
     values indices mtia record_stream data grad tensor as_tensor from_numpy empty_strided rand randn
     randint rand_like randn_like randperm normal meshgrid tensors repeat_interleave
 """)
+# Methods that no tensor has: of containers, and of what autograd gives to `forward`. A tensor that is spread
+# over several machines has the last two, and there is but one machine.
+OF_OTHERS = words("""
+    append appendleft extend insert pop popleft popitem discard clear copy count get items keys setdefault
+    update save_for_backward save_for_forward mark_dirty mark_non_differentiable set_materialize_grads
+    to_local full_tensor
+""")
 READING = words("item tolist numpy")  # what Python then computes, torch has no part in, nor a kernel
-FREE = (MOVES | CREATE | ASKING | PLAIN_ANSWERS) - READING
+FREE = (MOVES | OF_OTHERS | CREATE | ASKING | PLAIN_ANSWERS) - READING
 # Python's own functions that compute if they are given a tensor
 BUILTINS = words("sum abs pow max min round divmod float int bool complex")
 PLAIN_LAYERS = words("""
