@@ -19,6 +19,7 @@ from nanotriton.collect.make import computed_literals, make
 from nanotriton.collect.pipeline import Journal
 from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
+from nanotriton.tasks.task import Task
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = '''\
@@ -237,6 +238,8 @@ def test_an_rl_task_has_sizes_that_are_judged_quickly():
     assert elements(fitted(source, 1 << 17)) <= 1 << 17 < elements(source)
     assert "rows = 160" in fitted(source, 1 << 17)
     assert fitted(source, 1 << 22) == source
+    five = source.replace("rows, cols)", "rows, 40, 40, 40, cols)")  # too many dimensions for any limit
+    assert "rows = 5\n" in fitted(five, 1 << 12) and "cols = 8\n" in fitted(five, 1 << 12)
 
 
 def test_computed_literals_are_those_that_nothing_explains():
@@ -310,7 +313,6 @@ def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
     import train_sft
     from nanotriton.tasks.bpe import train_tokenizer
     from nanotriton.tasks.prompt import build_prompt
-    from nanotriton.tasks.task import Task
     from nanotriton.tokenizer import Tokenizer
 
     path = tmp_path / "sft.jsonl"

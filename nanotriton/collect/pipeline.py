@@ -23,7 +23,7 @@ from nanotriton.collect.distil import Conversation, converse
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.make import make
 from nanotriton.collect.pairs import pair
-from nanotriton.collect.sources import fitted, modules
+from nanotriton.collect.sources import elements, fitted, modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.config import ConfigError
@@ -277,11 +277,11 @@ class Pipeline:
         wanted = -(-self.cfg.count // self.shards) if self.cfg.count and not self.cfg.modules else len(pairs)
         kept = {
             "sft": [pair(r, self.cfg.reasoning) for r in pairs[:wanted]],
-            "rl": [self.rl_task(r) for r in order if is_rl(r)],
+            "rl": [task for r in order if is_rl(r) and (task := self.rl_task(r))],
             "heldout": [
-                self.rl_task(r) | {"split": r["split"]}
+                task | {"split": r["split"]}
                 for r in order
-                if r["status"] in ("kept", "task") and r["split"] != "train"
+                if r["status"] in ("kept", "task") and r["split"] != "train" and (task := self.rl_task(r))
             ],
         }
         for name, rows in kept.items():
@@ -297,10 +297,14 @@ class Pipeline:
         numbers = report.report(order, kept, settings, seconds, self.length)
         report.write(self.out, numbers, kept, self.length)
 
-    def rl_task(self, row: dict) -> dict:
-        """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times."""
+    def rl_task(self, row: dict) -> dict | None:
+        """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times. None if they
+        stay ten times too large, because they stand inside the module.
+        """
         most = self.cfg.rl_elements
         source = fitted(row["source"], most) if most else row["source"]
+        if most and elements(source) > 10 * most:
+            return None
         return {"name": row["key"], "task": source, "meta": row["meta"]}
 
     def ordered(self) -> list[dict]:
