@@ -61,8 +61,8 @@ def folder(path: Path) -> Iterator[Task]:
 
 
 def rows(path: Path) -> Iterator[Task]:
-    """Lines of {pytorch_code, triton_code}; triton_code may be missing. `small_code` is the same module with
-    small sizes.
+    """Lines of {pytorch_code, triton_code} (triton_code may be missing; `small_code` is the same module with
+    small sizes), or of {task, small}, as in rl.jsonl.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -73,13 +73,14 @@ def rows(path: Path) -> Iterator[Task]:
             continue
         try:
             row = json.loads(line)
-            source = row["pytorch_code"]
+            source = row["pytorch_code"] if "pytorch_code" in row else row["task"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"--modules {path}, line {number}: an object with pytorch_code is expected"
+                f"--modules {path}, line {number}: an object with pytorch_code (or task) is expected"
             ) from None
-        meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code"), **row.get("meta", {})}
-        yield Task(row.get("name", f"{path.stem}-{number}"), source, row.get("triton_code"), meta)
+        meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code") or row.get("small")}
+        solution = row.get("triton_code") or row.get("solution")
+        yield Task(row.get("name", f"{path.stem}-{number}"), source, solution, meta | row.get("meta", {}))
 
 
 # ---- small sizes ----
