@@ -209,7 +209,7 @@ def test_numbers_that_a_module_keeps_reach_the_kernel_as_arguments():
 
 @pytest.mark.parametrize("forward", [
     "torch.clamp(x, -self.a, 2 * self.a)", "torch.min(x, torch.tensor(self.a, device=x.device))",
-    "x * (1.0 / self.a) + (self.a - 1)", "F.leaky_relu(x, self.a)",
+    "x * (1.0 / self.a) + (self.a - 1)", "F.leaky_relu(x, self.a)", "torch.pow(torch.abs(x), 0.13 + self.a)",
 ])  # fmt: skip
 def test_a_number_of_the_constructor_is_no_constant(forward, executor):
     """The judge makes the module with another number."""
@@ -322,6 +322,7 @@ LONG = {
     "cumprod": "torch.cumprod(1 + x * 0.01, dim=1)",
     "logcumsumexp": "torch.logcumsumexp(x, dim=1)",
     "exclusive": "torch.cumsum(x, dim=1) - x",
+    "sort": "torch.sort(x, dim=1)[0]",
     "entropy": "-(torch.softmax(x, dim=1) * torch.log_softmax(x, dim=1)).sum(dim=1)",
 }
 
