@@ -33,6 +33,8 @@ REARRANGE = words("""
     reflection_pad2d reflection_pad3d repeat_interleave replication_pad1d replication_pad2d replication_pad3d
     rot90 take tril triu upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """)
+# Reductions of which the answer is the only value that they reduce, where there is one.
+SINGLE = words("amax amin mean prod sum")
 COPY = words("clone _to_copy copy_")  # for these the replayer keeps a truth value's byte as it is
 FILL = words("fill fill_")  # these move a value if it is a tensor's
 # name: number of the operand whose last dimension is summed
@@ -214,7 +216,17 @@ def touched(plan: Plan, call: Aten) -> int:
 def computes(plan: Plan, call: Aten) -> bool:
     """Whether a call does more than create or move data. A cast that changes values does."""
     moves = call.name in MOVE | CREATE and cast(plan, call) is None
-    return not moves and not _counts(plan, call)
+    return not moves and not _counts(plan, call) and not _reduces_nothing(plan, call)
+
+
+def _reduces_nothing(plan: Plan, call: Aten) -> bool:
+    """Whether a call reduces dimensions of size 1 only, as a sum over a single split does. Then it copies."""
+    if call.name not in SINGLE:
+        return False
+    ends = [plan.tensors[t] for t in reads_of(call)[:1] + writes_of(call)]
+    dtypes = {t.dtype for t in ends}
+    sizes = {math.prod(t.shape) for t in ends}
+    return len(ends) == 2 and len(dtypes) == 1 and len(sizes) == 1
 
 
 def _counts(plan: Plan, call: Aten) -> bool:
