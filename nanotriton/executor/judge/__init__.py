@@ -26,6 +26,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     watching.py     what dispatch modes share, that see a task's ATen calls
     kinds.py        which of them a candidate of a task is judged under: the table of trials
     moves.py        ways to move arguments that are the same in every draw
+    structure.py    ways to move arguments that are drawn with a structure: distinct, sorted, symmetric
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
