@@ -24,7 +24,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             reference (`parameters`).
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
-        configs: the most of an autotuner that are recorded.
+        configs: the most of an autotuner that are recorded. drawn: a seed that draws which, beside the first;
+            None: they are those that come first.
         defaults: Reference.defaults.
     """
     from nanotriton.executor.child import recorder
@@ -54,6 +55,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 folder=folder,
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
+                drawn=args["drawn"],
                 default_cuda=args["defaults"]["cuda"],
                 finish=finish,
             )

@@ -92,6 +92,7 @@ def record(
     entry: str = "ModelNew",
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
+    drawn: int | None = None,
     default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[Plan, Plan]:
@@ -104,6 +105,7 @@ def record(
     seed: of torch, numpy and random before the constructor runs, as for the reference.
     folder: a private folder. The source is written there, because Triton reads it back.
     known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    drawn: seed that draws those after the first one.
     default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
     returns the module that runs.
     Raises RecordError with a verdict's status, a message and the candidate's line.
@@ -111,7 +113,7 @@ def record(
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
         Path(path).write_text(source, encoding="utf-8")
-    tape = Tape.active = Tape(path, known, max_configs)
+    tape = Tape.active = Tape(path, known, max_configs, drawn=drawn)
     tape.default_cuda = default_cuda
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)

@@ -30,6 +30,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
+    configurations.py   the other configurations of autotuned kernels, on a CPU
     second.py       a second call of the same module: its answer, and the state that both leave
     compare.py      the tolerance, and what else an answer must be: a table of named checks
     values.py       errors of one output, measured for these checks

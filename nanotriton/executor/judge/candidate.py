@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nanotriton.executor.common import construct
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.configurations import MOST, judge_configurations
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import Trial, has_other_numbers
 from nanotriton.executor.judge.reference import Reference, excused
@@ -32,7 +34,7 @@ from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_o
 
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
-CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
+CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
@@ -48,8 +50,13 @@ def check_rules(job: Job) -> None:
         raise Fault(violation.status, str(violation))
 
 
-def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
-    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
+def record(
+    job: Job, worker, reference: Reference, seed: int, first: bool = False
+) -> Generator[Spawn, Ended, "Runner"]:
+    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it.
+
+    first: it is the candidate's first recording.
+    """
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
@@ -65,7 +72,12 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
     }
-    args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
+    args["configs"], args["drawn"] = CONFIGURATIONS, None
+    if (
+        worker.gpu is None
+    ):  # the first recording's are judged, each by itself; other weights have the first alone
+        args["configs"] = MOST if first else 1
+        args["drawn"] = seed_from(worker.secret, job.source, "configurations")
     ended = yield Spawn("record", args, limits)
     if not_its_own(ended):
         ended = yield Spawn("record", args, limits)
@@ -138,7 +150,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, job.source)
     )
     try:
-        first = yield from record(job, worker, reference, trials[0].weights)
+        first = yield from record(job, worker, reference, trials[0].weights, first=True)
     except Unrecordable as error:
         job.facts["recordable"] = False
         if job.policy == "strict":
@@ -154,13 +166,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.
     yield from judge_trials(job, worker, reference, trials, first)
-    before = replace(trials[0], kind=reference.before)
-    work = partial(judge_second, reference, before, first)
-    in_room(worker, reference, "judge", worker.patience, work)
-    work = partial(first.ask_evaluator, trials[0])
-    in_room(worker, reference, "judge", worker.patience, work)
-    work = partial(check_unread, reference, trials[0], first)
-    in_room(worker, reference, "judge", worker.patience, work)
+    judge_further(worker, reference, trials, first)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
 
@@ -177,6 +183,20 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         job.facts["effective_launches"] = effective
         if violation := rules.check_effective(effective, job.policy):
             raise Fault(violation.status, str(violation))
+
+
+def judge_further(worker, reference: Reference, trials: list[Trial], first: "Runner") -> None:
+    """What is asked of a candidate that has passed all trials. Raises Fault."""
+    before = replace(trials[0], kind=reference.before)
+    todo = [
+        partial(judge_second, reference, before, first),
+        partial(first.ask_evaluator, trials[0]),
+        partial(check_unread, reference, trials[0], first),
+    ]
+    if worker.gpu is None:
+        todo.insert(0, partial(judge_configurations, reference, trials, first))
+    for work in todo:
+        in_room(worker, reference, "judge", worker.patience, work)
 
 
 def judge_trials(
