@@ -50,6 +50,9 @@ class Config:
     )
     reasoning: bool = True  # put a short account of the kernel before the code
     rl_share: Annotated[float, ">= 0"] = 0.35  # RL tasks without a solution for each pair, of the grammar
+    # elements of the inputs, weights and answer of an RL or held-out task: its sizes are brought down to
+    # that, so that judging takes milliseconds; 0: as they are
+    rl_elements: Annotated[int, ">= 0"] = 1 << 20
     max_tokens: Annotated[int, ">= 1"] = 2000  # longest solution that is kept
     max_chars: Annotated[int, ">= 1"] = 6000  # longest module that is taken from --modules
     tokenizer: str = ""  # folder of the tokenizer that lengths are counted with; empty: words and marks

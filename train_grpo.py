@@ -412,7 +412,7 @@ def main(cfg: Config, world: World) -> None:
     if run.finished():
         return
 
-    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge))
+    tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
     with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:

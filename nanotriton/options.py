@@ -96,6 +96,9 @@ class RewardOptions(Options):
 class TraceOptions(Options):
     """Measurements and checkpoints"""
 
+    # judge every task of --tasks and --heldout with its own Model first, and leave out those that can't be
+    # judged; without it they are found out when they are sampled
+    preflight: bool = True
     # a folder of tasks for the held-out measurements; empty: synthetic ones, and none with --tasks
     heldout: str = ""
     # held-out test tasks before and after (2 samples each, and a greedy one)

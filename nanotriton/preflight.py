@@ -26,13 +26,15 @@ class GivenTasks:
         return len(self.tasks) + len(self.others)
 
 
-def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions) -> list[list[Task]]:
+def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions, look: bool = True) -> list[list[Task]]:
     """For each option the tasks that can be judged, the same on every rank; [] where no tasks are given.
+
+    look: judge each of them first; otherwise all that are tasks at all are taken (--no-preflight).
 
     Says which are not, and why. A run that is continued keeps what was found out when it began, so that it
     trains on the same tasks. ConfigError if none is left of those that are given.
     """
-    found = (stored(run) if run.continued else {}) or examined(given, run, judge)
+    found = (stored(run) if run.continued else {}) or examined(given, run, judge, look)
     for tasks in given:
         tell(tasks, found, run)
     for tasks in given:
@@ -43,12 +45,16 @@ def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions) -> list[li
     return [[t for t in tasks.tasks if found[tasks.option, t.name].fit] for tasks in given]
 
 
-def examined(given: list[GivenTasks], run: Run, judge: JudgeOptions) -> dict[tuple[str, str], Finding]:
+def examined(
+    given: list[GivenTasks], run: Run, judge: JudgeOptions, look: bool
+) -> dict[tuple[str, str], Finding]:
     """{(option, name): what was found out}, of every task and of every other file; writes FILE."""
     world = run.world
     asked = [(tasks.option, task) for tasks in given for task in tasks.tasks]
     found = {(tasks.option, name): f for tasks in given for name, f in tasks.others.items()}
-    if asked:
+    if not look:
+        found |= {(option, task.name): Finding(True, "") for option, task in asked}
+    elif asked:
         run.say(f"checking {len(asked)} tasks: each is loaded, run, and judged with its own Model")
         mine = world.share(asked)
         device = str(world.device)

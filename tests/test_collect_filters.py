@@ -17,7 +17,7 @@ from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import exact, fingerprint
 from nanotriton.collect.make import computed_literals, make
 from nanotriton.collect.pipeline import Journal
-from nanotriton.collect.sources import elements, modules, small
+from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
 
 ROOT = Path(__file__).parents[1]
@@ -184,6 +184,43 @@ def test_small_sizes_keep_what_divides_what():
     text = small(large)
     assert 0 < elements(text) < elements(large) and "kernel_size = 3" in text
     assert small(text) == text
+
+
+SIZED = """\
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x, y):
+        return x * y EXTRA
+
+
+rows = 640
+cols = 1024
+
+
+def get_inputs():
+    return [torch.randn(rows, cols), torch.randn(rows, cols)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("extra, status", [("/ x.shape[-1] ** 0.5", "unfit"), ("/ 3.0", "emitted")])
+def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(extra, status):
+    task = {"name": "t", "source": SIZED.replace("EXTRA", extra), "solution": None, "meta": {}}
+    made = make({"key": "t", "route": "compose", "task": task})
+    assert made["status"] == status and bool(made["solution"]) == (status == "emitted")
+
+
+def test_an_rl_task_has_sizes_that_are_judged_quickly():
+    source = SIZED.replace("EXTRA", "")
+    assert elements(fitted(source, 1 << 17)) <= 1 << 17 < elements(source)
+    assert "rows = 160" in fitted(source, 1 << 17)
+    assert fitted(source, 1 << 22) == source
 
 
 def test_computed_literals_are_those_that_nothing_explains():

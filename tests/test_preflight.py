@@ -199,3 +199,12 @@ def test_a_folder_without_a_task_is_a_mistake_at_once(tmp_path):
     (tmp_path / "half.py").write_text("class Model:\n    pass\n")
     with pytest.raises(config.ConfigError, match=r"no task in this folder; half\.py: .* lacks get_inputs"):
         GivenTasks("--tasks", str(tmp_path))
+
+
+def test_without_a_preflight_every_task_is_taken(folder, tmp_path):
+    run = Quiet(tmp_path)
+    given = [GivenTasks("--tasks", str(folder)), GivenTasks("--heldout", "")]
+    own, _ = fit_tasks(given, run, JudgeOptions(), look=False)
+    assert [task.name for task in own] == sorted([*BAD, "deep/good", "good"])
+    assert not any(line.startswith("checking") for line in run.said)
+    assert any("no_python: left out: not Python" in line for line in run.said)

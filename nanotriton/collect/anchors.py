@@ -6,8 +6,9 @@ The emitters in emit/ write the kernels; `attrs` is what they need to know.
 
 import torch
 
-from nanotriton.collect.ir import Builder, Node, Unfit, per_dimension
-from nanotriton.collect.lower import lowers
+from nanotriton.collect.ir import Builder, NamedFloat, Node, Unfit, per_dimension
+from nanotriton.collect.layouts import permute
+from nanotriton.collect.lower import lowers, softmax
 
 WANTS_MODULE = ("conv", "conv_transpose")
 
@@ -28,7 +29,10 @@ def matmul(b: Builder, x: Node, other: Node, op="") -> Node:
             other,
         )
     if x.rank == 1:
-        raise Unfit("a vector times a matrix")
+        if other.rank > 2:
+            raise Unfit("a vector times a batch")
+        upright = b.view(x, (x.shape[0], 1), "{0}.unsqueeze(1)", alias=True)
+        return b.reduce("sum", b.map("product", "{0} * {1}", upright, other), 0, False)
     x, trans_a = without_transposition(x)
     other, trans_b = without_transposition(other)
     m, k = x.shape[-2:][:: -1 if trans_a else 1]
@@ -50,6 +54,27 @@ def without_transposition(x: Node) -> tuple[Node, bool]:
         if order == [*range(x.rank - 2), x.rank - 1, x.rank - 2]:
             return x.args[0], True
     return x, False
+
+
+@lowers("einsum")
+def einsum(b: Builder, equation: str, *operands, op="") -> Node:
+    """Those of two tensors that are a product of matrices: one index is summed over, which both have; the
+    result has the first one's other indices, and at its end the second one's.
+    """
+    x, other = operands[0] if isinstance(operands[0], tuple | list) else operands
+    inputs, _, result = equation.replace(" ", "").partition("->")
+    first, _, second = inputs.partition(",")
+    summed = [i for i in first if i in second and i not in result]
+    batch = first[:-2] if second[:-2] else ""
+    if len(summed) != 1 or second[:-2] != batch:
+        raise Unfit(f"the einsum {equation}")
+    k = summed[0]
+    rows, cols = first.replace(k, ""), second[len(batch) :].replace(k, "")
+    if result != rows + cols or len(cols) != 1 or k not in first[-2:]:
+        raise Unfit(f"the einsum {equation}")
+    flipped = lambda t: permute(b, t, -2, -1, op="transpose")
+    x = x if first[-1] == k else flipped(x)
+    return matmul(b, x, other if second[-2] == k else flipped(other))
 
 
 @lowers("linear")
@@ -222,7 +247,7 @@ def pool(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(x.shape[2:], kernel, stride, padding, dilation)
     ]
-    return b.anchor(
+    node = b.anchor(
         "pool",
         [x],
         (*x.shape[:2], *out),
@@ -233,6 +258,8 @@ def pool(
         dilation=dilation,
         include_pad=count_include_pad,
     )
+    node.said, node.name = f"{op[:3]}_pool", b.fresh(f"{op[:3]}_pool")
+    return node
 
 
 @lowers(*(f"adaptive_{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)))
@@ -256,7 +283,9 @@ def scan(b: Builder, x: Node, dim, dtype=None, op="") -> Node:
     reverse = False
     if x.op == "flip" and x.attrs["dims"] == (dim % x.rank,):
         x, reverse = x.args[0], True
-    return b.anchor("scan", [x], x.shape, dtype, kind=op, dim=dim % x.rank, reverse=reverse)
+    node = b.anchor("scan", [x], x.shape, dtype, kind=op, dim=dim % x.rank, reverse=reverse)
+    node.said, node.name = op, b.fresh(op)
+    return node
 
 
 @lowers("flip")
@@ -301,6 +330,21 @@ def by_rank(b: Builder, x: Node, *args, op="sort", **kwargs) -> object:
 # ---- attention ----
 
 
+WIDEST = 128  # elements of a head that one program holds; wider heads have their scores stored
+
+
+def attention_by_steps(b: Builder, q: Node, k: Node, v: Node, is_causal, scale) -> Node:
+    """Scores, softmax, weighted sum: three kernels, whatever the width of a head."""
+    if q.shape[1] != k.shape[1] or is_causal:
+        raise Unfit("attention of wide heads that is causal or grouped")
+    scores = matmul(b, q, permute(b, k, -2, -1, op="transpose"))
+    scores.dtype = torch.float32
+    scale = NamedFloat(q.shape[-1] ** -0.5, f"{q.name}.shape[3] ** -0.5") if scale is None else scale
+    weights = softmax(b, b.map("scaled", "{0} * {1}", scores, scale), -1)
+    weights.dtype = v.dtype
+    return matmul(b, weights, v)
+
+
 @lowers("scaled_dot_product_attention")
 def attention(
     b: Builder,
@@ -316,6 +360,8 @@ def attention(
 ) -> Node:
     if attn_mask is not None or dropout_p or q.rank != 4 or q.shape[-1] != v.shape[-1]:
         raise Unfit("attention with a mask, dropout or other than four dimensions")
+    if q.shape[-1] > WIDEST:
+        return attention_by_steps(b, q, k, v, is_causal, scale)
     node = b.anchor(
         "attention",
         [q, k, v],

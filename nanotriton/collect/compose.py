@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from nanotriton.collect.emit import attention, conv, gather, matmul, pointwise, pool, rank, rows, scan
+from nanotriton.collect.emit import attention, conv, flat, gather, matmul, pointwise, pool, rank, rows, scan
 from nanotriton.collect.emit.kernel import Kernel
 from nanotriton.collect.fuse import Stage, fuse
 from nanotriton.collect.ir import Graph, Node, Unfit
@@ -33,6 +33,8 @@ UNSAID = (
     "difference",
     "chosen",
     "product",
+    "running",
+    "unbiased",
 )
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 
@@ -47,15 +49,10 @@ class Composed:
     kernels: list[Kernel] = field(default_factory=list)
 
 
-def compose(task: Task, looped: bool | None = None) -> Composed:
-    """Write `ModelNew` for a task. looped: go over rows block by block; None: where a row of the task's own
-    size doesn't fit.
-
-    Raises Unfit, with one line that says why, for what it doesn't cover.
-    """
+def compose(task: Task) -> Composed:
+    """Write `ModelNew` for a task. Raises Unfit, with one line that says why, for what it doesn't cover."""
     graph = graph_of(task)
-    stages = fuse(graph)
-    return Assembly(task, graph, stages, looped).write()
+    return Assembly(task, graph, fuse(graph)).write()
 
 
 def graph_of(task: Task) -> Graph:
@@ -76,8 +73,8 @@ def graph_of(task: Task) -> Graph:
 class Assembly:
     """Joins the kernels of a graph's stages to one file."""
 
-    def __init__(self, task: Task, graph: Graph, stages: list[Stage], looped: bool | None):
-        self.task, self.graph, self.stages, self.looped = task, graph, stages, looped
+    def __init__(self, task: Task, graph: Graph, stages: list[Stage]):
+        self.task, self.graph, self.stages = task, graph, stages
         self.host: dict[Node, str] = {}  # what each tensor in memory is called in forward
         self.lines: list[str] = []
         self.taken = {n.name for n in graph.nodes if n.op == "input"} | {
@@ -89,6 +86,7 @@ class Assembly:
         }
         self.kernels: list[Kernel] = []
         self.bound: dict[str, str] = {}  # what forward has a name for: text -> name
+        self.shapes: dict[str, list[str]] = {}  # the dimensions of forward's own tensors, by their names
 
     def write(self) -> Composed:
         for node in self.graph.nodes:
@@ -119,7 +117,7 @@ class Assembly:
         for node in self.graph.nodes:
             if node.op == "view" and node not in self.host and node.args[0] in self.host:
                 text = self.host[node.args[0]]
-                self.host[node] = node.text.replace("{0}", text)
+                self.host[node] = self.short(node.text.replace("{0}", text))
 
     def fresh(self, base: str) -> str:
         name, number = base, 1
@@ -133,25 +131,33 @@ class Assembly:
     def stage(self, stage: Stage) -> None:
         kernel = Kernel(self.kernel_name(stage))
         texts = self.dims(stage)
-        outs = {node: self.fresh("out" if node in self.graph.outputs else node.name) for node in stage.stored}
+        outs = {node: self.fresh("out" if node in self.graph.outputs else "hidden") for node in stage.stored}
         for node, name in outs.items():
+            if node in self.graph.effects:
+                outs[node] = node.attrs["into"]
+                continue
             view, like = self.only_view(node, stage)
-            self.lines.append(
-                f"{name} = " + (f"torch.empty_like({like})" if view else self.allocation(node, stage, texts))
-            )
             if view:
+                self.lines.append(f"{name} = torch.empty_like({like})")
+                self.shapes[name] = [self.short(f"{like}.shape[{i}]") for i in range(view.rank)]
                 self.host[view] = name
+            else:
+                self.lines.append(f"{name} = {self.allocation(name, node, stage, texts)}")
         host = dict(self.host)
         if stage.kind == "pointwise":
             pointwise.emit(kernel, stage, host, outs, texts)
         elif stage.kind == "total":
             pointwise.emit_total(kernel, stage, host, outs, texts)
         elif stage.kind == "rows":
-            rows.emit(kernel, stage, host, outs, texts, self.is_looped(stage))
+            rows.emit(kernel, stage, host, outs, texts)
         else:
             ANCHORS.get(stage.kind, gather).emit(kernel, stage, host, outs, texts)
-        if kernel.zeroed:
+        if kernel.start == "0.0":
             self.lines[-1] = self.lines[-1].replace("torch.empty", "torch.zeros")
+        elif kernel.start:
+            self.lines[-1] = re.sub(
+                r"torch\.empty\((.*), device", rf"torch.full((\1,), {kernel.start}, device", self.lines[-1]
+            ).replace("((),)", "()")
         self.launch(kernel)
         self.kernels.append(kernel)
         self.host |= outs
@@ -174,13 +180,11 @@ class Assembly:
         like = next((self.host[a] for a in found if a.shape == users[0].shape and a.dtype == node.dtype), "")
         return (users[0], like) if like else (None, "")
 
-    def is_looped(self, stage: Stage) -> bool:
-        length = torch.Size([stage.full[d] for d in stage.dims]).numel()
-        return length > rows.ONE_PASS if self.looped is None else self.looped
-
     def kernel_name(self, stage: Stage) -> str:
         """After its operators, at most three."""
-        said = [n.said for n in stage.nodes if n.said not in UNSAID and n.op != "reduce"]
+        said = [
+            n.said for n in stage.nodes if n.said not in UNSAID and (n.op != "reduce" or n.attrs.get("asked"))
+        ]
         said = said or [n.said for n in stage.nodes if n.op == "reduce"]
         words = list(dict.fromkeys(said or [n.said for n in stage.nodes]))
         name = "_".join(words if len(words) <= 3 else [words[0], "fused"])
@@ -188,8 +192,12 @@ class Assembly:
 
     def dims(self, stage: Stage) -> list[str]:
         """Each dimension of the stage's elements, on the host."""
-        if stage.anchor is not None:
-            return ANCHORS.get(stage.kind, gather).out_dims(stage, self.host)
+        if stage.kind in ("conv", "pool"):
+            return self.pictures(stage)
+        if stage.kind == "matmul":
+            return self.matrices(stage)
+        if stage.anchor is not None and stage.kind != "scan":
+            return [self.short(t) for t in ANCHORS.get(stage.kind, gather).out_dims(stage, self.host)]
         operands = [a for n in stage.nodes for a in n.args if a in self.host]
         found: list[str] = []
         for d, n in enumerate(stage.full):
@@ -200,6 +208,53 @@ class Assembly:
         whole = [a for a in operands if tuple(a.shape) == stage.full and self.simple(a)]
         return [self.dim(whole[0], d - len(stage.full)) for d in range(len(stage.full))] if whole else found
 
+    def pictures(self, stage: Stage) -> list[str]:
+        """The dimensions of a convolution's or a pooling's result, after lines of forward that compute
+        them."""
+        x = stage.anchor.args[0]
+        shape = [self.short(f"{self.host[x]}.shape[{i}]") for i in range(x.rank)]
+        if any(".shape[" in text for text in shape):
+            shape = [self.fresh(name) for name in ("batch", "C")]
+            shape += [self.fresh(i.upper()) for i in flat.LETTERS[x.rank - 2]]
+            self.lines.append(f"{', '.join(shape)} = {self.host[x]}.shape")
+            self.shapes[self.host[x]] = shape
+        lines, texts = ANCHORS[stage.kind].prepare(stage, self.host, shape, self.fresh)
+        self.lines += lines
+        return texts
+
+    def matrices(self, stage: Stage) -> list[str]:
+        """The dimensions of a product's result, after lines of forward that name them M, N and K."""
+        a, b = stage.anchor.args
+        if self.host[a] not in self.shapes:
+            inner = ("K", "M") if stage.anchor.attrs["trans_a"] else ("M", "K")
+            leading = ("batch", "heads", "depth")[: a.rank - 2]
+            if b.rank == 2 and a.rank > 2:
+                inner = ("rows" if a.rank == 3 else "cols", "K")
+                leading = ("batch", "rows", "depth")[: a.rank - 2]
+            shape = [self.fresh(name) for name in (*leading, *inner)]
+            self.lines.append(f"{', '.join(shape)} = {self.host[a]}.shape")
+            self.shapes[self.host[a]] = shape
+        texts = [self.short(t) for t in matmul.out_dims(stage, self.host)]
+        if not texts[-1].isidentifier():
+            name = self.fresh("N")
+            self.lines.append(f"{name} = {texts[-1]}")
+            self.bound[texts[-1]] = texts[-1] = name
+        return texts
+
+    def short(self, text: str) -> str:
+        """A text of the host in which dimensions that have names are called by them. `@name@` stands for a
+        node of the graph.
+        """
+        for name in re.findall(r"@(\w+)@", text):
+            node = next(n for n in self.graph.nodes if n.name == name)
+            if node not in self.host:
+                raise Unfit("the shape of what is in no memory")
+            text = text.replace(f"@{name}@", self.host[node])
+        for tensor, names in self.shapes.items():
+            pattern = rf"(?<![\w.]){re.escape(tensor)}\.shape\[(\d+)\]"
+            text = re.sub(pattern, lambda m, names=names: names[int(m[1])], text)
+        return text
+
     def simple(self, a: Node) -> bool:
         return self.host[a].isidentifier()
 
@@ -208,13 +263,14 @@ class Assembly:
 
     def dim(self, a: Node, d: int) -> str:
         if a.op == "view" and a.attrs["dims"]:
-            return a.attrs["dims"][a.rank + d].replace("{0}", self.host[a.args[0]])
-        return f"{self.host[a]}.shape[{a.rank + d}]"
+            return self.short(a.attrs["dims"][a.rank + d].replace("{0}", self.host[a.args[0]]))
+        return self.short(f"{self.host[a]}.shape[{a.rank + d}]")
 
-    def allocation(self, node: Node, stage: Stage, texts: list[str]) -> str:
+    def allocation(self, name: str, node: Node, stage: Stage, texts: list[str]) -> str:
+        """The expression that makes the tensor `name`, whose dimensions are known from then on."""
         shape = node.shape
         operands = [
-            a for n in stage.nodes if n is not stage.anchor for a in n.args
+            a for n in stage.nodes if n is not stage.anchor or n.op == "scan" for a in n.args
         ]  # what an anchor reads is like its result by chance only
         alike = [
             a
@@ -222,7 +278,9 @@ class Assembly:
             if a in self.host and a.shape == shape and a.dtype == node.dtype and self.simple(a)
         ]
         if alike and stage.kind != "total":
-            return f"torch.empty_like({self.host[alike[0]]})"
+            like = self.host[alike[0]]
+            self.shapes[name] = [self.short(f"{like}.shape[{i}]") for i in range(node.rank)]
+            return f"torch.empty_like({like})"
         if stage.is_statistic(node):
             kept = ["1" if i in stage.dims else t for i, t in enumerate(texts)]
             texts = kept if shape == stage.kept else [t for i, t in enumerate(texts) if i not in stage.dims]
@@ -238,15 +296,31 @@ class Assembly:
             (f"{self.host[a]}.dtype" for a in known if a.dtype == node.dtype and self.simple(a)),
             str(node.dtype),
         )
+        texts = self.named(texts)
+        self.shapes[name] = texts
         size = ", ".join(texts) if texts else "()"
         return f"torch.empty({size}, device={device}.device, dtype={dtype})"
+
+    def named(self, texts: list[str]) -> list[str]:
+        """Dimensions that are formulas get a name first."""
+        found = []
+        for text in texts:
+            if not re.fullmatch(r"[\w.]+(\[\d\])?", text):
+                name = self.bound.get(text) or self.fresh("size")
+                if text not in self.bound:
+                    self.lines.append(f"{name} = {text}")
+                self.bound[text] = text = name
+            found.append(text)
+        return found
 
     def launch(self, kernel: Kernel) -> None:
         """The sizes that are used twice, or are no names, get a name; then the call."""
         arguments = [text for _, text in kernel.pointers]
-        grid = kernel.grid
+        grid = self.short(kernel.grid)
+        kernel.constants = {n: self.short(t) for n, t in kernel.constants.items()}
         for name, text in kernel.sizes.items():
-            if not re.fullmatch(r"self\.[\w.]+(\[\d\])?|[A-Za-z_]\w*", text):
+            text = self.short(text)
+            if not re.fullmatch(r"self\.[\w.]+(\[\d\])?|[A-Za-z_]\w*|\d+", text):
                 known = self.bound.get(text)
                 if known is None:
                     known = self.bound[text] = self.fresh(name)

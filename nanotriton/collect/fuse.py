@@ -54,7 +54,7 @@ class Fuser:
                 {"map": self.map, "view": self.view, "reduce": self.reduce}.get(node.op, self.open_anchor)(
                     node
                 )
-        for node in self.graph.outputs:
+        for node in (*self.graph.outputs, *self.graph.effects):
             self.settle(node)
         self.store(wanted)
         return self.stages
@@ -128,18 +128,11 @@ class Fuser:
             self.total(node)
             return
         stage = self.inside.get(x)
-        if (
-            stage
-            and stage.dims == dims
-            and stage.is_statistic(x)
-            and x.shape == stage.kept
-            and node.text in ("sum", "mean", "max", "min", "prod")
-        ):
-            node.op, node.text, node.attrs = (
-                "view",
-                "{0}",
-                {"alias": True, "dims": ()},
-            )  # of one element: it is that element
+        if all(x.shape[d] == 1 for d in dims) and node.text in ("sum", "mean", "max", "min", "prod"):
+            # Of one element: it is that element.
+            gone = [] if node.attrs["keepdim"] else sorted(dims, reverse=True)
+            text = "{0}" + "".join(f".squeeze({d})" for d in gone)
+            node.op, node.text, node.attrs = "view", text, {"alias": True, "dims": ()}
             self.view(node)
             return
         if not (stage and x.shape == stage.full and self.takes(stage, dims)):
@@ -165,7 +158,7 @@ class Fuser:
     def total(self, node: Node) -> None:
         """A reduction of everything: a sum of all programs' sums."""
         x = node.args[0]
-        if node.text not in ("sum", "mean") or node.dtype != torch.float32:
+        if node.text not in ("sum", "mean", "max", "min") or node.dtype != torch.float32:
             raise Unfit(f"{node.text} of a whole tensor, in {node.dtype}")
         stage = self.inside.get(x)
         if not (stage and stage.kind == "pointwise"):
@@ -176,9 +169,12 @@ class Fuser:
         self.inside[node] = stage
 
     def open_anchor(self, node: Node) -> None:
-        for a in node.args:
+        """A scan computes what it scans itself; the other anchors read memory."""
+        for a in node.args if node.op != "scan" else ():
             self.settle(a)
         stage = self.open(node.op, node.shape)
+        if node.op == "scan":
+            self.pull(node.args[0], stage)
         stage.anchor = node
         stage.nodes.append(node)
         self.inside[node] = stage
@@ -201,7 +197,7 @@ class Fuser:
                 raise Unfit("a kernel that leaves nothing")
 
     def read_outside(self, node: Node, stage: Stage, wanted: set[Node]) -> bool:
-        if node in self.graph.outputs:
+        if node in self.graph.outputs or node in self.graph.effects:
             return True
         users = [u for u in wanted if node in u.args]
         return any(
@@ -212,7 +208,7 @@ class Fuser:
 
 def reachable(graph: Graph) -> set[Node]:
     """The nodes that the outputs are made of."""
-    found, todo = set(), list(graph.outputs)
+    found, todo = set(), [*graph.outputs, *graph.effects]
     while todo:
         node = todo.pop()
         if node not in found:

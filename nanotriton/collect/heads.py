@@ -1,12 +1,10 @@
-"""What the grammar's modules may begin with: products of matrices, convolutions, poolings. See steps.py for
-what a Step is.
-"""
+"""Products of matrices, in the spellings and shapes that people use. See steps.py for what a Step is."""
 
-from nanotriton.collect.steps import ROWS, SPATIAL, Step
+from nanotriton.collect.steps import ROWS, Step
 
 
 def _heads() -> list[Step]:
-    """What a module may begin with: products, convolutions, poolings."""
+    """Products of a matrix or a sequence with another, and layers that are one."""
     two, out = ("w", "torch.randn(cols, inner) / cols ** 0.5"), ("rows", "inner")
     made = [
         Step("matmul", "matmul", ("matrix",), "x @ w", result=out, inputs=(two,)),
@@ -126,109 +124,141 @@ def _heads() -> list[Step]:
             inputs=(("a", "torch.randn(rows)"), ("b", "torch.randn(cols)")),
         ),
     ]
-    for kind, d in SPATIAL.items():
-        made += _convolutions(kind, d)
     return made
 
 
-def _convolutions(kind: str, d: int) -> list[Step]:
-    """Convolutions and transposed ones of d dimensions."""
-    dims = ("batch", "out_channels", *["?"] * d)
-    same = ("batch", "channels", *["?"] * d)
-    of = lambda name, text, result=dims: Step(
-        name, "conv", (kind,), "self.conv(x)", f"self.conv = nn.{text}", result=result
-    )
+def _more() -> list[Step]:
+    """Products of tensors of more dimensions, and other spellings."""
+    scaled = lambda shape, inner: f"torch.randn({shape}) / {inner} ** 0.5"
+    square = (("w", scaled("cols, cols", "cols")),)
+    pair = (("w", scaled("batch, channels, width, inner", "width")),)
     made = [
-        of(f"conv{d}d", f"Conv{d}d(channels, out_channels, kernel_size)"),
-        of(f"conv{d}d_padded", f"Conv{d}d(channels, out_channels, kernel_size, padding=padding)"),
-        of(
-            f"conv{d}d_strided",
-            f"Conv{d}d(channels, out_channels, kernel_size, stride=stride, padding=padding)",
+        Step("square_matmul", "matmul", ("square",), text, result=("cols", "cols"), inputs=square)
+        for text in ("x @ w", "torch.matmul(x, w)", "torch.mm(x, w)")
+    ]
+    made += [
+        Step(
+            "batched_matmul_4d",
+            "matmul",
+            ("image",),
+            text,
+            result=("batch", "channels", "height", "inner"),
+            inputs=pair,
+        )
+        for text in ("torch.matmul(x, w)", "x @ w")
+    ]
+    made += [
+        Step(
+            "matmul_4d",
+            "matmul",
+            ("image",),
+            text,
+            result=("batch", "channels", "height", "inner"),
+            inputs=(("w", scaled("width, inner", "width")),),
+        )
+        for text in ("torch.matmul(x, w)", 'torch.einsum("bchw,wk->bchk", x, w)', "x @ w")
+    ]
+    made += [
+        Step(
+            "einsum",
+            "matmul",
+            ("sequence",),
+            'torch.einsum("blf,fk->blk", x, w)',
+            result=("batch", "length", "inner"),
+            inputs=(("w", scaled("features, inner", "features")),),
         ),
-        of(
-            f"conv{d}d_dilated",
-            f"Conv{d}d(channels, out_channels, kernel_size, dilation=dilation, padding=padding)",
+        Step(
+            "einsum",
+            "matmul",
+            ("matrix",),
+            'torch.einsum("ij,jk->ik", x, w)',
+            result=("rows", "inner"),
+            inputs=(("w", scaled("cols, inner", "cols")),),
         ),
-        of(f"conv{d}d_without_bias", f"Conv{d}d(channels, out_channels, kernel_size, bias=False)"),
-        of(f"conv{d}d_pointwise", f"Conv{d}d(channels, out_channels, 1)"),
-        of(
-            f"conv{d}d_depthwise",
-            f"Conv{d}d(channels, channels, kernel_size, padding=padding, groups=channels)",
-            same,
+        Step(
+            "einsum_transposed",
+            "matmul",
+            ("matrix",),
+            'torch.einsum("ij,kj->ik", x, w)',
+            result=("rows", "inner"),
+            inputs=(("w", scaled("inner, cols", "cols")),),
         ),
-        of(f"conv{d}d_grouped", f"Conv{d}d(channels, out_channels, kernel_size, groups=groups)"),
-        of(f"conv_transpose{d}d", f"ConvTranspose{d}d(channels, out_channels, kernel_size)"),
-        of(
-            f"conv_transpose{d}d_strided",
-            f"ConvTranspose{d}d(channels, out_channels, kernel_size, stride=stride, padding=padding)",
+        Step(
+            "einsum_batched",
+            "matmul",
+            ("sequence",),
+            'torch.einsum("bij,bjk->bik", x, w)',
+            result=("batch", "length", "inner"),
+            inputs=(("w", scaled("batch, features, inner", "features")),),
         ),
-        of(
-            f"conv_transpose{d}d_output_padding",
-            f"ConvTranspose{d}d(channels, out_channels, kernel_size, stride=stride, output_padding=1)",
+        Step(
+            "bmm_transposed_a",
+            "matmul",
+            ("sequence",),
+            "torch.bmm(x.transpose(1, 2), w)",
+            result=("batch", "features", "inner"),
+            inputs=(("w", scaled("batch, length, inner", "length")),),
         ),
-        of(
-            f"conv_transpose{d}d_grouped",
-            f"ConvTranspose{d}d(channels, out_channels, kernel_size, stride=stride, groups=groups)",
+        Step(
+            "vector_matrix",
+            "matmul",
+            ("matrix",),
+            "v @ x",
+            result=("cols",),
+            inputs=(("v", "torch.randn(rows) / rows ** 0.5"),),
+        ),
+        Step(
+            "matrix_vector",
+            "matmul",
+            ("matrix",),
+            "torch.mv(x, v)",
+            result=("rows",),
+            inputs=(("v", "torch.randn(cols) / cols ** 0.5"),),
+        ),
+        Step(
+            "matrix_vector",
+            "matmul",
+            ("matrix",),
+            "torch.matmul(x, v)",
+            result=("rows", "1"),
+            inputs=(("v", "torch.randn(cols, 1) / cols ** 0.5"),),
+        ),
+        Step(
+            "triangular_matmul",
+            "matmul",
+            ("square",),
+            "torch.tril(x) @ torch.tril(w)",
+            result=("cols", "cols"),
+            inputs=square,
+        ),
+        Step(
+            "triangular_matmul",
+            "matmul",
+            ("square",),
+            "torch.triu(torch.matmul(torch.triu(x), torch.triu(w)))",
+            result=("cols", "cols"),
+            inputs=square,
+        ),
+        Step(
+            "symmetric_matmul",
+            "matmul",
+            ("square",),
+            "torch.matmul((x + x.T) / 2, w)",
+            result=("cols", "cols"),
+            inputs=square,
+        ),
+        Step(
+            "diagonal_matmul", "matmul", ("matrix",), "x * d[None, :]", inputs=(("d", "torch.randn(cols)"),)
+        ),
+        Step(
+            "diagonal_matmul",
+            "matmul",
+            ("matrix",),
+            "d.unsqueeze(1) * x",
+            inputs=(("d", "torch.randn(rows)"),),
         ),
     ]
-    if d == 2:
-        made.append(
-            of("conv2d_asymmetric", "Conv2d(channels, out_channels, (kernel_size, 1), padding=(padding, 0))")
-        )
     return made
 
 
-def _pools() -> list[Step]:
-    made = []
-    for kind, d in SPATIAL.items():
-        dims = ("batch", "channels", *["?"] * d)
-        for way in ("max", "avg"):
-            made += [
-                Step(
-                    f"{way}_pool{d}d",
-                    "pool",
-                    (kind,),
-                    f"F.{way}_pool{d}d(x, {{c}})",
-                    result=dims,
-                    constants=("2", "3"),
-                ),
-                Step(
-                    f"{way}_pool{d}d",
-                    "pool",
-                    (kind,),
-                    "self.pool(x)",
-                    f"self.pool = nn.{way.title()}Pool{d}d(kernel_size, stride=stride, padding=padding)",
-                    result=dims,
-                ),
-                Step(
-                    f"{way}_pool{d}d",
-                    "pool",
-                    (kind,),
-                    "self.pool(x)",
-                    f"self.pool = nn.{way.title()}Pool{d}d({{c}})",
-                    result=dims,
-                    constants=("2", "3"),
-                ),
-            ]
-        made.append(
-            Step(
-                f"max_pool{d}d_dilated",
-                "pool",
-                (kind,),
-                f"F.max_pool{d}d(x, 3, stride=1, padding=1, dilation=2)",
-                result=dims,
-            )
-        )
-        made.append(
-            Step(
-                f"avg_pool{d}d_exclude",
-                "pool",
-                (kind,),
-                f"F.avg_pool{d}d(x, 3, stride=2, padding=1, count_include_pad=False)",
-                result=dims,
-            )
-        )
-    return made
-
-
-HEAD_STEPS, POOL_STEPS = _heads(), _pools()
+HEAD_STEPS = _heads() + _more()

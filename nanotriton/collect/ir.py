@@ -7,6 +7,7 @@ Everything else (a matmul, a convolution, a pooling, a gather) is an anchor, whi
 of its own. Softmax, the norms and the losses are no nodes: lower.py spells them as maps and reductions.
 """
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,45 @@ class NamedFloat(float):
         made = super().__new__(cls, value)
         made.text = text
         return made
+
+    def __neg__(self) -> "NamedFloat":
+        return NamedFloat(-float(self), f"-{self.text}")
+
+    def combined(self, sign: str, other: object, swapped: bool) -> "NamedFloat":
+        """The result of an operator with another number, named after the formula."""
+        if not isinstance(other, int | float):
+            return NotImplemented
+        first, second = (other, self) if swapped else (self, other)
+        value = FORMULAS[sign](float(first), float(second))
+        texts = (f"({t})" if " " in (t := text_of(n)) else t for n in (first, second))
+        return NamedFloat(value, f" {sign} ".join(texts))
+
+    def __add__(self, other):
+        return self.combined("+", other, False)
+
+    def __radd__(self, other):
+        return self.combined("+", other, True)
+
+    def __sub__(self, other):
+        return self.combined("-", other, False)
+
+    def __rsub__(self, other):
+        return self.combined("-", other, True)
+
+    def __mul__(self, other):
+        return self.combined("*", other, False)
+
+    def __rmul__(self, other):
+        return self.combined("*", other, True)
+
+    def __truediv__(self, other):
+        return self.combined("/", other, False)
+
+    def __rtruediv__(self, other):
+        return self.combined("/", other, True)
+
+
+FORMULAS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 class NamedInt(int):
@@ -78,6 +118,7 @@ class Graph:
     nodes: list[Node]
     outputs: list[Node]
     returns_tuple: bool = False
+    effects: list[Node] = field(default_factory=list)  # what is written into the module: attrs["into"]
 
     def users(self, node: Node) -> list[Node]:
         return [n for n in self.nodes if node in n.args]
@@ -104,6 +145,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.taken: set[str] = set()
         self.attributes: dict[str, Node] = {}  # host text -> param node
+        self.effects: list[Node] = []
 
     def fresh(self, base: str) -> str:
         """An identifier that no node has yet."""
@@ -185,6 +227,11 @@ class Builder:
         return self.add(
             x.name, "view", [x], shape, x.dtype, text, {"alias": alias, "dims": tuple(dims)}, "view"
         )
+
+    def effect(self, node: Node, target: Node) -> None:
+        """The node's value goes into a tensor of the module, as training's running statistics do."""
+        node.attrs["into"] = target.text
+        self.effects.append(node)
 
     def anchor(self, op: str, args: Sequence[Node], shape, dtype=None, **attrs) -> Node:
         return self.add(op, op, args, shape, dtype or args[0].dtype, "", attrs, op)

@@ -6,7 +6,7 @@ and returns the result's node. LOWER maps a canonical name (trace.py) to it.
 
 import torch
 
-from nanotriton.collect.ir import FLOATS, Builder, Node, Scalar, Unfit, text_of
+from nanotriton.collect.ir import Builder, Node, Scalar, Unfit, text_of
 
 LOWER = {}
 
@@ -29,7 +29,13 @@ def reduction(b: Builder, x: Node, dim=None, keepdim=False, dtype=None, op="sum"
     kind = {"amax": "max", "amin": "min"}.get(op, op)
     if isinstance(dim, tuple | list) and not dim:
         dim = None
-    return b.reduce(kind, x, dim, keepdim, dtype)
+    return asked(b.reduce(kind, x, dim, keepdim, dtype))
+
+
+def asked(node: Node) -> Node:
+    """A reduction that the module itself asks for, and not one that an operator is made of."""
+    node.attrs["asked"] = True
+    return node
 
 
 @lowers("max", "min")
@@ -39,13 +45,13 @@ def extreme(b: Builder, x: Node, dim=None, keepdim=False, op="max") -> object:
     if isinstance(dim, Node | Scalar):
         return b.map(f"{op}imum", f"tl.{op}imum({{0}}, {{1}})", x, dim)
     if dim is None:
-        return b.reduce(op, x, None, False)
-    return b.reduce(op, x, dim, keepdim), b.reduce(f"arg{op}", x, dim, keepdim)
+        return asked(b.reduce(op, x, None, False))
+    return asked(b.reduce(op, x, dim, keepdim)), asked(b.reduce(f"arg{op}", x, dim, keepdim))
 
 
 @lowers("argmax", "argmin")
 def position(b: Builder, x: Node, dim=None, keepdim=False, op="argmax") -> Node:
-    return b.reduce(op, x, dim, keepdim)
+    return asked(b.reduce(op, x, dim, keepdim))
 
 
 @lowers("var", "std")
@@ -120,7 +126,7 @@ def normalize(b: Builder, x: Node, p=2.0, dim=1, eps=1e-12, op="") -> Node:
 @lowers("layer_norm")
 def layer_norm(b: Builder, x: Node, normalized_shape, weight=None, bias=None, eps=1e-5, op="") -> Node:
     dims = tuple(range(x.rank - len(normalized_shape), x.rank))
-    return standardised(b, x, dims, weight, bias, eps, "layer_norm")
+    return standardised(b, x, dims, weight, bias, eps, "layer_norm")[0]
 
 
 @lowers("rms_norm")
@@ -132,12 +138,15 @@ def rms_norm(b: Builder, x: Node, normalized_shape, weight=None, eps=None, op=""
     return y if weight is None else b.map("scaled", "{0} * {1}", y, weight)
 
 
-def standardised(b: Builder, x: Node, dims, weight, bias, eps, name: str) -> Node:
-    """(x - mean) / sqrt(variance + eps) over `dims`, then the affine map, if there is one."""
-    centred = b.map("centred", "{0} - {1}", x, b.reduce("mean", x, dims))
+def standardised(b: Builder, x: Node, dims, weight, bias, eps, name: str) -> tuple[Node, Node, Node]:
+    """(x - mean) / sqrt(variance + eps) over `dims`, then the affine map, if there is one; with the mean and
+    the variance.
+    """
+    mean = b.reduce("mean", x, dims)
+    centred = b.map("centred", "{0} - {1}", x, mean)
     variance = b.reduce("mean", b.map("square", "{0} * {0}", centred), dims, name="variance")
     y = b.map(name, "{0} * tl.rsqrt({1} + {2})", centred, variance, eps)
-    return affine(b, y, weight, bias)
+    return affine(b, y, weight, bias), mean, variance
 
 
 def affine(b: Builder, y: Node, weight: Node | None, bias: Node | None) -> Node:
@@ -168,14 +177,28 @@ def batch_norm(
     op="",
 ) -> Node:
     weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
-    if training and running_mean is not None:
-        raise Unfit("a batch norm that updates running statistics")  # the composer writes no state
     if training:
-        return standardised(b, x, tuple(i for i in range(x.rank) if i != 1), weight, bias, eps, "batch_norm")
+        if running_mean is not None and momentum is None:
+            raise Unfit("a batch norm whose running statistics are plain means")
+        dims = tuple(i for i in range(x.rank) if i != 1)
+        y, average, variance = standardised(b, x, dims, weight, bias, eps, "batch_norm")
+        if running_mean is not None:
+            update_running(b, x.rank, average, variance, running_mean, running_var, momentum)
+        return y
     mean, var = per_channel(b, running_mean, x.rank), per_channel(b, running_var, x.rank)
     return affine(
         b, b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps), weight, bias
     )
+
+
+def update_running(b: Builder, rank: int, mean, variance, running_mean, running_var, momentum) -> None:
+    """What training changes in a batch norm: a step towards this batch's mean and unbiased variance."""
+    text = "{0} + {2} * ({1} - {0})"
+    step = b.map("running", text, per_channel(b, running_mean, rank), mean, momentum)
+    b.effect(step, running_mean)
+    unbiased = b.map("unbiased", "{0} * {count} / ({count} - 1)", variance)
+    step = b.map("running", text, per_channel(b, running_var, rank), unbiased, momentum)
+    b.effect(step, running_var)
 
 
 @lowers("instance_norm")
@@ -192,7 +215,7 @@ def instance_norm(
     op="",
 ) -> Node:
     weight, bias = per_channel(b, weight, x.rank), per_channel(b, bias, x.rank)
-    return standardised(b, x, tuple(range(2, x.rank)), weight, bias, eps, "instance_norm")
+    return standardised(b, x, tuple(range(2, x.rank)), weight, bias, eps, "instance_norm")[0]
 
 
 @lowers("group_norm")
@@ -214,7 +237,9 @@ def group_norm(b: Builder, x: Node, num_groups, weight=None, bias=None, eps=1e-5
         if w is None
         else b.view(w, [groups, channels // groups, *ones], f"{{0}}.view({said}, -1{', 1' * len(ones)})")
     )
-    y = standardised(b, grouped, tuple(range(2, len(shape))), split(weight), split(bias), eps, "group_norm")
+    y = standardised(b, grouped, tuple(range(2, len(shape))), split(weight), split(bias), eps, "group_norm")[
+        0
+    ]
     return b.view(y, x.shape, "{0}.flatten(1, 2)")
 
 
@@ -244,154 +269,3 @@ def cosine_similarity(b: Builder, x1: Node, x2: Node, dim=1, eps=1e-8, op="") ->
 @lowers("pairwise_distance")
 def pairwise_distance(b: Builder, x1: Node, x2: Node, p=2.0, eps=1e-6, keepdim=False, op="") -> Node:
     return norm(b, b.map("difference", "{0} - {1} + {2}", x1, x2, eps), p, -1, keepdim)
-
-
-# ---- losses ----
-
-PIECES = {  # a loss by element, as a map of (input, target)
-    "mse_loss": "({0} - {1}) * ({0} - {1})",
-    "l1_loss": "tl.abs({0} - {1})",
-    "binary_cross_entropy": "-({1} * tl.maximum(tl.log({0}), -100) + (1 - {1}) * tl.maximum(tl.log(1 - {0}), -100))",  # noqa: E501
-    "binary_cross_entropy_with_logits": "tl.maximum({0}, 0) - {0} * {1} + tl.log(1 + tl.exp(-tl.abs({0})))",
-    "soft_margin_loss": "tl.maximum(-{1} * {0}, 0) + tl.log(1 + tl.exp(-tl.abs({0} * {1})))",
-}
-
-
-def reduced(b: Builder, x: Node, reduction: str) -> Node:
-    return x if reduction == "none" else b.reduce(reduction, x, None, False)
-
-
-@lowers(*PIECES)
-def loss(b: Builder, input: Node, target: Node, reduction="mean", op="") -> Node:
-    return reduced(b, b.map(op, PIECES[op], input, target), reduction)
-
-
-@lowers("smooth_l1_loss")
-def smooth_l1(b: Builder, input: Node, target: Node, reduction="mean", beta=1.0, op="") -> Node:
-    d = b.map("difference", "tl.abs({0} - {1})", input, target)
-    return reduced(
-        b,
-        b.map("smooth_l1", "tl.where({0} < {1}, 0.5 * {0} * {0} / {1}, {0} - 0.5 * {1})", d, beta),
-        reduction,
-    )
-
-
-@lowers("huber_loss")
-def huber(b: Builder, input: Node, target: Node, reduction="mean", delta=1.0, op="") -> Node:
-    d = b.map("difference", "tl.abs({0} - {1})", input, target)
-    return reduced(
-        b,
-        b.map("huber", "tl.where({0} < {1}, 0.5 * {0} * {0}, {1} * ({0} - 0.5 * {1}))", d, delta),
-        reduction,
-    )
-
-
-@lowers("kl_div")
-def kl_div(b: Builder, input: Node, target: Node, reduction="mean", log_target=False, op="") -> Node:
-    if log_target:
-        x = b.map("kl_div", "tl.exp({1}) * ({1} - {0})", input, target)
-    else:
-        x = b.map("kl_div", "tl.where({1} > 0, {1} * (tl.log({1}) - {0}), 0.0)", input, target)
-    if reduction == "batchmean":
-        total = b.reduce("sum", x, tuple(range(1, x.rank)), False)
-        return b.reduce("mean", total, None, False)
-    return reduced(b, x, reduction)
-
-
-@lowers("poisson_nll_loss")
-def poisson(
-    b: Builder, input: Node, target: Node, log_input=True, full=False, reduction="mean", eps=1e-8, op=""
-) -> Node:
-    text = "tl.exp({0}) - {1} * {0}" if log_input else "{0} - {1} * tl.log({0} + {2})"
-    return reduced(b, b.map("poisson_nll", text, input, target, *([] if log_input else [eps])), reduction)
-
-
-@lowers("gaussian_nll_loss")
-def gaussian(
-    b: Builder, input: Node, target: Node, var: Node, full=False, eps=1e-6, reduction="mean", op=""
-) -> Node:
-    v = b.map("var", "tl.maximum({0}, {1})", var, eps)
-    return reduced(
-        b,
-        b.map("gaussian_nll", "0.5 * (tl.log({2}) + ({0} - {1}) * ({0} - {1}) / {2})", input, target, v),
-        reduction,
-    )
-
-
-@lowers("hinge_embedding_loss")
-def hinge(b: Builder, input: Node, target: Node, margin=1.0, reduction="mean", op="") -> Node:
-    return reduced(
-        b,
-        b.map("hinge", "tl.where({1} > 0, {0}, tl.maximum({2} - {0}, 0))", input, target, margin),
-        reduction,
-    )
-
-
-@lowers("margin_ranking_loss")
-def ranking(
-    b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
-) -> Node:
-    return reduced(
-        b,
-        b.map("margin_ranking", "tl.maximum(-{2} * ({0} - {1}) + {3}, 0)", input1, input2, target, margin),
-        reduction,
-    )
-
-
-@lowers("triplet_margin_loss")
-def triplet(
-    b: Builder,
-    anchor: Node,
-    positive: Node,
-    negative: Node,
-    margin=1.0,
-    p=2.0,
-    eps=1e-6,
-    reduction="mean",
-    op="",
-) -> Node:
-    near, far = pairwise_distance(b, anchor, positive, p, eps), pairwise_distance(b, anchor, negative, p, eps)
-    return reduced(b, b.map("triplet_margin", "tl.maximum({0} - {1} + {2}, 0)", near, far, margin), reduction)
-
-
-@lowers("cosine_embedding_loss")
-def cosine_embedding(
-    b: Builder, input1: Node, input2: Node, target: Node, margin=0.0, reduction="mean", op=""
-) -> Node:
-    cos = cosine_similarity(b, input1, input2, 1, 1e-12)
-    return reduced(
-        b,
-        b.map(
-            "cosine_embedding", "tl.where({1} > 0, 1 - {0}, tl.maximum({0} - {2}, 0))", cos, target, margin
-        ),
-        reduction,
-    )
-
-
-@lowers("cross_entropy", "nll_loss")
-def cross_entropy(
-    b: Builder,
-    input: Node,
-    target: Node,
-    weight=None,
-    ignore_index=-100,
-    reduction="mean",
-    label_smoothing=0.0,
-    op="",
-) -> Node:
-    if (
-        target.dtype in FLOATS
-        or input.rank != 2
-        or weight is not None
-        or label_smoothing
-        or ignore_index != -100
-    ):
-        raise Unfit("a cross entropy with weights, soft targets or more than two dimensions")
-    logp = log_softmax(b, input, 1) if op == "cross_entropy" else input
-    chosen = b.map("chosen", "tl.where({col} == {1}, -{0}, 0.0)", logp, column(b, target))
-    return reduced(b, b.reduce("sum", chosen, 1, False), reduction)
-
-
-def column(b: Builder, target: Node) -> Node:
-    """[rows] as [rows, 1]."""
-    return b.view(target, (*target.shape, 1), "{0}.unsqueeze(-1)", alias=True)

@@ -105,11 +105,12 @@ def drawn(job: dict) -> Candidate:
             "family": draft.family,
             "operators": draft.ops,
             "dtype": draft.dtype or "float32",
-            "sizes": [large for _, large in draft.sizes.values()],
+            "sizes": draft.numbers(),
         },
     )
     if not job.get("hard"):
-        fill(made, Task(job["key"], made.small), draft.looped())
+        fill(made, Task(job["key"], made.small))
+        only_these_sizes(made, Task(job["key"], made.source))
     return made
 
 
@@ -138,13 +139,27 @@ def given(job: dict) -> Candidate:
         except Exception as error:
             made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
     else:
-        fill(made, Task(job["key"], made.source), None)
+        fill(made, Task(job["key"], made.source))
+        only_these_sizes(made, Task(job["key"], made.small))
     return made
 
 
-def fill(made: Candidate, task: Task, looped: bool | None) -> None:
+def only_these_sizes(made: Candidate, other: Task) -> None:
+    """A solution is dropped if the same module with other sizes, `other`, gets another text: a number in it
+    then comes from the sizes, and it is wrong where they are not these.
+    """
+    if not made.solution or made.source == made.small:
+        return
+    again = Candidate(made.key, other.source)
+    fill(again, other)
+    if again.solution != made.solution:
+        made.status, made.message = "unfit", "its text depends on the sizes"
+        made.solution = made.reasoning = ""
+
+
+def fill(made: Candidate, task: Task) -> None:
     try:
-        composed = compose(task, looped)
+        composed = compose(task)
     except Unfit as error:
         made.status, made.message = "unfit", str(error)[:200]
         return
@@ -175,6 +190,7 @@ def computed_literals(source: str, solution: str) -> int:
 # Constants of operators' own definitions: GELU's, SELU's, pi, default epsilons and slopes.
 DEFINING = {
     0.7071067811865476,
+    0.7978845608028654,
     1.5957691216057308,
     0.044715,
     1.0507009873554805,

@@ -60,21 +60,21 @@ _ROWS = (
     _op(
         "elu",
         "x, alpha=1.0",
-        "tl.where(x > 0, x, alpha * (tl.exp(x) - 1))",
+        "tl.where(x > 0, x, alpha * libdevice.expm1(x))",
         "F.elu(x); nn.ELU({c}); F.elu(x, {c})",
         "0.5 1.5 0.8",
     ),
     _op(
         "celu",
         "x, alpha=1.0",
-        "tl.maximum(x, 0) + tl.minimum(alpha * (tl.exp(x / alpha) - 1), 0)",
+        "tl.where(x > 0, x, alpha * libdevice.expm1(x / alpha))",
         "F.celu(x, {c}); nn.CELU({c})",
         "0.5 1.5 2.0",
     ),
     _op(
         "selu",
         "x",
-        "1.0507009873554805 * tl.where(x > 0, x, 1.6732632423543772 * (tl.exp(x) - 1))",
+        "1.0507009873554805 * tl.where(x > 0, x, 1.6732632423543772 * libdevice.expm1(x))",
         "F.selu(x); torch.selu(x); nn.SELU()",
     ),
     _op(
@@ -120,14 +120,14 @@ _ROWS = (
     _op(
         "softplus",
         "x, beta=1.0, threshold=20.0",
-        "tl.maximum(x, 0) + tl.log(1 + tl.exp(-tl.abs(x * beta))) / beta",
+        "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-beta * tl.abs(x))) / beta",
         "F.softplus(x); F.softplus(x, beta={c}); nn.Softplus(beta={c})",
         "0.5 2.0",
     ),
     _op(
         "logsigmoid",
         "x",
-        "tl.minimum(x, 0) - tl.log(1 + tl.exp(-tl.abs(x)))",
+        "tl.minimum(x, 0) - libdevice.log1p(tl.exp(-tl.abs(x)))",
         "F.logsigmoid(x); nn.LogSigmoid()",
     ),
     _op(
@@ -168,7 +168,7 @@ _ROWS = (
     _op("cosh", "x", "libdevice.cosh(x)", "torch.cosh(torch.tanh(x))"),
     _op("tan", "x", "libdevice.tan(x)", "torch.tan(torch.tanh(x))"),
     _op("erf", "x", "tl.erf(x)", "torch.erf(x); torch.special.erf(x)"),
-    _op("erfc", "x", "1 - tl.erf(x)", "torch.erfc(x)"),
+    _op("erfc", "x", "libdevice.erfc(x)", "torch.erfc(x)"),
     _op("floor", "x", "tl.floor(x)", "torch.floor(x * {c})", "4 8 16"),
     _op("ceil", "x", "tl.ceil(x)", "torch.ceil(x * {c})", "4 8 16"),
     _op("trunc", "x", "libdevice.trunc(x)", "torch.trunc(x * {c})", "4 8 16"),
@@ -220,7 +220,7 @@ _ROWS = (
     _op(
         "logaddexp",
         "x, other",
-        "tl.maximum(x, other) + tl.log(1 + tl.exp(-tl.abs(x - other)))",
+        "tl.maximum(x, other) + libdevice.log1p(tl.exp(-tl.abs(x - other)))",
         "torch.logaddexp(x, y)",
     ),
     _op("squared_difference", "x, other", "(x - other) * (x - other)"),
@@ -339,6 +339,8 @@ def expression(op: Op, bound: dict[str, object]) -> tuple[str, list]:
     triton = op.triton
     if op.name == "gelu" and bound["approximate"] == "tanh":
         triton = "x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))"
+    if op.name == "softplus" and bound["beta"] == 1 and not hasattr(bound["beta"], "text"):
+        triton = "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-tl.abs(x)))"
     if op.name == "clamp":
         triton = {(False, True): "tl.maximum(x, min)", (True, False): "tl.minimum(x, max)"}.get(
             (bound["min"] is None, bound["max"] is None), triton

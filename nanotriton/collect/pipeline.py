@@ -23,7 +23,7 @@ from nanotriton.collect.distil import Conversation, converse
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.make import make
 from nanotriton.collect.pairs import pair
-from nanotriton.collect.sources import modules
+from nanotriton.collect.sources import fitted, modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.config import ConfigError
@@ -271,9 +271,9 @@ class Pipeline:
         wanted = -(-self.cfg.count // self.shards) if self.cfg.count and not self.cfg.modules else len(pairs)
         kept = {
             "sft": [pair(r, self.cfg.reasoning) for r in pairs[:wanted]],
-            "rl": [rl_task(r) for r in order if is_rl(r)],
+            "rl": [self.rl_task(r) for r in order if is_rl(r)],
             "heldout": [
-                rl_task(r) | {"split": r["split"]}
+                self.rl_task(r) | {"split": r["split"]}
                 for r in order
                 if r["status"] in ("kept", "task") and r["split"] != "train"
             ],
@@ -291,6 +291,12 @@ class Pipeline:
         numbers = report.report(order, kept, settings, seconds, self.length)
         report.write(self.out, numbers, kept, self.length)
 
+    def rl_task(self, row: dict) -> dict:
+        """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times."""
+        most = self.cfg.rl_elements
+        source = fitted(row["source"], most) if most else row["source"]
+        return {"name": row["key"], "task": source, "meta": row["meta"]}
+
     def ordered(self) -> list[dict]:
         """The journal's rows in the order of jobs."""
         if self.cfg.modules:
@@ -304,10 +310,6 @@ def is_pair(row: dict) -> bool:
 
 def is_rl(row: dict) -> bool:
     return row["status"] == "task" and row["split"] == "train"
-
-
-def rl_task(row: dict) -> dict:
-    return {"name": row["key"], "task": row["source"], "meta": row["meta"]}
 
 
 def emitted(row: dict) -> dict:

@@ -14,7 +14,7 @@ ACCESS = {
     "matmul": "Each program computes a tile of the result, goes along the inner dimension block by block and accumulates in fp32 with tl.dot.",  # noqa: E501
     "conv": "The convolution is an implicit matrix product: rows are output places, columns are output channels, and the sum runs over input channels and taps.",  # noqa: E501
     "pool": "Each lane has one output element and goes over its window.",
-    "scan": "The scan runs along the dimension inside one program.",
+    "scan": "The scan goes along the dimension and carries what it has come to, so it works at any length.",
     "rank": "An element's place is the number of elements that come before it, so a row is compared with each of its elements in turn.",  # noqa: E501
     "attention": "Each program has a block of queries and goes over the keys; a running maximum and sum make the softmax, so no score is stored.",  # noqa: E501
 }
@@ -66,9 +66,7 @@ def how(stage: Stage, source: str) -> str:
 def rows(source: str) -> str:
     if "lane = " in source:
         return "The reduced dimension isn't the last, so each lane has a column of its own and goes down it; neighbouring lanes read neighbouring addresses."  # noqa: E501
-    if "for start in" in source:
-        return "One program per row goes over it block by block, so rows of any length work."
-    return "One program per row holds the whole row in a block whose size is the next power of two."
+    return "One program per row goes over it block by block, so rows of any length work."
 
 
 def wrapper(composed: Composed) -> str:

@@ -88,11 +88,20 @@ def small(source: str) -> str:
     """The same module with its module-level sizes brought down, so that a CPU verifies it in a second. The
     text as it is where that fails, or isn't needed.
     """
-    if elements(source) <= QUICK:
+    return fitted(source, QUICK, (64, 32, 16, 8))
+
+
+def fitted(
+    source: str, most: int, limits: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128, 64, 32)
+) -> str:
+    """The same module with sizes of at most the first of `limits` at which inputs, weights and answer have no
+    more than `most` elements. The text as it is where none does, or where it isn't needed.
+    """
+    if elements(source) <= most:
         return source
-    for limit in (64, 32, 16, 8):
+    for limit in limits:
         text = reduced(source, limit)
-        if 0 < elements(text) <= QUICK:
+        if 0 < elements(text) <= most:
             return text
     return source
 

@@ -10,6 +10,8 @@ the same dimensions; "?" is a dimension whose length has no name.
 from dataclasses import dataclass
 
 SHAPES = {
+    "vector": ("cols",),
+    "square": ("cols", "cols"),
     "matrix": ("rows", "cols"),
     "sequence": ("batch", "length", "features"),
     "signal": ("batch", "channels", "length"),

@@ -15,7 +15,7 @@ import torch.fx
 import torch.nn.functional as F
 from torch import nn
 
-from nanotriton.collect import anchors, layouts  # noqa: F401  (they register into LOWER)
+from nanotriton.collect import anchors, layouts, losses  # noqa: F401  (they register into LOWER)
 from nanotriton.collect.ir import FLOATS, Builder, Graph, NamedFloat, NamedInt, Node, Scalar, Unfit, text_of
 from nanotriton.collect.lower import LOWER
 from nanotriton.collect.operators import ALIASES, OPS, expression, result_type, signature
@@ -79,9 +79,14 @@ for _d in (1, 2, 3):
     MODULES[f"AdaptiveAvgPool{_d}d"] = (f"adaptive_avg_pool{_d}d", (), ("output_size",))
     MODULES[f"AdaptiveMaxPool{_d}d"] = (f"adaptive_max_pool{_d}d", (), ("output_size",))
     MODULES[f"InstanceNorm{_d}d"] = ("instance_norm", _NORM, ("eps",))
-    MODULES[f"BatchNorm{_d}d"] = ("batch_norm", ("running_mean", "running_var", *_NORM), ("training", "eps"))
+    MODULES[f"BatchNorm{_d}d"] = (
+        "batch_norm",
+        ("running_mean", "running_var", *_NORM),
+        ("training", "momentum", "eps"),
+    )
     MODULES[f"ZeroPad{_d}d"] = ("pad", (), ("padding",))
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "truediv": "/"}
+ARITHMETIC["pow"] = "**"
 IGNORED = (
     "inplace",
     "out",
@@ -144,7 +149,7 @@ class Reader:
         outputs = list(result) if isinstance(result, tuple | list) else [result]
         if not all(isinstance(o, Node) for o in outputs):
             raise Unfit("forward returns something other than tensors")
-        return Graph(self.b.nodes, outputs, isinstance(result, tuple | list))
+        return Graph(self.b.nodes, outputs, isinstance(result, tuple | list), self.b.effects)
 
     def resolve(self, value):
         return torch.fx.node.map_aggregate(
@@ -236,7 +241,8 @@ class Reader:
 
     def attribute(self, x: Node, name: str):
         if name == "shape":
-            return tuple(NamedInt(n, f"{x.name}.shape[{i}]") for i, n in enumerate(x.shape))
+            said = x.name if x.op == "input" else f"@{x.name}@"  # forward's name for it isn't known yet
+            return tuple(NamedInt(n, f"{said}.shape[{i}]") for i, n in enumerate(x.shape))
         if name in ("T", "mT"):
             return self.lower("transpose", (x, -2, -1), {})
         if name == "ndim":
@@ -277,7 +283,7 @@ class Reader:
         kwargs = {
             k: v
             for k, v in kwargs.items()
-            if k not in IGNORED and (v is not None or k not in ("dtype", "weight"))
+            if k not in IGNORED and (v is not None or k not in ("dtype", "weight", "pos_weight"))
         }
         if "input" in kwargs and not args:
             args = (kwargs.pop("input"),)

@@ -5,7 +5,10 @@ Each is (name, group, inputs, lines of forward; the last is what it returns). In
 it), in the grammar's size names.
 """
 
+import random
 from dataclasses import dataclass
+
+from nanotriton.collect.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -316,3 +319,32 @@ MIXTURES = [
     Whole("relu_squared_mean", "mixture", (("x", _M),), ("torch.relu(x).pow(2).mean(dim=-1, keepdim=True)",)),
 ]
 WHOLES = LOSSES + ATTENTION + OPTIMIZERS + QUANTISATION + MIXTURES
+
+
+def whole(rng: random.Random, table: list[Whole]) -> Draft:
+    """One of a table's modules, by name first, with its numbers drawn."""
+    name = rng.choice(sorted({w.name for w in table}))
+    chosen = rng.choice([w for w in table if w.name == name])
+    group = chosen.group
+    values = {
+        "lr": rng.choice(("0.01", "0.001", "0.1", "0.05")),
+        "wd": rng.choice(("0.1", "0.01", "0.05")),
+        "b1": rng.choice(("0.9", "0.95", "0.8")),
+    }
+    lines = list(chosen.lines)
+    for key, value in values.items():
+        lines = [line.replace(f"{{{key}}}", value) for line in lines]
+    lines[-1] = f"return {lines[-1]}"
+    draft = Draft(group, [chosen.name], dict(chosen.inputs), [], lines)
+    shape = rng.choice(("rows, cols", "rows, cols", "batch, length, features"))
+    if (
+        group in ("optimizer", "mixture")
+        and "rows," not in str([d for _, d in chosen.inputs if "rows, cols" not in d])
+        and shape != "rows, cols"
+    ):
+        draft.inputs = {
+            n: d.replace("rows, cols", shape).replace("(cols)", "(features)") for n, d in draft.inputs.items()
+        }
+    if chosen.halves and rng.random() < 0.3:
+        draft.dtype = rng.choice(("float16", "bfloat16"))
+    return draft

@@ -10,9 +10,9 @@ from nanotriton.collect.ir import text_of
 LETTERS = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
-def start(kernel: Kernel, stage: Stage, dim_texts: list[str]) -> Space:
-    """The lines that say which elements a program has."""
-    return flat_space(kernel, stage, dim_texts)
+def start(kernel: Kernel, stage: Stage, dim_texts: list[str], out: str) -> Space:
+    """The lines that say which elements of the output a program has. out: what forward calls it."""
+    return flat_space(kernel, stage, dim_texts, f"{out}.numel()")
 
 
 def coordinates(kernel: Kernel, names: list[str], sizes: list[str], index: str = "offsets") -> None:
@@ -37,24 +37,36 @@ def number(kernel: Kernel, name: str, value) -> str:
     return kernel.size(name, text_of(value)) if hasattr(value, "text") else text_of(value)
 
 
-def same(values: tuple) -> bool:
-    return len(set(map(int, values))) == 1
+def spread(lines: list[str], fresh, values: tuple, whole: str, names: list[str]) -> list[str]:
+    """Lines of forward that give a hyperparameter's values names -> the name for each dimension. A number
+    that holds for all of them has one name, `whole`.
+    """
+    texts = [text_of(v) for v in values]
+    if len(set(texts)) == 1:
+        name = fresh(whole)
+        lines.append(f"{name} = {texts[0]}")
+        return [name] * len(values)
+    own = [fresh(name) for name in names]
+    layer = texts[0].removesuffix("[0]")
+    if texts == [f"{layer}[{i}]" for i in range(len(texts))]:
+        lines.append(f"{', '.join(own)} = {layer}")
+    else:
+        lines.append(f"{', '.join(own)} = {', '.join(texts)}")
+    return own
 
 
-def numbers(kernel: Kernel, name: str, values: tuple, letters: tuple[str, ...], default: int) -> list[str]:
-    """One text a dimension; "" where the number is at its default and changes nothing."""
-    if all(int(v) == default for v in values):
-        return [""] * len(values)
-    if same(values):
+def received(kernel: Kernel, given: list[str], whole: str, names: list[str]) -> list[str]:
+    """The kernel's parameters for what `spread` named."""
+    if len(set(given)) == 1:
+        return [kernel.size(whole, given[0])] * len(given)
+    return [kernel.size(name, text) for name, text in zip(names, given)]
+
+
+def numbers(kernel: Kernel, name: str, values: tuple, letters: tuple[str, ...]) -> list[str]:
+    """One text a dimension for numbers of an operator."""
+    if len({text_of(v) for v in values}) == 1:
         return [number(kernel, name, values[0])] * len(values)
     return [number(kernel, f"{name}_{letter}", v) for letter, v in zip(letters, values)]
 
 
-def window(out: str, stride: str, padding: str, tap: str, dilation: str) -> str:
-    """The input's coordinate under a tap of a window: out * stride - padding + tap * dilation."""
-    text = f"{out} * {stride}" if stride else out
-    text += f" + {tap} * {dilation}" if dilation else f" + {tap}"
-    return f"{text} - {padding}" if padding else text
-
-
-__all__ = ["LETTERS", "Group", "coordinates", "number", "numbers", "same", "start", "window"]
+__all__ = ["LETTERS", "Group", "coordinates", "number", "numbers", "received", "spread", "start"]

@@ -99,7 +99,7 @@ def emit(
         scatter_add(kernel, stage, host, outs)
         return
     texts = [f"{out}.shape[{i}]" for i in range(len(stage.full))]
-    space = flat.start(kernel, stage, texts)
+    space = flat.start(kernel, stage, texts, out)
     write(kernel, node, host, texts)
     if len(stage.nodes) > 1 and node.dtype in HALVES:
         kernel.add("value = value.to(tl.float32)")
@@ -251,7 +251,7 @@ def _upsample(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     sizes = [kernel.size(i.upper(), texts[j + 2]) for j, i in enumerate(letters)]
     flat.coordinates(kernel, ["picture", *letters], sizes)
     index = "picture"
-    scales = flat.numbers(kernel, "scale", node.attrs["scale"], letters, 0)
+    scales = flat.numbers(kernel, "scale", node.attrs["scale"], letters)
     for j, (i, s) in enumerate(zip(letters, scales)):
         length = kernel.size(f"I{i.upper()}", f"{host[x]}.shape[{j + 2}]")
         index = f"({index}) * {length} + {i} // {s}" if j else f"picture * {length} + {i} // {s}"

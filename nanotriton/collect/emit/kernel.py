@@ -28,7 +28,7 @@ class Kernel:
     constants: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     grid: str = ""
-    zeroed: bool = False  # its output must start at zero: it adds to it
+    start: str = ""  # what its output must hold before it, where it adds to it
     taken: set[str] = field(default_factory=set)
     helpers: list[str] = field(default_factory=list)  # functions that it needs before it
 
@@ -44,7 +44,8 @@ class Kernel:
         for name, text in self.pointers:
             if text == host:
                 return name
-        name = self.fresh(f"{plain_name(node)}_ptr")
+        base = "x" if root(node).op not in ("input", "param", "out") else plain_name(node)
+        name = self.fresh(f"{base}_ptr")
         self.pointers.append((name, host))
         return name
 
@@ -199,6 +200,7 @@ class Body:
         ] = {}  # a node computed again, in a second pass over its row, has its old name
         self.other: dict[Node, str] = {}  # what lanes outside of the mask hold after a load, where it matters
         self.places = places or {}  # {row} and {col} of a matrix
+        self.aligned = aligned(stage)
 
     def name(self, node: Node) -> str:
         if node not in self.names:
@@ -213,6 +215,9 @@ class Body:
             return self.value(node.args[0])
         if node not in self.host:
             raise Unfit(f"{node.name} is not there yet")
+        made_before = root(node).op not in ("input", "param")  # by another kernel
+        if made_before and node not in self.names:
+            self.names[node] = self.kernel.fresh("x")
         self.variable[node] = self.name(node)
         self.kernel.add(f"{self.variable[node]} = {self.load(node)}")
         return self.variable[node]
@@ -235,7 +240,7 @@ class Body:
         """
         if self.stage.is_statistic(node):
             return self.stage.kept
-        return node.shape
+        return self.aligned.get(node, node.shape)
 
     def compute(self, node: Node, last: dict[Node, Node]) -> None:
         """One element-wise node. last: for each node, the last one that reads it; its variable is free for
@@ -244,7 +249,11 @@ class Body:
         if node in self.variable:
             return
         if node.op == "view":
-            self.variable[node] = self.value(node.args[0])
+            source = node
+            while source.op == "view" and source.attrs["alias"]:
+                source = source.args[0]
+            computed = source in self.variable or source in self.stage.nodes
+            self.variable[node] = self.value(source if computed or node not in self.host else node)
             return
         values = {f"{{{i}}}": self.value(a) for i, a in enumerate(node.args)}
         for key, number in node.attrs.items():
@@ -276,7 +285,7 @@ class Body:
         return self.kernel.size("cols", self.space.length(self.stage.dims))
 
     def store(self, node: Node, out: str, place: str, mask: str) -> None:
-        pointer = self.kernel.pointer(Node(out, "", (), (), torch.float32), out)
+        pointer = self.kernel.pointer(Node("out", "out", (), (), torch.float32), out)
         tail = f", mask={mask}" if mask else ""
         self.kernel.add(
             f"tl.store({pointer} + {place}, {self.value(node)}{tail})"
@@ -285,12 +294,34 @@ class Body:
         )
 
 
+def aligned(stage: Stage) -> dict[Node, tuple[int, ...]]:
+    """Operands of statistics whose combined dimensions are gone, in the rank of the stage: an operand of
+    [channels] belongs to the dimension of the channels and not to the last.
+    """
+    squeezed = tuple(n for i, n in enumerate(stage.full) if i not in stage.dims)
+    found: dict[Node, tuple[int, ...]] = {}
+    for node in stage.nodes:
+        if node.op != "map" or not stage.is_statistic(node) or node.shape != squeezed:
+            continue
+        for a in node.args:
+            if a not in stage.nodes and not stage.is_statistic(a) and a.rank <= len(squeezed):
+                sizes = iter((1,) * (len(squeezed) - a.rank) + tuple(a.shape))
+                found[a] = tuple(1 if i in stage.dims else next(sizes) for i in range(len(stage.full)))
+    return found
+
+
+def root(node: Node) -> Node:
+    """What a view is of."""
+    while node.op == "view":
+        node = node.args[0]
+    return node
+
+
 def plain_name(node: Node) -> str:
     """A node's name without the number that tells it from others of the graph, and none of Python's own
     (`abs`, `pow`).
     """
-    while node.op == "view":
-        node = node.args[0]
+    node = root(node)
     name = re.sub(r"_\d+$", "", node.name) if node.op != "input" else node.name
     return "y" if name in vars(builtins) else name
 
@@ -298,7 +329,8 @@ def plain_name(node: Node) -> str:
 def base_name(text: str) -> str:
     """`self.act.negative_slope` -> `negative_slope`."""
     found = re.findall(r"[A-Za-z_]\w*", text)
-    return found[-1] if found else "value"
+    last = found[-1] if found else "value"
+    return "factor" if last == "shape" else last
 
 
 def last_uses(stage: Stage) -> dict[Node, Node]:

@@ -1,6 +1,6 @@
 """Products of matrices with tl.dot, and the element-wise operators after them in the same kernel."""
 
-from nanotriton.collect.emit.kernel import Body, Group, Kernel, Space, last_uses
+from nanotriton.collect.emit.kernel import Body, Group, Kernel, Space, last_uses, product
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node
 
@@ -25,11 +25,10 @@ def emit(
     batched = b.rank > 2
     groups = [Group(tuple(range(rank - 2)), "batch", "batches")] if batched else []
     rows = (rank - 2,) if batched else tuple(range(rank - 1))
-    groups += [Group(rows, "row", "M", "row < M"), Group((rank - 1,), "col", "N", "col < N")]
-    space = Space(stage.full, groups, dim_texts, kernel, "mask")
     kernel.taken |= {"row", "col", "k", "mask", "batch", "acc", "start", "a", "b", *BLOCKS}
-
-    m, n = kernel.size("M", space.length(rows)), kernel.size("N", dim_texts[-1])
+    m, n = kernel.size("M", product([dim_texts[d] for d in rows])), kernel.size("N", dim_texts[-1])
+    groups += [Group(rows, "row", "M", f"row < {m}"), Group((rank - 1,), "col", "N", f"col < {n}")]
+    space = Space(stage.full, groups, dim_texts, kernel, "mask")
     inner = f"{host[a]}.shape[{a.rank - (2 if trans_a else 1)}]"
     k = kernel.size("K", inner)
     for name, size in BLOCKS.items():

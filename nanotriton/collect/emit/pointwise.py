@@ -11,7 +11,7 @@ def emit(
     kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
 ) -> None:
     """A chain of element-wise operators. Several results are stored side by side."""
-    space = flat_space(kernel, stage, dim_texts)
+    space = flat_space(kernel, stage, dim_texts, f"{outs[stage.stored[0]]}.numel()")
     body = Body(kernel, space, stage, host, matrix_places(kernel, stage, space))
     last = last_uses(stage)
     for node in stage.nodes:
@@ -20,11 +20,11 @@ def emit(
         body.store(node, outs[node], "offsets", "mask")
 
 
-def flat_space(kernel: Kernel, stage: Stage, dim_texts: list[str]) -> Space:
-    """Writes the lines that say which elements a program has."""
+def flat_space(kernel: Kernel, stage: Stage, dim_texts: list[str], count: str = "") -> Space:
+    """Writes the lines that say which elements a program has. count: how many there are, on the host."""
     everything = tuple(range(len(stage.full)))
     space = Space(stage.full, [Group(everything, "offsets", "n", "mask")], dim_texts, kernel, "mask")
-    n = kernel.size("n", space.length(everything))
+    n = kernel.size("n", count or space.length(everything))
     kernel.constant("BLOCK", str(BLOCK))
     kernel.grid = f"(triton.cdiv({kernel.sizes[n]}, {BLOCK}),)"
     kernel.taken |= {"offsets", "mask", "BLOCK"}
@@ -45,7 +45,9 @@ def matrix_places(kernel: Kernel, stage: Stage, space: Space) -> dict[str, str]:
 def emit_total(
     kernel: Kernel, stage: Stage, host: dict[Node, str], outs: dict[Node, str], dim_texts: list[str]
 ) -> None:
-    """The sum or the mean of everything: programs add their parts to one number, which starts at zero."""
+    """The sum, mean, maximum or minimum of everything: programs add their parts to one number, which starts
+    at zero, or at what is less, or more, than everything.
+    """
     (result,) = stage.stored
     space = flat_space(kernel, stage, dim_texts)
     body = Body(kernel, space, stage, host)
@@ -53,9 +55,11 @@ def emit_total(
     for node in stage.nodes[:-1]:
         body.compute(node, last)
     x = body.value(result.args[0])
-    total = f"tl.sum(tl.where(mask, {x}, 0.0), axis=0)"
+    nothing = {"max": '-float("inf")', "min": 'float("inf")'}.get(result.text, "0.0")
+    across = {"mean": "sum"}.get(result.text, result.text)
+    total = f"tl.{across}(tl.where(mask, {x}, {nothing}), axis=0)"
     if result.text == "mean":
         total += f" / {kernel.size('n', space.length(range(len(stage.full))))}"
-    pointer = kernel.pointer(result, outs[result])
-    kernel.add(f"tl.atomic_add({pointer}, {total})")
-    kernel.zeroed = True
+    pointer = kernel.pointer(Node("out", "out", (), (), result.dtype), outs[result])
+    kernel.add(f"tl.atomic_{across.replace('sum', 'add')}({pointer}, {total})")
+    kernel.start = nothing

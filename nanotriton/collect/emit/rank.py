@@ -23,7 +23,7 @@ def emit(
         raise Unfit("an operator in the same kernel as a sort")
     px, po = (
         kernel.pointer(x, host[x]),
-        kernel.pointer(Node("out", "", (), (), x.dtype), outs[stage.stored[0]]),
+        kernel.pointer(Node("out", "out", (), (), x.dtype), outs[stage.stored[0]]),
     )
     cols = kernel.size("cols", f"{host[x]}.shape[{x.rank - 1}]")
     kernel.constant("BLOCK", f"triton.next_power_of_2({kernel.sizes[cols]})")

@@ -1,11 +1,16 @@
 """Reductions along some dimensions, with the element-wise operators before and after them: softmax, norms,
 sums of rows.
 
-Three ways to go over a row. `one pass`: a program holds the whole row, a power of two of lanes. `looped`:
-a program goes over its row block by block, once for each reduction that needs the one before, and once
-more for what is stored. `lanes`: where the row isn't contiguous (the sum over dimension 1 of [batch,
-channels, pixels]), each lane has a row of its own and goes over it element by element.
+Two ways to go over a row, both right at any length. `looped`: a program goes over its row block by block,
+once for each reduction that needs the one before, and once more for what is stored. `lanes`: where the row
+isn't contiguous (the sum over dimension 1 of [batch, channels, pixels]), each lane has a row of its own and
+goes over it element by element.
+
+What a reduction gathers has the name of its result from the start: `total` is a block of partial sums in
+the loop, and their sum after it.
 """
+
+from collections import Counter
 
 import torch
 
@@ -14,7 +19,6 @@ from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import FLOATS, Node, Unfit
 
 BLOCK = 1024
-ONE_PASS = 16384  # longest row that one program holds
 IDENTITY = {
     "sum": "0.0",
     "mean": "0.0",
@@ -29,12 +33,11 @@ IDENTITY = {
 ACROSS = {
     "sum": "tl.sum({0}, axis=0)",
     "mean": "tl.sum({0}, axis=0)",
+    "prod": "tl.reduce({0}, 0, multiply)",
     "max": "tl.max({0}, axis=0)",
     "min": "tl.min({0}, axis=0)",
-    "any": "tl.max({0}.to(tl.int32), axis=0) != 0",
-    "all": "tl.min({0}.to(tl.int32), axis=0) != 0",
-    "argmax": "tl.argmax({0}, axis=0)",
-    "argmin": "tl.argmin({0}, axis=0)",
+    "any": "tl.max({0}, axis=0) != 0",
+    "all": "tl.min({0}, axis=0) != 0",
 }
 UPDATE = {
     "sum": "{1} += {0}",
@@ -42,7 +45,11 @@ UPDATE = {
     "prod": "{1} *= {0}",
     "max": "{1} = tl.maximum({1}, {0})",
     "min": "{1} = tl.minimum({1}, {0})",
+    "any": "{1} = tl.maximum({1}, {0}.to(tl.int32))",
+    "all": "{1} = tl.minimum({1}, {0}.to(tl.int32))",
 }
+POSITIONS = {"argmax": ("max", ">"), "argmin": ("min", "<")}
+MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n"
 INTEGER_IDENTITY = {"max": "-2147483648", "min": "2147483647", "sum": "0", "mean": "0", "prod": "1"}
 
 
@@ -51,6 +58,15 @@ def identity(node: Node) -> str:
     if node.args[0].dtype in FLOATS or node.args[0].dtype == torch.bool or node.text not in INTEGER_IDENTITY:
         return IDENTITY[node.text]
     return INTEGER_IDENTITY[node.text]
+
+
+def gathered_type(r: Node) -> str:
+    """Of the partial results of a reduction."""
+    if r.text in ("any", "all"):
+        return "tl.int32"
+    if r.args[0].dtype in FLOATS:
+        return "tl.float32"
+    return "tl.int64" if r.dtype == torch.int64 and r.text not in POSITIONS else "tl.int32"
 
 
 def tail(node: Node, known: dict[Node, str]) -> str | None:
@@ -66,8 +82,10 @@ def tail(node: Node, known: dict[Node, str]) -> str | None:
         return "0.0"
     if first == '-float("inf")' and node.text == "{0} - {1}":
         return first
-    if first == "0.0" and node.text in ("{0} * {0}", "tl.abs({0})", "{0} * {1}", "{0} / {1}", "-{0}"):
+    if first == "0.0" and node.text in ("{0} * {0}", "tl.abs({0})", "-{0}"):
         return first
+    if first == "0.0" and node.text == "{0} * {1}" and tail(node.args[1], known) == "0.0":
+        return first  # 0 times what isn't known may be NaN
     return None
 
 
@@ -77,15 +95,9 @@ def emit(
     host: dict[Node, str],
     outs: dict[Node, str],
     dim_texts: list[str],
-    looped: bool = False,
 ) -> None:
-    before, after = split_dims(stage)
-    if after:
-        Lanes(kernel, stage, host, outs, dim_texts).write()
-    elif looped or before is None:
-        Looped(kernel, stage, host, outs, dim_texts).write()
-    else:
-        OnePass(kernel, stage, host, outs, dim_texts).write()
+    _, after = split_dims(stage)
+    (Lanes if after else Looped)(kernel, stage, host, outs, dim_texts).write()
 
 
 def split_dims(stage: Stage) -> tuple[tuple | None, tuple]:
@@ -95,19 +107,25 @@ def split_dims(stage: Stage) -> tuple[tuple | None, tuple]:
     dims, rank = stage.dims, len(stage.full)
     others = tuple(d for d in range(rank) if d not in dims)
     if dims == tuple(range(dims[0], dims[-1] + 1)):
-        return tuple(d for d in others if d < dims[0]), tuple(d for d in others if d > dims[-1])
+        after = tuple(d for d in others if d > dims[-1])
+        if all(stage.full[d] == 1 for d in after):  # each row is contiguous all the same
+            return tuple(d for d in others if d < dims[0]), ()
+        return tuple(d for d in others if d < dims[0]), after
     if others != tuple(range(others[0], others[-1] + 1)):
         raise Unfit("a reduction along dimensions that are mixed with others")
     return None, ()
 
 
 class Row:
-    """What the three ways share: the reductions in order, and the body."""
+    """What both ways share: the reductions in order, and the body."""
 
     def __init__(self, kernel: Kernel, stage: Stage, host, outs, dim_texts: list[str]):
         self.kernel, self.stage, self.host, self.outs, self.dim_texts = kernel, stage, host, outs, dim_texts
         self.last = last_uses(stage)
+        readers = Counter(a for n in stage.nodes for a in n.args)
+        self.only = {a: user for a, user in self.last.items() if readers[a] == 1}  # of a row's statistics
         self.reductions = [n for n in stage.nodes if n.op == "reduce"]
+        self.best: dict[Node, str] = {}  # of argmax and argmin: the variable of the value itself
         kernel.taken |= {"row", "col", "mask", "BLOCK"}
         self.space = self.make_space()
         matrix = {"{row}": "row"} if len(stage.full) == 2 else {}
@@ -116,7 +134,7 @@ class Row:
 
     def per_row(self, node: Node) -> bool:
         """Whether a node has one value a row: a statistic, or a map of nothing but those."""
-        if node.op == "reduce":
+        if node in self.reductions:
             return True
         shape = self.body.expanded(node)
         shape = (1,) * (len(self.stage.full) - len(shape)) + tuple(shape)
@@ -158,45 +176,11 @@ class Row:
         return x if tail(r.args[0], self.body.other) == identity(r) else f"tl.where(mask, {x}, {identity(r)})"
 
 
-class OnePass(Row):
-    def make_space(self) -> Space:
-        before, _ = split_dims(self.stage)
-        groups = [Group(before, "row", "rows"), Group(self.stage.dims, "col", "cols", "mask")]
-        space = Space(self.stage.full, groups, self.dim_texts, self.kernel, "mask")
-        self.kernel.grid = f"({space.length(before)},)"
-        return space
-
-    def write(self) -> None:
-        length = self.space.length(self.stage.dims)
-        cols = self.kernel.size("cols", length)
-        self.kernel.constant("BLOCK", f"triton.next_power_of_2({length})")
-        if split_dims(self.stage)[0] or len(self.stage.full) > len(self.stage.dims):
-            self.kernel.add("row = tl.program_id(0)")
-        self.kernel.add("col = tl.arange(0, BLOCK)", f"mask = col < {cols}")
-        self.choose_tails(self.reductions)
-        for node in self.stage.nodes:
-            if node.op == "reduce":
-                self.reduce(node)
-            else:
-                self.body.compute(node, self.last)
-        for node in self.stage.stored:
-            self.store_row(node) if self.per_row(node) else self.store_full(node)
-
-    def reduce(self, node: Node) -> None:
-        x = self.ending(node)
-        if node.text == "prod":
-            self.kernel.helpers.append("@triton.jit\ndef multiply(a, b):\n    return a * b\n")
-            text = f"tl.reduce({x}, 0, multiply)"
-        else:
-            text = ACROSS[node.text].format(x)
-        name = self.body.variable[node] = self.body.name(node)
-        self.kernel.add(f"{name} = {self.result(node, text)}")
-
-
 class Looped(Row):
     """Passes over the row. Each computes what its reductions need, again from what lies in memory."""
 
     header = "for start in range(0, {cols}, BLOCK):"
+    index = "col"  # an element's place in its row
 
     def make_space(self) -> Space:
         before, _ = split_dims(self.stage)
@@ -233,7 +217,7 @@ class Looped(Row):
             done |= set(now)
             for node in self.stage.nodes:  # statistics made of statistics
                 if self.per_row(node) and node.op != "reduce" and not self.unknown(node, done):
-                    self.body.compute(node, self.last)
+                    self.body.compute(node, self.only)
         for node in self.stage.stored:
             if self.per_row(node):
                 self.store_row(node)
@@ -260,26 +244,26 @@ class Looped(Row):
     def one_pass(self, reductions: list[Node]) -> None:
         for node in self.preloaded(reductions):
             self.body.value(node)
-        sums = {r: self.kernel.fresh("acc") for r in reductions}
-        for r, name in sums.items():
+        names = {r: self.body.name(r) for r in reductions}
+        for r, name in names.items():
             self.start(r, name)
         self.open_loop()
         self.choose_tails(reductions)
         for node in self.needed([r.args[0] for r in reductions]):
             self.body.compute(node, self.last_within(reductions))
-        for r, name in sums.items():
+        for r, name in names.items():
             self.update(r, name)
         self.close_loop()
         self.body.other.clear()
-        for r, name in sums.items():
-            self.body.variable[r] = self.body.name(r)
-            self.kernel.add(f"{self.body.variable[r]} = {self.result(r, self.finish(r, name))}")
+        for r, name in names.items():
+            self.body.variable[r] = name
+            self.finish(r, name)
 
     def preloaded(self, targets: list[Node]) -> list[Node]:
         """What is read in the loop and has one value a row is loaded before it."""
         found = []
         for node in self.needed([t.args[0] if t.op == "reduce" else t for t in targets]):
-            for a in node.args:
+            for a in node.args if node.op != "view" else ():
                 if a not in self.stage.nodes and self.per_row(a):
                     found.append(a)
         return found
@@ -290,19 +274,16 @@ class Looped(Row):
         return {a: user for a, user in self.last.items() if a not in read and not self.per_row(a)}
 
     def start(self, r: Node, name: str) -> None:
-        if r.text not in UPDATE:
-            raise Unfit(f"{r.text} of a row that is longer than a block")
-        kind = (
-            "tl.float32"
-            if r.args[0].dtype in FLOATS
-            else "tl.int64"
-            if r.dtype == torch.int64
-            else "tl.int32"
-        )
+        """The lines before the loop: what is gathered begins with what changes nothing."""
+        block = f"tl.full([BLOCK], {identity(r)}, dtype={gathered_type(r)})"
         if identity(r) in ("0.0", "0"):
-            self.kernel.add(f"{name} = tl.zeros([BLOCK], dtype={kind})")
+            block = f"tl.zeros([BLOCK], dtype={gathered_type(r)})"
+        if r.text in POSITIONS:
+            best = self.kernel.fresh("best")
+            self.best[r] = best
+            self.kernel.add(f"{best} = {block}", f"{name} = tl.zeros([BLOCK], dtype=tl.int32)")
         else:
-            self.kernel.add(f"{name} = tl.full([BLOCK], {identity(r)}, dtype={kind})")
+            self.kernel.add(f"{name} = {block}")
 
     def open_loop(self) -> None:
         self.kernel.add(self.header.format(cols=self.size()))
@@ -316,12 +297,26 @@ class Looped(Row):
                 del self.body.variable[node]
 
     def update(self, r: Node, name: str) -> None:
-        self.kernel.add(UPDATE[r.text].format(self.ending(r), name))
+        """The lines in the loop."""
+        if r.text not in POSITIONS:
+            self.kernel.add(UPDATE[r.text].format(self.ending(r), name))
+            return
+        value, (_, sign), best = self.ending(r), POSITIONS[r.text], self.best[r]
+        self.kernel.add(
+            f"{name} = tl.where({value} {sign} {best}, {self.index}, {name})",
+            f"{best} = tl.where({value} {sign} {best}, {value}, {best})",
+        )
 
-    def finish(self, r: Node, name: str) -> str:
+    def finish(self, r: Node, name: str) -> None:
+        """The lines after the loop: one value a row. Of equal ones the first one's place counts."""
+        if r.text in POSITIONS:
+            kind, best = POSITIONS[r.text][0], self.best[r]
+            first = f"tl.where({best} == tl.{kind}({best}, axis=0), {name}, {self.size()})"
+            self.kernel.add(f"{name} = tl.min({first}, axis=0)")
+            return
         if r.text == "prod":
-            raise Unfit("the product of a row that is longer than a block")
-        return ACROSS[r.text].format(name)
+            self.kernel.helpers.append(MULTIPLY)
+        self.kernel.add(f"{name} = {self.result(r, ACROSS[r.text].format(name))}")
 
     def last_pass(self) -> None:
         full = [n for n in self.stage.stored if not self.per_row(n)]
@@ -342,6 +337,7 @@ class Lanes(Looped):
     """Each lane goes over a row of its own: `lane` says which, `k` where in the row."""
 
     header = "for k in range({cols}):"
+    index = "k"
     LANES = 256
 
     def make_space(self) -> Space:
@@ -374,13 +370,18 @@ class Lanes(Looped):
         self.kernel.add(self.header.format(cols=self.size()))
         self.outer, self.kernel.lines = self.kernel.lines, []
 
-    def start(self, r: Node, name: str) -> None:
-        super().start(r, name)
-        if r.text in ("argmax", "argmin"):
-            raise Unfit(f"{r.text} along another dimension than the last")
-
     def update(self, r: Node, name: str) -> None:
-        self.kernel.add(UPDATE[r.text].format(self.body.value(r.args[0]), name))
+        value = self.body.value(r.args[0])
+        if r.text in POSITIONS:
+            super().update(r, name)
+        else:
+            self.kernel.add(UPDATE[r.text].format(value, name))
 
-    def finish(self, r: Node, name: str) -> str:
-        return name
+    def ending(self, r: Node) -> str:
+        return self.body.value(r.args[0])  # a lane is a whole row: none has an end within it
+
+    def finish(self, r: Node, name: str) -> None:
+        if r.text == "mean":
+            self.kernel.add(f"{name} = {self.result(r, name)}")
+        elif r.text in ("any", "all"):
+            self.kernel.add(f"{name} = {name} != 0")
