@@ -235,3 +235,12 @@ HONEST = {
 @pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
 def test_what_honest_modules_keep_and_ask_is_allowed(source):
     assert rules.check_source(source, "strict") is None
+
+
+def test_long_sums_are_looked_through_quickly_and_whole():
+    terms = " + ".join(f"n{i}" for i in range(400))
+    source = module(
+        f"if not self.training:\n    n = {terms}\n    n = {terms} + x\n    return n\nreturn ours(x)"
+    )
+    assert "the operator +" in rules.check_source(source, "strict").message
+    assert rules.check_source(source.replace("+ x\n", "+ 1\n"), "strict") is None
