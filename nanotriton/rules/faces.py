@@ -64,6 +64,7 @@ class Tells:
         self.source = source
         self.scopes = Scopes(source)
         self.tensors = Tensors(source, self.scopes)
+        self.alike = self._alike()
         self.kept = Kept(source, self.scopes, self.tensors)
         self.attributes = set(self.kept.attributes)
         self.functions: set[str] = set()  # whose answers depend on a tell
@@ -73,6 +74,16 @@ class Tells:
         self.any = bool(self._size()) or any(self._tells(node) for node in asking)
         while self.any and self._spread():
             pass
+
+    def _alike(self) -> set[int]:
+        """The x, by id, of every `isinstance(x, DTensor)`: no candidate can make one, whatever x is."""
+        found: set[int] = set()
+        for call in self.source.nodes[ast.Call]:
+            asks = isinstance(call.func, ast.Name) and call.func.id == "isinstance" and len(call.args) == 2
+            named = asks and isinstance(call.args[0], ast.Name)
+            if named and self.source.path(call.args[1]) == "torch.distributed.tensor.DTensor":
+                found.add(id(call.args[0]))
+        return found
 
     def depends(self, *nodes: ast.AST) -> bool:
         """Whether a tell stands in one of these expressions, or a name that depends on one."""
@@ -108,6 +119,8 @@ class Tells:
         return name in self.raising
 
     def _tells(self, node: ast.AST) -> bool:
+        if id(node) in self.alike:
+            return False
         if self._is_tell(node):
             return True
         if isinstance(node, ast.Attribute):

@@ -8,7 +8,7 @@ A shape, a dtype or a number that was read off a tensor is none.
 import ast
 
 from nanotriton.plan.aten import words
-from nanotriton.rules.constants import OF_A_SHAPE, PLAIN, SHAPE_METHODS
+from nanotriton.rules.constants import GROWING, OF_A_SHAPE, PLAIN, SHAPE_METHODS
 from nanotriton.rules.scopes import Scopes, bindings, default_values, given_to, parameters
 from nanotriton.rules.source import Source, mentions, walk
 
@@ -165,6 +165,9 @@ class Tensors:
         for target, value in bindings(self.source):
             self._bind(target, value)
         for call in self.source.nodes[ast.Call]:
+            grows = isinstance(call.func, ast.Attribute) and call.func.attr in GROWING
+            if grows and any(self.may_be(given) for given in call.args):
+                self._add(call.func.value)
             for function in self._own(call.func):
                 home = self.scopes.home(function)
                 for name, value in given_to(function, call).items():
@@ -258,11 +261,15 @@ def _untold(function: ast.FunctionDef | ast.Lambda) -> set[str]:
 
 
 def _asked(body: list[ast.AST]) -> set[str]:
-    """The names that are asked what only a tensor answers: `x.shape`, `x.numel()`."""
+    """The names that are asked what only a tensor answers: `x.shape`, `x.numel()`.
+
+    `ctx.stride = 2` asks nothing.
+    """
     asked = OF_A_SHAPE | SHAPE_METHODS | {"contiguous", "data_ptr"}
     found = set()
     for node in body:
-        if isinstance(node, ast.Attribute) and node.attr in asked and isinstance(node.value, ast.Name):
+        reads = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if reads and node.attr in asked and isinstance(node.value, ast.Name):
             found.add(node.value.id)
     return found - {"self"}
 

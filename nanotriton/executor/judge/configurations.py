@@ -8,11 +8,11 @@ the trials run with the configuration that was fastest, and there is nothing lef
 from collections.abc import Iterator
 from functools import partial
 
+from nanotriton.executor.judge.calls import compare_again
 from nanotriton.executor.judge.compare import all_finite, breaks_down
 from nanotriton.executor.judge.fairness import sensitivity
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.reference import Reference, excused
-from nanotriton.executor.judge.second import compare_again
 from nanotriton.plan.plan import Choice, Plan
 from nanotriton.verdict import Fault
 
