@@ -137,7 +137,7 @@ class Chain:
         if "{c}" not in spelling or op.name not in KEPT or self.rng.random() > 0.4:
             return spelling
         name = self.rng.choice(KEPT[op.name])
-        if name in self.draft.fixed:
+        if name in self.draft.fixed or any(f"self.{name} " in line for line in self.draft.init):
             return spelling
         self.draft.fixed[name] = float(c)
         if self.rng.random() < 0.3:
