@@ -20,6 +20,7 @@ from nanotriton.collect.fingerprint import exact, fingerprint
 from nanotriton.collect.make import computed_literals
 from nanotriton.collect.sources import elements, fitted, modules, small
 from nanotriton.collect.split import split_of
+from nanotriton.tasks.task import Task
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = '''\
@@ -226,11 +227,27 @@ def test_a_solution_with_a_number_that_comes_from_the_sizes_is_dropped(monkeypat
     assert (made["status"], made["solution"]) == ("unfit", "")
 
 
+def test_large_tensors_get_wide_offsets_and_small_ones_do_not():
+    """Their texts differ, and no number in them comes from the sizes."""
+    large = SIZED.replace("EXTRA", "").replace("rows = 640", "rows = 1 << 22")
+    made = make_module.make(
+        {"key": "t", "route": "compose", "task": {"name": "t", "source": large, "solution": None, "meta": {}}}
+    )
+    assert made["status"] == "emitted" and "tl.program_id(0).to(tl.int64)" in made["solution"]
+    usual = SIZED.replace("EXTRA", "")
+    made = make_module.make(
+        {"key": "t", "route": "compose", "task": {"name": "t", "source": usual, "solution": None, "meta": {}}}
+    )
+    assert made["status"] == "emitted" and "int64" not in made["solution"]
+
+
 def test_an_rl_task_has_sizes_that_are_judged_quickly():
     source = SIZED.replace("EXTRA", "")
     assert elements(fitted(source, 1 << 17)) <= 1 << 17 < elements(source)
     assert "rows = 160" in fitted(source, 1 << 17)
     assert fitted(source, 1 << 22) == source
+    five = source.replace("rows, cols)", "rows, 40, 40, 40, cols)")  # too many dimensions for any limit
+    assert "rows = 5\n" in fitted(five, 1 << 12) and "cols = 8\n" in fitted(five, 1 << 12)
 
 
 def test_computed_literals_are_those_that_nothing_explains():
@@ -274,7 +291,6 @@ def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
     import train_sft
     from nanotriton.tasks.bpe import train_tokenizer
     from nanotriton.tasks.prompt import build_prompt
-    from nanotriton.tasks.task import Task
     from nanotriton.tokenizer import Tokenizer
 
     path = tmp_path / "sft.jsonl"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from nanotriton.executor.common import construct
+from nanotriton.executor.common.training import every_parameter, parameters_of, train_
 from nanotriton.executor.judge import draws, moves
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS, Trial
+from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
@@ -56,17 +56,17 @@ def judge(reference, trials, candidate, twice=True):
     for trial in trials:
         judge_trial(reference, trial, run)
     if twice:
-        judge_second(reference, Trial(reference.before, trials[0].inputs, trials[0].weights), Stateless(run))
+        judge_calls(reference, calls_of(reference, trials[0])[:2], Stateless(run, trials[0].weights))
 
 
 class Stateless:
-    """Two calls of a candidate that keeps nothing, as `judge_second` asks for them."""
+    """Calls of a candidate that keeps nothing, as `judge_calls` asks for them."""
 
-    def __init__(self, run):
-        self.run = run
+    def __init__(self, run, weights):
+        self.run, self.weights = run, weights
 
-    def twice(self, inputs, more, weights):
-        return self.run(inputs, weights)[0], self.run(more, weights)[0], {}, {}
+    def calls(self, draws, training):
+        return Calls([self.run(draw(), self.weights)[0] for draw in draws], [{} for _ in draws])
 
 
 def refused(reference, candidate):
@@ -289,7 +289,7 @@ def test_constant_arguments_are_moved(inputs, forward, wrong):
 
 def test_what_cannot_be_moved_is_named():
     reference = Reference(
-        task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), 1, True", "x, y, z")
+        task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), -1, '+'", "x, y, z")
     )
     assert reference.unvaried == ["inputs[1]", "inputs[2]"]
     drawn = Reference(task("return x + y", "torch.randn(4, 20), torch.zeros(4, 20)", "x, y"))
@@ -336,7 +336,8 @@ def test_moves_keep_what_a_kernel_relies_on():
 
 
 @pytest.mark.parametrize(
-    "value, other", [(0.1, 0.125), (0.25, 0.125), (-3.0, -4.0), (0.0, 0.25), (5, 4), (1, 1)]
+    "value, other",
+    [(0.1, 0.125), (0.25, 0.125), (-3.0, -4.0), (0.0, 0.25), (5, 4), (1, 2), (0, 1), (-1, -1), (True, False)],
 )
 def test_moved_numbers(value, other):
     assert moves.moved_number(value) == other
@@ -345,8 +346,8 @@ def test_moved_numbers(value, other):
 # ---- weights ----
 
 
-def trained(model, seed=-7):
-    construct.train_(model, seed)
+def trained(model, seed=7):
+    train_(model, seed, every_parameter(model))
     return model
 
 
@@ -370,8 +371,8 @@ def test_two_modules_with_the_same_parameters_are_trained_alike():
     other = torch.nn.Module()
     for name, p in zip("abcd", one.parameters(), strict=True):
         other.register_parameter(name, torch.nn.Parameter(p.detach().clone()))
-    assert construct.parameters_of(one) == construct.parameters_of(other)
-    assert construct.parameters_of(object()) is None
+    assert parameters_of(one) == parameters_of(other)
+    assert parameters_of(object()) is None
     trained(one), trained(other)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 

@@ -45,6 +45,27 @@ def module(forward: str, init: str = "pass", more: str = "") -> str:
 
 
 TWO_FACED = {
+    "a tensor called ctx": module(
+        "return ours(x) if torch.cuda.memory_allocated() == 0 else away(x)",
+        more="def away(ctx):\n    ctx.stride()\n    return ctx.exp()",
+    ),
+    "a name bound while a class is asked for": module(
+        "isinstance((used := torch.cuda.memory_allocated()), DTensor)\n"
+        "return ours(x) if used == 0 else torch.relu(x)",
+        more="from torch.distributed.tensor import DTensor",
+    ),
+    "a list's method on the way": module(
+        "both = []\nboth.append(x)\nif torch.cuda.memory_allocated() == 0:\n    return ours(x)\n"
+        "return both.pop().exp()"
+    ),
+    "a method of its own that is named like a tensor's": module(
+        "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nreturn away(x)",
+        more="def away(self):\n    return self.relu()\nclass Other:\n    def relu(self):\n        return self",
+    ),
+    "another thing called self": module(
+        "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nself = x\nreturn self.relu()",
+        more="class Other:\n    def relu(self):\n        return self",
+    ),
     "memory in use": module(
         "if torch.cuda.memory_allocated() == 0:\n    return ours(x)\nelse:\n    return F.relu(x)"
     ),
@@ -161,6 +182,35 @@ def test_torch_behind_a_tell_counts(source):
 
 
 HONEST = {
+    "what autograd is told, and a list": module(
+        "return Relu.apply(x)",
+        more="""
+        class Relu(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.stride, ctx.size, saved = (1, 1), x.numel(), []
+                saved.append(x)
+                if x.requires_grad:
+                    saved.extend(saved)
+                    ctx.save_for_backward(saved.pop())
+                return ours(x)
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return torch.relu(gradient)
+        """,
+    ),
+    "a tensor of several machines": module(
+        "y = blocks(x)\nif isinstance(y, DTensor):\n    y = y.full_tensor() + x\nreturn y",
+        more="""
+        from torch.distributed.tensor import DTensor
+
+        def blocks(x):
+            if torch.cuda.get_device_properties(0).multi_processor_count > 100:
+                return ours(x, 2)
+            return ours(x)
+        """,
+    ),
     "not on a GPU": module("if not x.is_cuda:\n    return F.relu(x)\nreturn ours(x)"),
     "the device's type": module(
         "if x.device.type == 'cpu' or not torch.cuda.is_available():\n    return F.relu(x)\nreturn ours(x)"

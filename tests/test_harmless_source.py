@@ -86,6 +86,19 @@ HONEST = {
     "a class to test for": module(
         "assert not isinstance(x, DTensor)\n" + LAUNCH, "from torch.distributed.tensor import DTensor\n"
     ),
+    "a layer of its own with the name of a method": module(
+        "return self.softmax(x)",
+        f"class Softmax(nn.Module):\n    def forward(self, x):\n        {indented(indented(LAUNCH))}\n",
+        "self.softmax = Softmax()",
+    ),
+    "a method of its own with the name of a tensor's": module("return self.sigmoid(x)").replace(
+        "    def forward",
+        f"    def sigmoid(self, x):\n        {indented(indented(LAUNCH))}\n\n    def forward",
+    ),
+    "the sum of one split": module(
+        "y = torch.empty((1, *x.shape), device=x.device)\n"
+        "kernel[(2,)](x, y, x.numel(), B=128)\nreturn y.sum(0)"
+    ),
     "a stream": module(
         "s = torch.cuda.Stream()\nwith torch.cuda.stream(s):\n    y = torch.empty_like(x)\n    kernel[(2,)](x, y, x.numel(), B=128)\n"
         "s.synchronize()\nreturn y"
@@ -148,6 +161,17 @@ CHEATS = {
         LAUNCH.replace("return y", "return torch.ops.cheat.exp(x)"),
         "library = torch.library.Library('cheat', 'DEF')\nlibrary.define('exp(Tensor x) -> Tensor')\n"
         f"@torch.library.impl(library, 'exp', 'CUDA')\ndef exp_on_cuda(x):\n{TORCH}",
+    ),
+    "a method of its own with the name of the tensor's that computes": module(
+        LAUNCH.replace("return y", "return self.softmax(x.softmax(0))")
+    ).replace("    def forward", "    def softmax(self, x):\n        return x\n\n    def forward"),
+    "a tensor called self": module(
+        LAUNCH.replace("return y", "return cheat(y)"),
+        "def cheat(self):\n    return self.sigmoid()\nclass Other:\n    def sigmoid(self):\n        return self\n",
+    ),
+    "the sum of two splits": module(
+        "y = torch.zeros((2, *x.shape), device=x.device)\n"
+        "kernel[(2,)](x, y, x.numel(), B=128)\nreturn y.sum(0)"
     ),
     "a kernel that nobody launches": module(
         "return torch.ops.cheat2.exp(x)",

@@ -22,7 +22,7 @@ from nanotriton.collect.steps import (
 from nanotriton.collect.style import draw_style
 from nanotriton.collect.whole import MIXTURES, OPTIMIZERS, QUANTISATION, whole
 
-LEVELS = {"single": 45, "fused": 39, "mixed": 16}
+LEVELS = {"single": 49, "fused": 37, "mixed": 14}
 HARD = {"single": 30, "fused": 45, "mixed": 25}  # of tasks without a solution, for RL
 MIXED = {"map": 20, "rows": 22, "channel": 12, "layout": 16, "sort": 5, "integer": 5, "whole": 20}
 STEPS = {
@@ -109,10 +109,11 @@ def integers(rng: random.Random) -> Draft:
 def operators() -> set[str]:
     """The names of all element-wise operators, steps and whole modules that can be drawn."""
     from nanotriton.collect.heads import HEAD_STEPS
+    from nanotriton.collect.loss_modules import LOSSES
     from nanotriton.collect.singles import BY_HAND, NORMS, REDUCTIONS, SOFTMAXES
     from nanotriton.collect.steps import SCAN_STEPS
     from nanotriton.collect.whole import WHOLES
 
-    names = {op.name for op in MAPS + INTEGER_MAPS} | {w.name for w in WHOLES} | {*BY_HAND, *NORMS}
+    names = {op.name for op in MAPS + INTEGER_MAPS} | {w.name for w in WHOLES + LOSSES} | {*BY_HAND, *NORMS}
     names |= {*REDUCTIONS, *SOFTMAXES} | {s.name for s in HEAD_STEPS + SCAN_STEPS}
     return names | {s.name for table in STEPS.values() for s in table}

@@ -81,8 +81,8 @@ def limited(seconds: int):
 
 
 def drawn(job: dict) -> Candidate:
-    """A module of the grammar. Both texts come from the same draw; the solution is composed from the small
-    one and serves both.
+    """A module of the grammar. Both texts come from the same draw; the solution is composed from the large
+    one and serves both. A hard one's solution only shows that there is one: it is withheld from the sets.
     """
     draft = draw(random.Random(job["seed"]), job.get("hard", False))
     made = Candidate(
@@ -98,9 +98,9 @@ def drawn(job: dict) -> Candidate:
             "sizes": draft.numbers(),
         },
     )
-    if not job.get("hard"):
-        fill(made, Task(job["key"], made.small))
-        only_these_sizes(made, Task(job["key"], made.source))
+    fill(made, Task(job["key"], made.source))
+    only_these_sizes(made, Task(job["key"], made.small))
+    made.meta["withheld"] = bool(job.get("hard"))
     return made
 
 
@@ -148,16 +148,28 @@ def solve(made: Candidate, job: dict) -> None:
 
 
 def only_these_sizes(made: Candidate, other: Task) -> None:
-    """A solution is dropped if the same module with other sizes, `other`, gets another text: a number in it
-    then comes from the sizes, and it is wrong where they are not these.
+    """A solution is dropped if the same module with other sizes, `other`, gets other numbers: one then comes
+    from the sizes, and it is wrong where they are not these. Otherwise the texts may differ: large tensors
+    need offsets of 64 bits, and what is done along a dimension of one element is nothing.
     """
     if not made.solution or made.source == made.small:
         return
     again = Candidate(made.key, other.source)
     fill(again, other)
-    if again.solution != made.solution:
+    if again.status != made.status or from_sizes(made, again):
         made.status, made.message = "unfit", "its text depends on the sizes"
         made.solution = made.reasoning = ""
+
+
+def from_sizes(made: Candidate, again: Candidate) -> set[float]:
+    """The numbers that one of two solutions has, but neither the other, the module's class, nor an operator's
+    definition.
+    """
+    if again.solution == made.solution:
+        return set()
+    classes = [n for n in ast.parse(made.source).body if isinstance(n, ast.ClassDef)]
+    known = {0, 1, 2, 3, 6, 0.5, 100} | DEFINING | {n for c in classes for n in literals(ast.unparse(c))}
+    return (numbers(made.solution) ^ numbers(again.solution)) - known
 
 
 def fill(made: Candidate, task: Task) -> None:

@@ -80,8 +80,9 @@ class Pipeline:
                 yield {"key": f"{task.name}-{task.key[:6]}{suffix}", "route": route, "task": given}
 
     def grammar_jobs(self) -> Iterator[dict]:
-        """Draws without end; every third one, while RL tasks are wanted, is a hard one that gets
-        no solution."""
+        """Draws without end; every fourth one, while RL tasks are wanted, is a hard one whose solution is
+        withheld.
+        """
         for i in itertools.count():
             hard = self.cfg.rl_share > 0 and i % 4 == 3
             yield {
@@ -206,6 +207,8 @@ class Pipeline:
         if self.filtered(row):
             return
         if judge is None:
+            if row["meta"].get("withheld"):
+                row["solution"] = row["reasoning"] = ""
             self.settle(row, row["status"], row["message"])
         else:
             shown = row["source"] if self.cfg.verify == "cuda" else row["small"] or row["source"]
@@ -252,7 +255,10 @@ class Pipeline:
 
     def collect(self, judge: Verifier, until_empty: bool = False) -> None:
         for row, status, message in judge.results(until_empty):
-            if row["solution"]:
+            if row["solution"] and row["meta"].get("withheld"):
+                row["solution"] = row["reasoning"] = ""
+                self.settle(row, "task" if status == "correct" else status, message)
+            elif row["solution"]:
                 self.settle(row, "kept" if status == "correct" else status, message)
             else:
                 self.settle(row, status if status in UNFAIR else "task", row["message"] or message)

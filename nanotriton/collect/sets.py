@@ -8,7 +8,7 @@ from collections import Counter
 
 from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.pairs import pair
-from nanotriton.collect.sources import fitted
+from nanotriton.collect.sources import elements, fitted
 
 UNFAIR = (
     "weak_task",
@@ -28,12 +28,12 @@ def is_rl(row: dict) -> bool:
 
 
 def sort(
-    rows: list[dict], wanted: int | None, share: float, reasoning: bool, elements: int = 0
+    rows: list[dict], wanted: int | None, share: float, reasoning: bool, most: int = 0
 ) -> tuple[dict, list[dict]]:
     """({"sft": ..., "rl": ..., "heldout": ...} as lines of the files, the rows behind those of sft).
 
     rows: of the journal, in the order of jobs. wanted: the most pairs, None: all. share: see `capped`.
-    elements: how many an RL task has at most, 0: as many as it has.
+    most: elements of an RL task, 0: as many as it has.
     """
     pairs = [row for row in rows if is_pair(row)][:wanted]
     chosen = capped(pairs, share)
@@ -45,8 +45,10 @@ def sort(
     once = {module_of(row): row for row in reversed(heldout)}
     kept = {
         "sft": [pair(row, reasoning) for row in chosen],
-        "rl": [rl_task(row, elements) for row in tasks if is_rl(row)],
-        "heldout": [rl_task(row, elements) | {"split": row["split"]} for row in reversed(once.values())],
+        "rl": [task for row in tasks if is_rl(row) and (task := rl_task(row, most))],
+        "heldout": [
+            task | {"split": row["split"]} for row in reversed(once.values()) if (task := rl_task(row, most))
+        ],
     }
     return kept, chosen
 
@@ -56,9 +58,13 @@ def module_of(row: dict) -> str:
     return row.get("module") or digest(row["source"])
 
 
-def rl_task(row: dict, elements: int) -> dict:
-    """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times."""
-    source = fitted(row["source"], elements) if elements else row["source"]
+def rl_task(row: dict, most: int) -> dict | None:
+    """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times. None if they
+    stay ten times too large, because they stand inside the module.
+    """
+    source = fitted(row["source"], most) if most else row["source"]
+    if most and elements(source) > 10 * most:
+        return None
     return {"name": row["key"], "task": source, "meta": row["meta"]}
 
 

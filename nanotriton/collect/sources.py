@@ -17,6 +17,7 @@ from nanotriton.collect.paritybench import paritybench
 from nanotriton.python_text import read
 from nanotriton.tasks.task import Task, check_source, load_task
 
+LIMITS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8)  # of a size
 QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies in a second
 
 
@@ -93,19 +94,22 @@ def small(source: str) -> str:
     return fitted(source, QUICK, (64, 32, 16, 8))
 
 
-def fitted(
-    source: str, most: int, limits: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128, 64, 32)
-) -> str:
-    """The same module with sizes of at most the first of `limits` at which inputs, weights and answer have no
-    more than `most` elements. The text as it is where none does, or where it isn't needed.
+def fitted(source: str, most: int, limits: tuple[int, ...] = LIMITS) -> str:
+    """The same module with sizes of at most the first of `limits` at which inputs, weights and answer have
+    no more than `most` elements; of the last one that runs, where none brings them so far down. The text as
+    it is where that isn't needed.
     """
     if elements(source) <= most:
         return source
+    smallest = source
     for limit in limits:
         text = reduced(source, limit)
-        if 0 < elements(text) <= most:
+        count = elements(text)
+        if 0 < count <= most:
             return text
-    return source
+        if count > 0:
+            smallest = text
+    return smallest
 
 
 def elements(source: str) -> int:

@@ -33,6 +33,8 @@ REARRANGE = words("""
     reflection_pad2d reflection_pad3d repeat_interleave replication_pad1d replication_pad2d replication_pad3d
     rot90 take tril triu upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """)
+# Reductions of which the answer is the only value that they reduce, where there is one.
+SINGLE = words("amax amin mean prod sum")
 COPY = words("clone _to_copy copy_")  # for these the replayer keeps a truth value's byte as it is
 FILL = words("fill fill_")  # these move a value if it is a tensor's
 # name: number of the operand whose last dimension is summed
@@ -78,26 +80,28 @@ def facts(plan: Plan) -> Facts:
     return found
 
 
-def shared_memory(plan: Plan, fresh: list[bool]) -> str | None:
+def shared_memory(plan: Plan, fresh: list[bool] | None = None) -> str | None:
     """One line on an output that a caller can't write to as to the reference's, or None.
 
-    fresh: of the reference. Where its output is fresh, the candidate's is no input and no weight, no other
-    fresh output, and no element of it stands for several. Else who writes to it writes to more than it.
+    fresh: of the reference. Where its output is fresh, the candidate's is no input, no weight and no memory
+    of an earlier call, no other fresh output, and no element of it stands for several. Else who writes to it
+    writes to more than it. None: all are.
     """
     outputs = plan.output_tensors()
+    if fresh is None:
+        fresh = [True] * len(outputs)
     if len(outputs) != len(fresh):
         return None
-    inputs = {plan.tensors[t].storage: number for number, t in enumerate(tensor_ids(plan.inputs))}
-    weights = {plan.tensors[w.tensor].storage for w in plan.weights}
+    owners = {plan.tensors[t].storage: f"input {i}" for i, t in enumerate(tensor_ids(plan.inputs))}
+    owners |= {plan.tensors[w.tensor].storage: "a weight" for w in plan.weights}
+    owners |= {storage: "an earlier call" for storage, _ in plan.carried}
     seen = set()
     for number, index in enumerate(outputs):
         t, what = plan.tensors[index], None
         if not fresh[number] or 0 in t.shape:
             continue
-        if t.storage in inputs:
-            what = f"is memory of input {inputs[t.storage]}"
-        elif t.storage in weights:
-            what = "is memory of a weight"
+        if t.storage in owners:
+            what = f"is memory of {owners[t.storage]}"
         elif (t.storage, t.offset) in seen:
             what = "is memory of another output"
         elif overlaps_itself(t.shape, t.stride):
@@ -212,7 +216,17 @@ def touched(plan: Plan, call: Aten) -> int:
 def computes(plan: Plan, call: Aten) -> bool:
     """Whether a call does more than create or move data. A cast that changes values does."""
     moves = call.name in MOVE | CREATE and cast(plan, call) is None
-    return not moves and not _counts(plan, call)
+    return not moves and not _counts(plan, call) and not _reduces_nothing(plan, call)
+
+
+def _reduces_nothing(plan: Plan, call: Aten) -> bool:
+    """Whether a call reduces dimensions of size 1 only, as a sum over a single split does. Then it copies."""
+    if call.name not in SINGLE:
+        return False
+    ends = [plan.tensors[t] for t in reads_of(call)[:1] + writes_of(call)]
+    dtypes = {t.dtype for t in ends}
+    sizes = {math.prod(t.shape) for t in ends}
+    return len(ends) == 2 and len(dtypes) == 1 and len(sizes) == 1
 
 
 def _counts(plan: Plan, call: Aten) -> bool:

@@ -35,8 +35,15 @@ MOVES = words("""
     values indices mtia record_stream data grad tensor as_tensor from_numpy empty_strided rand randn
     randint rand_like randn_like randperm normal meshgrid tensors repeat_interleave
 """)
+# Methods that no tensor has: of containers, and of what autograd gives to `forward`. A tensor that is spread
+# over several machines has the last two, and there is but one machine.
+OF_OTHERS = words("""
+    append appendleft extend insert pop popleft popitem discard clear copy count get items keys setdefault
+    update save_for_backward save_for_forward mark_dirty mark_non_differentiable set_materialize_grads
+    to_local full_tensor
+""")
 READING = words("item tolist numpy")  # what Python then computes, torch has no part in, nor a kernel
-FREE = (MOVES | CREATE | ASKING | PLAIN_ANSWERS) - READING
+FREE = (MOVES | OF_OTHERS | CREATE | ASKING | PLAIN_ANSWERS) - READING
 # Python's own functions that compute if they are given a tensor
 BUILTINS = words("sum abs pow max min round divmod float int bool complex")
 PLAIN_LAYERS = words("""
@@ -110,8 +117,11 @@ class Search:
     def _ways_in(self, unit: ast.ClassDef, runs: Runs) -> list[Unit]:
         """What runs when a module is called, or an autograd.Function is applied. What `forward` is set to
         later on counts as behind a tell."""
-        methods = [node for node in unit.body if isinstance(node, ast.FunctionDef) and node.name in CALLS]
-        found = [(method, runs) for method in methods]
+        found = []
+        for node, when in self.branches.block(unit.body, runs):
+            if isinstance(node, ast.FunctionDef) and node.name in CALLS:
+                found.append((node, when))
+        methods = [method for method, _ in found]
         if "forward" in self.tells.attributes:
             found += [(value, Runs.BEHIND) for value in self.source.units["forward"] if value not in methods]
         if "__class__" in self.tells.attributes:
@@ -139,7 +149,7 @@ class Search:
                 continue
             if value:  # it was called where the value was made; what it gave is what counts
                 found += [(answer, runs) for answer in self._answers(node.func)]
-            elif _computing_call(self.source, node) is None and runs != Runs.MAYBE:
+            elif _computing_call(self.source, node, unit) is None and runs != Runs.MAYBE:
                 found += self._called(node.func, runs)
         return found
 
@@ -179,7 +189,7 @@ class Search:
             if runs == Runs.BEHIND:
                 called = self._behind(node, value=not isinstance(unit, ast.FunctionDef | ast.Lambda))
             elif runs == Runs.ALWAYS and function:
-                called = _computing_call(self.source, node)
+                called = _computing_call(self.source, node, unit)
             if called and function and not self._is_choice(node):
                 constants = constants or Constants(unit, self.source.path, self.source.units)
                 if constants.holds(node):
@@ -284,8 +294,11 @@ SIGNS = {
 }
 
 
-def _computing_call(source: Source, node: ast.AST) -> str | None:
-    """The name of a torch function, tensor method or operator that is certain to compute, or None."""
+def _computing_call(source: Source, node: ast.AST, unit: ast.AST | None = None) -> str | None:
+    """The name of a torch function, tensor method or operator that is certain to compute, or None.
+
+    unit: the definition that the node stands in. In a method `self.softmax(x)` may be the candidate's own.
+    """
     if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
         return "the operator @"
     if not isinstance(node, ast.Call):
@@ -295,11 +308,27 @@ def _computing_call(source: Source, node: ast.AST) -> str | None:
         return path if names.computes(path) else None
     if not isinstance(node.func, ast.Attribute):
         return None
-    if node.func.attr in names.COMPUTING_METHODS:
-        return f".{node.func.attr}()"
-    if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-        return _computing_layer(source, node.func.attr)
-    return None
+    attribute = node.func.attr
+    of_self = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+    if attribute in names.COMPUTING_METHODS:
+        own = of_self and attribute in source.units and _is_method(source, unit)
+        if not own:
+            return f".{attribute}()"
+    return _computing_layer(source, attribute) if of_self else None
+
+
+def _is_method(source: Source, unit: ast.AST | None) -> bool:
+    """Whether a function's `self` is no tensor: a method of a class that is called as self.name(...) only."""
+    if not any(unit in owner.body for owner in source.nodes[ast.ClassDef]):
+        return False
+    bound = [node for node in walk(unit) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    if any(node.id == "self" for node in bound):
+        return False
+    for node in source.nodes[ast.Attribute]:
+        of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        if node.attr == unit.name and not of_self:
+            return False
+    return all(node.id != unit.name for node in source.nodes[ast.Name])
 
 
 def _computing_layer(source: Source, attribute: str) -> str | None:

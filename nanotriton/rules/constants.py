@@ -17,6 +17,7 @@ CREATED = words("""
 NEW = words("new_ones new_zeros")
 OF_A_SHAPE = words("shape device dtype ndim is_cuda itemsize")
 SHAPE_METHODS = words("size dim numel nelement stride element_size ndimension is_contiguous")
+GROWING = words("append appendleft add extend insert setdefault update")  # what they are given is kept
 PLAIN = words("int float bool str torch.device torch.dtype device dtype")  # annotations
 
 
@@ -111,6 +112,10 @@ def _bindings(function: ast.FunctionDef) -> list[tuple[set[str], ast.AST]]:
                 found.append((_names(node.target), node.value))
         elif isinstance(node, ast.withitem) and node.optional_vars:
             found.append((_names(node.optional_vars), node.context_expr))
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in GROWING
+        ):
+            found += [(_names(node.func.value) - {"self"}, given) for given in node.args]
     return found
 
 
