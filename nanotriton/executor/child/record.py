@@ -27,7 +27,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         between: whether it is trained between the first call and the second, and not before.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
-        configs: the most of an autotuner that are recorded.
+        configs: the most of an autotuner that are recorded. drawn: a seed that draws which, beside the first;
+            None: they are those that come first.
         defaults: Reference.defaults.
     """
     from nanotriton.executor.child import recorder
@@ -64,6 +65,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 folder=folder,
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
+                drawn=args["drawn"],
                 default_cuda=args["defaults"]["cuda"],
                 finish=finish,
                 between=train if args["between"] else None,

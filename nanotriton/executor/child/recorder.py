@@ -93,6 +93,7 @@ def record(
     entry: str = "ModelNew",
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
+    drawn: int | None = None,
     default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
     between: Callable[[Any], None] | None = None,
@@ -108,6 +109,7 @@ def record(
     seed: of torch, numpy and random before the constructor runs, as for the reference.
     folder: a private folder. The source is written there, because Triton reads it back.
     known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    drawn: seed that draws those after the first one.
     default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
     returns the module that runs. between: changes the module's weights in place, between the first call and
     the second. Plans hold the bytes from before; numbers that forward reads are those from after.
@@ -116,7 +118,7 @@ def record(
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
         Path(path).write_text(source, encoding="utf-8")
-    tape = Tape.active = Tape(path, known, max_configs)
+    tape = Tape.active = Tape(path, known, max_configs, drawn=drawn)
     tape.default_cuda = default_cuda
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)

@@ -14,6 +14,7 @@ from functools import partial
 from nanotriton.executor.judge.between import training_of
 from nanotriton.executor.judge.calls import calls_of, hides_state, judge_calls
 from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.configurations import judge_configurations
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.kinds import (
     Trial,
@@ -82,10 +83,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # must be right as well.
     ways = yield from judge_trials(job, worker, reference, trials, first)
     yield from judge_further_calls(job, worker, reference, trials[0], first, ways)
-    work = partial(first.ask_evaluator, trials[0])
-    in_room(worker, reference, "judge", worker.patience, work)
-    work = partial(check_unread, reference, trials[0], first)
-    in_room(worker, reference, "judge", worker.patience, work)
+    look_further(worker, reference, trials, first)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
 
@@ -102,6 +100,15 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         job.facts["effective_launches"] = effective
         if violation := rules.check_effective(effective, job.policy):
             raise Fault(violation.status, str(violation))
+
+
+def look_further(worker, reference: Reference, trials: list[Trial], first: "Runner") -> None:
+    """What no answer shows: races, what is never read, and on a CPU other configurations. Raises Fault."""
+    todo = [partial(first.ask_evaluator, trials[0]), partial(check_unread, reference, trials[0], first)]
+    if worker.gpu is None:
+        todo.append(partial(judge_configurations, reference, trials, first))
+    for work in todo:
+        in_room(worker, reference, "judge", worker.patience, work)
 
 
 def judge_trials(

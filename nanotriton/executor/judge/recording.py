@@ -7,8 +7,10 @@ from collections.abc import Generator
 
 from torch import nn
 
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.common.training import Trained, parameters_of
 from nanotriton.executor.judge.calls import ORDINALS
+from nanotriton.executor.judge.configurations import MOST
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import untrained
 from nanotriton.executor.judge.reference import Reference
@@ -24,7 +26,7 @@ from nanotriton.verdict import Fault
 
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
-CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
+CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 
 
 def record(
@@ -51,7 +53,9 @@ def record(
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
     }
-    args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
+    args["configs"], args["drawn"] = CONFIGURATIONS, None
+    if worker.gpu is None:
+        args["configs"], args["drawn"] = MOST, seed_from(worker.secret, job.source, "configurations")
     ended = yield Spawn("record", args, limits)
     if not_its_own(ended):
         ended = yield Spawn("record", args, limits)
