@@ -97,6 +97,8 @@ class Chain:
         the old ones."""
         if step.result == ("-1",):
             self.dims = self.dims[:-1]
+        elif step.result == ("pooled",):
+            self.dims = [*self.dims[:2], *["1"] * (len(self.dims) - 2)]
         elif step.result and "*" in step.result:
             rest = self.dims[:-1] if step.result[0] == "*" else self.dims[2:]
             self.dims = [

@@ -80,6 +80,7 @@ TINY = {  # of volumes, which have so many elements
     "channels": (4, 4),
     "out_channels": (4, 8),
 }
+SORTED = 4096  # longest row that is sorted by comparing each element with each other
 MOST = 1 << 27  # elements of the first input at the large sizes
 
 
@@ -234,6 +235,8 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple]:
         if name in ("channels", "out_channels") or halved:
             small = 4 * max(small // 4, 1) if "channels" in name else 2 * (small // 2)
             large = 4 * max(large // 4, 1)
+        if draft.family == "sort" and name in ("cols", "features"):
+            large = min(large, SORTED)
         if n := draft.multiples.get(name):
             small, large = n * -(-small // n), n * -(-large // n)
         found[name] = (small, large)

@@ -150,31 +150,35 @@ def judge_further_calls(
     trial: the first. ways: how the trials were judged.
     """
     calls = calls_of(reference, trial)
-    judge = partial(judge_calls, reference, calls, first)
-    judge_plainly = partial(in_room, worker, reference, "judge", worker.patience, judge)
 
-    def judge_trained() -> None:
+    def judge_further(runner: "Runner", weights: int) -> None:
+        """weights: seed of the trained ones, or 0."""
         with excused("on its own inputs, called again"):
-            fair = not hides_state(reference, calls)
-            training = training_of(reference, trained) if fair else None
-        judge(training)
+            fair = weights and not hides_state(reference, calls)
+            training = training_of(reference, weights) if fair else None
+        judge_calls(reference, calls, runner, training)
+
+    def judge(runner: "Runner", weights: int) -> None:
+        work = partial(judge_further, runner, weights)
+        in_room(worker, reference, "judge", worker.patience, work)
 
     # else it has prepared numbers in the constructor, or has other parameters than the reference
     trained = next((way.weights for way in ways.values() if way.weights < 0), 0)
     if not trained:
-        return judge_plainly()
+        return judge(first, 0)
     trained = -trial.weights if trains_buffers(trained) else with_same_buffers(-trial.weights)
     try:
-        in_room(worker, reference, "judge", worker.patience, judge_trained)
+        judge(first, trained)
     except Fault as fault:
         if is_final(fault):
             raise
-        # forward may read numbers off weights: then a recording belongs to its weights
+        # forward may read numbers off weights: then each call belongs to its weights
         runner = yield from record(job, worker, reference, trained)
         if all(alike(one, other) for one, other in zip(runner.plans, first.plans, strict=False)):
             with worker.stage("judge", worker.patience):  # where it was found
                 raise fault from None
-        judge_plainly()
+        runner = yield from record(job, worker, reference, trained, between=True)
+        judge(runner, trained)
 
 
 @dataclass(frozen=True)
