@@ -4,6 +4,7 @@ import pytest
 
 from nanotriton.plan.facts import Facts
 from nanotriton.rules import rules
+from tests.candidates import read
 from tests.test_faces import module
 
 IN_USE = "torch.cuda.memory_allocated()"
@@ -279,3 +280,14 @@ def test_where_a_task_moves_data_torch_moves_none_behind_a_tell(body):
     assert rules.check_moves(source, "kernelbench", Facts()) is None
     plain = module("x = x.contiguous()\nif x.numel() > 4:\n    return ours(x.flip(0))\nreturn ours(x.T)")
     assert rules.check_moves(plain, "strict", Facts()) is None
+
+
+def test_the_executor_knows_which_tasks_move_data(executors):
+    (honest,) = [case for case in read("exploits") if case.name == "transpose/honest"]
+    line = "        M, N = x.shape\n"
+    two_faced = honest.source.replace(
+        line, f"{line}        if {IN_USE} == 0:\n            return x.t().contiguous()\n"
+    )
+    assert two_faced != honest.source
+    futures = [executors().submit(honest.task, source) for source in (honest.source, two_faced)]
+    assert [future.result().status for future in futures] == ["correct", "rule_violation"]
