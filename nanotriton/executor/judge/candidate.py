@@ -14,6 +14,7 @@ from functools import partial
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.hints import hinted
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import Trial, has_other_numbers
 from nanotriton.executor.judge.reference import Reference, excused
@@ -33,7 +34,6 @@ from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_o
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
-TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
 # of a plan's last launches at least so many, and as many as replay no more launches than this, are
@@ -300,18 +300,6 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
             raise
     with worker.gpu.alone(), worker.stage(stage, limit):
         return work()
-
-
-def hinted(fault: Fault, plan: Plan) -> Fault:
-    """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to
-    do."""
-    if (
-        isinstance(fault, ValueFault)
-        and fault.reduced
-        and any("inputPrecision = tf32" in k.ttir for k in plan.kernels)
-    ):
-        fault.message += TF32_HINT
-    return fault
 
 
 def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
