@@ -19,7 +19,7 @@ NORM = Task(
     "norm",
     TASK.format(
         answer="(x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True, unbiased=False)",
-        inputs="torch.randn(5, 60) + 4",
+        inputs="torch.randn(5, 60) + 100",
     ),
 )
 SOFTMAX = Task("softmax", TASK.format(answer="torch.softmax(x, 1)", inputs="torch.randn(5, 60) * 60"))
