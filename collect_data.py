@@ -32,36 +32,35 @@ from nanotriton import config
 @dataclass
 class Config:
     out: str = "data"  # folder for what is made
-    route: Literal["compose", "compile", "distil"] = (
-        "compose"  # who writes the Triton: the composer, Inductor, or a teacher
-    )
-    modules: list[str] = field(
-        default_factory=list
-    )  # task files, folders, .jsonl, a paritybench clone, packages; empty: the grammar
-    count: Annotated[int, ">= 0"] = (
-        2000  # pairs wanted of the grammar; with --modules how many modules to take, 0: all
-    )
-    verify: Literal["cpu", "cuda", "later"] = (
-        "cpu"  # where candidates are executed; later: they are only made
-    )
+    # who writes the Triton: the composer, Inductor, a teacher; with two, a pair of each that can
+    route: list[Literal["compose", "compile", "distil"]] = field(default_factory=lambda: ["compose"])
+    # task files, folders, .jsonl, a paritybench clone, packages; empty: the grammar
+    modules: list[str] = field(default_factory=list)
+    # pairs wanted of the grammar; with --modules how many modules to take (of a clone a fair sample), 0: all
+    count: Annotated[int, ">= 0"] = 2000
+    # where candidates are executed; later: they are only made
+    verify: Literal["cpu", "cuda", "later"] = "cpu"
     exclude: list[str] = field(default_factory=list)  # folders of benchmarks whose problems must not come in
-    strict_decontamination: bool = (
-        False  # also leave out modules with a benchmark problem's operators and other shapes
-    )
+    # also leave out modules with a benchmark problem's operators and other shapes
+    strict_decontamination: bool = False
+    # largest share of the SFT pairs that one operator may be in; what is over it stays in the journal
+    cap_share: Annotated[float, "> 0", "<= 1"] = 1.0
     reasoning: bool = True  # put a short account of the kernel before the code
     rl_share: Annotated[float, ">= 0"] = 0.35  # RL tasks without a solution for each pair, of the grammar
     # elements of the inputs, weights and answer of an RL or held-out task: its sizes are brought down to
     # that, so that judging takes milliseconds; 0: as they are
     rl_elements: Annotated[int, ">= 0"] = 1 << 20
-    max_tokens: Annotated[int, ">= 1"] = 2000  # longest solution that is kept
+    # longest solution that makes a pair; none: 2000 tokens, of route compile 1000
+    max_tokens: Annotated[int, ">= 1"] | None = None
+    # most numbers in it that neither the task nor a definition has; none: any, of route compile 0
+    max_literals: Annotated[int, ">= 0"] | None = None
     max_chars: Annotated[int, ">= 1"] = 6000  # longest module that is taken from --modules
     tokenizer: str = ""  # folder of the tokenizer that lengths are counted with; empty: words and marks
     endpoint: str = ""  # of --route distil: base URL of an OpenAI-compatible server
     model: str = ""  # of --route distil: the teacher's name there; empty: the first that the server lists
     key_env: str = "OPENAI_API_KEY"  # of --route distil: environment variable with the server's key, if any
-    manifest: str = (
-        ""  # rebuild the pairs that this manifest lists, without verifying them again; also spelt --from
-    )
+    # rebuild the pairs that this manifest lists, without verifying them again; also spelt --from
+    manifest: str = ""
     attempts: Annotated[int, ">= 1"] = 4  # of --route distil: answers asked for each module
     shard: str = "1/1"  # which part of how many of the list is done here
     seed: Annotated[int, ">= 0"] = 0  # of the grammar's draws
@@ -72,12 +71,16 @@ class Config:
         found = re.fullmatch(r"(\d+)/(\d+)", self.shard)
         if not found or not 1 <= int(found[1]) <= int(found[2]):
             raise config.ConfigError(f"--shard {self.shard}: K/N is expected, with 1 <= K <= N")
-        if self.route == "distil" and not self.endpoint:
+        if not self.route or len(set(self.route)) < len(self.route):
+            raise config.ConfigError("--route: each of compose, compile, distil at most once is expected")
+        if "distil" in self.route and len(self.route) > 1:
+            raise config.ConfigError("--route distil goes alone: run it on what the others leave in rl.jsonl")
+        if self.route == ["distil"] and not self.endpoint:
             raise config.ConfigError(
                 "--route distil: --endpoint URL of an OpenAI-compatible server is needed"
             )
-        if self.route != "compose" and not self.modules:
-            raise config.ConfigError(f"--route {self.route}: --modules PATH is needed")
+        if self.route != ["compose"] and not self.modules:
+            raise config.ConfigError(f"--route {' '.join(self.route)}: --modules PATH is needed")
 
 
 if __name__ == "__main__":

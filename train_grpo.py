@@ -43,6 +43,8 @@ class Config(config.Options):
     order: Literal["shuffled", "given"] = "shuffled"
 
     steps: Annotated[int, ">= 1"] = 80  # rollouts; with --model 200
+    # end after the step in which so many minutes are over, in all starts together; 0: after --steps
+    minutes: Annotated[float, ">= 0"] = 0.0
     prompts: Annotated[int, ">= 1"] = 32  # tasks a step, over all ranks
     group: Annotated[int, ">= 2"] = 8  # samples of each task (G), of which equal ones are run once
     temperature: Annotated[float, "> 0"] = 1.0  # of the samples; the loss uses the same
@@ -461,14 +463,17 @@ def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None
             if step > 0 and step % cfg.trace.eval_every == 0:
                 measure(run, trainer, "eval", dev, step)
             report(run, step + 1, cfg, grpo_step(step, trainer))
-            due = (step + 1) % cfg.trace.save_every == 0 or step + 1 == cfg.steps
+            last = step + 1 == cfg.steps or run.over(cfg.minutes)
+            due = last or (step + 1) % cfg.trace.save_every == 0
             if due and world.world_size > 1:
                 distributed.check_same(trainer.sampler.model.named_parameters(), world)
             run.end_step(step + 1, model, trainer.optimizer, due)
+            if last:
+                break
     base = cfg.model or str(run.folder / "sft" / "model")
     # before it is measured: an evaluation that dies costs no training
     run.export(model, trainer.tokenizer, base)
-    measure(run, trainer, "test", test, cfg.steps)
+    measure(run, trainer, "test", test, run.done)
 
 
 def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int) -> None:

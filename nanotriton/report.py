@@ -134,6 +134,6 @@ def summary(run: Run, cfg: Any) -> dict:
         "seconds_sft": json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0,
         "seconds_grpo": round(run.seconds(), 1),
         "seed": cfg.seed,
-        "steps": cfg.steps,
+        "steps": run.done,
         "shuffle_rewards": cfg.paid.shuffle_rewards,
     }

@@ -9,7 +9,18 @@ from nanotriton import config
 # Options that may differ when a run is continued. Some name the run; the others change how fast it goes, how
 # often it is saved and measured, how long a candidate may take, and who else is told of it, but not what is
 # learned from the rest.
-FREE = {"name", "out", "fresh", "micro_tokens", "timeout", "save_every", "eval_every", "tensorboard", "wandb"}
+FREE = {
+    "name",
+    "out",
+    "fresh",
+    "minutes",
+    "micro_tokens",
+    "timeout",
+    "save_every",
+    "eval_every",
+    "tensorboard",
+    "wandb",
+}
 
 
 def read_settings(path: Path) -> dict | None:
@@ -46,4 +57,5 @@ def check_settings(folder: Path, was: dict | None, settings: dict[str, Any], gro
         raise config.ConfigError(
             f"{folder} holds a run with {', '.join(told)}: give those, another --name, or --fresh"
         )
-    return grown
+    before, now = was.get("minutes", 0), settings.get("minutes", 0)
+    return grown or bool(before and (before < now or not now))  # 0: no limit

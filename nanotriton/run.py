@@ -199,8 +199,8 @@ class Run(Log):
         path = self.folder / "summary.json"
         if path.exists():
             self.say(
-                f"{self.folder} is finished: {path} has its numbers; a larger --steps continues it, "
-                "--fresh starts over"
+                f"{self.folder} is finished: {path} has its numbers; a larger --steps or --minutes continues "
+                "it, --fresh starts over"
             )
         return path.exists()
 
@@ -229,6 +229,10 @@ class Run(Log):
     def seconds(self) -> float:
         """Wall time of this stage, over all the times it was started."""
         return self.spent + time.perf_counter() - self.started
+
+    def over(self, minutes: float) -> bool:
+        """Whether so many minutes are over, the same on every rank; never, if there is no limit (0)."""
+        return bool(minutes) and self.world.gather(self.seconds() >= 60 * minutes)[0]
 
     def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Write a checkpoint of the last step. On a GPU a thread does so while the run goes on; step() then

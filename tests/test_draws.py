@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from nanotriton.executor.common import construct
+from nanotriton.executor.common.training import every_parameter, parameters_of, train_
 from nanotriton.executor.judge import draws, moves
-from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS, Trial
+from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
@@ -56,17 +56,17 @@ def judge(reference, trials, candidate, twice=True):
     for trial in trials:
         judge_trial(reference, trial, run)
     if twice:
-        judge_second(reference, Trial(reference.before, trials[0].inputs, trials[0].weights), Stateless(run))
+        judge_calls(reference, calls_of(reference, trials[0])[:2], Stateless(run, trials[0].weights))
 
 
 class Stateless:
-    """Two calls of a candidate that keeps nothing, as `judge_second` asks for them."""
+    """Calls of a candidate that keeps nothing, as `judge_calls` asks for them."""
 
-    def __init__(self, run):
-        self.run = run
+    def __init__(self, run, weights):
+        self.run, self.weights = run, weights
 
-    def twice(self, inputs, more, weights):
-        return self.run(inputs, weights)[0], self.run(more, weights)[0], {}, {}
+    def calls(self, draws, training):
+        return Calls([self.run(draw(), self.weights)[0] for draw in draws], [{} for _ in draws])
 
 
 def refused(reference, candidate):
@@ -345,8 +345,8 @@ def test_moved_numbers(value, other):
 # ---- weights ----
 
 
-def trained(model, seed=-7):
-    construct.train_(model, seed)
+def trained(model, seed=7):
+    train_(model, seed, every_parameter(model))
     return model
 
 
@@ -370,8 +370,8 @@ def test_two_modules_with_the_same_parameters_are_trained_alike():
     other = torch.nn.Module()
     for name, p in zip("abcd", one.parameters(), strict=True):
         other.register_parameter(name, torch.nn.Parameter(p.detach().clone()))
-    assert construct.parameters_of(one) == construct.parameters_of(other)
-    assert construct.parameters_of(object()) is None
+    assert parameters_of(one) == parameters_of(other)
+    assert parameters_of(object()) is None
     trained(one), trained(other)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 

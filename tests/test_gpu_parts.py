@@ -18,7 +18,8 @@ from nanotriton.executor.judge.gpu_runner import drop_refused
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.measure import needed_bytes, reference_work
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.replay.backend import ReplayError, poison
+from nanotriton.executor.replay.backend import ReplayError
+from nanotriton.executor.replay.poison import poison
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task
@@ -313,7 +314,7 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
     monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:
-        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, plan, second, 0))
+        next(gpu_runner.make_runner(SimpleNamespace(time=time), worker, None, [plan, second], 0, {}))
     assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
     for call in (plan, second):
         assert [a[0].kernel for a in call.steps[0].alternatives] == [1, 2]

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
-from nanotriton.executor.replay.backend import poison
 from nanotriton.executor.replay.operators import writes_into
+from nanotriton.executor.replay.poison import drawn, poison
 from nanotriton.executor.replay.replayer import Replay, ReplayError
 from nanotriton.plan.aten import PlanError
 from nanotriton.plan.plan import DTYPES, OPTIONS, Kernel
@@ -129,6 +129,31 @@ def test_poison_is_nan_or_absurd(dtype):
     odd = torch.zeros(7, dtype=torch.uint8)
     poison(odd, dtype)
     assert (odd != 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_in_unwritten_memory(dtype):
+    """A usual one and a large one, in an order that the seed decides."""
+    orders = set()
+    for seed in range(8):
+        found = drawn(seed)
+        orders.add(found[0].share == 0)
+        for number in found:
+            data = torch.zeros(48, dtype=torch.uint8)
+            poison(data, dtype, number=number)
+            values = data.view(DTYPES[dtype])
+            if dtype == "bool":
+                continue
+            same = values.view(torch.uint8).view(-1, values.element_size())
+            assert (same == same[0]).all()
+            if DTYPES[dtype].is_floating_point:
+                assert values.double().isfinite().all() and (values.double() != 0).all()
+                large = values.double().abs() > torch.finfo(DTYPES[dtype]).max / 8
+                assert (large if number.share else values.double().abs() <= 4).all()
+    assert orders == {True, False}
+    odd = torch.zeros(7, dtype=torch.uint8)
+    poison(odd, dtype, number=drawn(0)[0])
+    assert dtype == "bool" or (odd != 0).any()
 
 
 def test_out_of_bounds_names_the_kernel_and_both_lines():

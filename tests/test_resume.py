@@ -99,6 +99,17 @@ def test_more_steps_are_those_of_a_longer_run(given, whole, copied):
     assert summary["steps"] == 4 and summary["seconds_grpo"] > 0
 
 
+def test_a_run_of_so_many_minutes_is_whole_and_goes_on_with_more(given, whole, tmp_path):
+    assert here(command(given, tmp_path, 4, "--minutes", "1e-9")) == 0
+    folder = tmp_path / "laptop"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
+    assert (folder / "model" / "config.json").exists() and steps(folder) == steps(whole)[:1]
+    assert here(command(given, tmp_path, 4, "--minutes", "1e-9")) == 0  # nothing is left to do
+    assert steps(folder) == steps(whole)[:1]
+    assert here(command(given, tmp_path, 4)) == 0  # without a limit
+    assert steps(folder) == steps(whole) and weights(folder) == weights(whole)
+
+
 def test_fewer_steps_and_other_settings_are_refused(given, copied, capsys):
     assert here(command(given, copied, 1)) == 2
     assert "--steps 2 (it may grow)" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_state_that_no_answer_shows_is_compared_too(executor):
         "sums = tl.load(total + col, mask=mask, other=0.0)", "sums = tl.zeros([BLOCK], tl.float32)"
     )
     verdict = executor.submit(task, source).result()
-    assert verdict.status == "wrong_value" and "after two calls, in total" in verdict.message, verdict
+    assert verdict.status == "wrong_value" and "after a second call, in total" in verdict.message, verdict
 
 
 def test_a_workspace_that_is_not_cleared_is_found_in_the_second_call(executor):
@@ -116,10 +116,10 @@ def test_a_workspace_that_is_not_cleared_is_found_in_the_second_call(executor):
     assert executor.submit(PLAIN, cleared).result().correct
 
 
-def test_a_buffer_that_is_kept_for_the_next_call_is_allowed(executor):
+def test_an_answer_in_memory_that_is_kept_for_the_next_call_is_wrong(executor):
     source = candidate(forward="        self.total.zero_()\n" + KEEPS)
     verdict = executor.submit(PLAIN, source).result()
-    assert verdict.correct, verdict
+    assert verdict.status == "wrong_value" and "is memory of an earlier call" in verdict.message, verdict
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ class Chain:
             raise Misfit
         if "GroupNorm" in init:
             self.draft.multiples[self.dims[-1] if self.kind not in IMAGES else self.dims[1]] = 8
-        self.draft.inputs |= dict(step.inputs)
+        shape = f"({', '.join(self.dims)})"
+        self.draft.inputs |= {name: drawn.replace("x_shape", shape) for name, drawn in step.inputs}
         self.draft.even |= step.needs == "even"
         self.say(step.name, self.dimension(text.format(**values) if "{" in text else text))
         self.reshape(step)

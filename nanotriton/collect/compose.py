@@ -6,6 +6,7 @@ that the task's own text has, those that define an operator (the 0.5 of GELU) an
 """
 
 import ast
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ UNSAID = (
     "running",
     "unbiased",
 )
+WIDE = 2**31 - 2**20  # elements from which on an offset, with the rest of its block, may not fit in 32 bits
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 
 
@@ -131,7 +133,7 @@ class Assembly:
     def stage(self, stage: Stage) -> None:
         kernel = Kernel(self.kernel_name(stage))
         texts = self.dims(stage)
-        outs = {node: self.fresh("out" if node in self.graph.outputs else "hidden") for node in stage.stored}
+        outs = {node: self.fresh("out" if self.returned(node) else "hidden") for node in stage.stored}
         for node, name in outs.items():
             if node in self.graph.effects:
                 outs[node] = node.attrs["into"]
@@ -158,9 +160,17 @@ class Assembly:
             self.lines[-1] = re.sub(
                 r"torch\.empty\((.*), device", rf"torch.full((\1,), {kernel.start}, device", self.lines[-1]
             ).replace("((),)", "()")
+        kernel.drop_unused()
+        if any(math.prod(n.shape) > WIDE for node in stage.nodes for n in (node, *node.args)):
+            kernel.widen()
         self.launch(kernel)
         self.kernels.append(kernel)
         self.host |= outs
+
+    def returned(self, node: Node) -> bool:
+        """Whether a node is a result of forward, or a view of it is."""
+        results = self.graph.outputs
+        return node in results or any(n.op == "view" and node in n.args for n in results)
 
     def only_view(self, node: Node, stage: Stage) -> tuple[Node | None, str]:
         """Where a result is only read in another shape, which something in memory has too: that view, and

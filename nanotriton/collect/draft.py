@@ -82,6 +82,10 @@ TINY = {  # of volumes, which have so many elements
 MOST = 1 << 27  # elements of the first input at the large sizes
 
 
+class Formula(str):
+    """A size that is written with others' names, such as `(out_channels, 1, 1)`."""
+
+
 class Misfit(Exception):
     """These choices don't go together: draw again."""
 
@@ -114,6 +118,7 @@ class Draft:
         layers = without_clashes(style.layers, attributes)
         rename = lambda text: with_layers(renamed(text, names), layers)
         values = {names.get(n, n): pair[large] for n, pair in self.sizes.items()}
+        values = {n: Formula(renamed(v, names)) if isinstance(v, Formula) else v for n, v in values.items()}
         defaults = {names.get(n, n): v for n, v in self.defaults.items()}
         init, lines = [rename(line) for line in self.init], [rename(line) for line in self.lines]
         arguments = [names.get(n, n) for n in self.inputs]
@@ -167,7 +172,8 @@ class Draft:
         )
 
     def parameter(self, name: str, value: object) -> str:
-        return f"{name}: {type(value).__name__}" if self.style.annotated else name
+        kind = "tuple" if isinstance(value, Formula) else type(value).__name__
+        return f"{name}: {kind}" if self.style.annotated else name
 
     def constructor(self, init: list[str], signature: list[str]) -> str:
         if not (init or self.style.always_init):
@@ -241,15 +247,18 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple]:
 
 
 def bounded(draft: Draft, found: dict[str, tuple]) -> dict[str, tuple]:
-    """The first dimension is smaller where the whole input would be too large."""
+    """The first dimension is smaller where the whole input, or what a transposed convolution makes of it,
+    would be too large.
+    """
+    most = MOST >> 4 if any("ConvTranspose" in line for line in draft.init) else MOST
     first = next(iter(draft.inputs.values()))
     dims = [n.strip() for n in re.findall(r"\(([^()]*)\)", first)[0].split(",") if n.strip() in found]
     elements = 1
     for name in dims:
         elements *= found[name][1]
-    if dims and elements > MOST and dims[0] in ("batch", "rows"):
+    if dims and elements > most and dims[0] in ("batch", "rows"):
         small, large = found[dims[0]]
-        found[dims[0]] = (small, max(large * MOST // elements, 4))
+        found[dims[0]] = (small, max(large * most // elements, 4))
     return found
 
 

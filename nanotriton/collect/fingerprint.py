@@ -185,6 +185,11 @@ def exact(source: str) -> str:
     return hashlib.sha256(ast.unparse(normaliser.visit(tree)).encode()).hexdigest()
 
 
+def digest(text: str) -> str:
+    """The sha256 of a text, in hex: what a manifest knows it by."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def share(part: Iterable[int], whole: frozenset[int]) -> float:
     """How much of `part` is in `whole`."""
     part = frozenset(part)

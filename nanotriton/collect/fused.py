@@ -3,7 +3,7 @@
 import random
 
 from nanotriton.collect.chain import Chain
-from nanotriton.collect.draft import Draft, Misfit
+from nanotriton.collect.draft import Draft, Formula, Misfit
 from nanotriton.collect.operators import OPS
 from nanotriton.collect.steps import IMAGES, REDUCE_STEPS, ROW_STEPS, SPATIAL, Step
 from nanotriton.collect.windows import convolution, pooling
@@ -16,7 +16,7 @@ FOLLOWING = {
     "add": 8, "sub": 6, "mul": 9, "div": 5, "maximum": 1, "minimum": 1,
 }  # fmt: skip
 HEADS = {
-    "linear": 11, "linear_without_bias": 8, "matmul": 9, "conv1d": 5, "conv2d": 14, "conv3d": 12,
+    "linear": 10, "linear_without_bias": 8, "matmul": 9, "conv1d": 5, "conv2d": 14, "conv3d": 12,
     "conv_transpose1d": 5, "conv_transpose2d": 11, "conv_transpose3d": 11,
 }  # fmt: skip
 
@@ -71,6 +71,9 @@ def follow(made: Chain) -> None:
     name = rng.choices(list(FOLLOWING), list(FOLLOWING.values()))[0]
     if name in ("add", "mul", "sub") and rng.random() < 0.35 and made.dims[-1] not in ("1",):
         with_parameter(made, name)
+    elif name in ("add", "mul") and rng.random() < 0.15:
+        operand, _ = made.parameter("weight_scalar", f"torch.tensor({rng.choice(('1.0', '0.5', '2.0'))})")
+        made.say(f"{name}_scalar", f"x {'+' if name == 'add' else '*'} {operand}")
     elif name == "add" and rng.random() < 0.3:
         residual(made)
     elif name == "silu" and rng.random() < 0.5:
@@ -81,22 +84,28 @@ def follow(made: Chain) -> None:
 
 def with_parameter(made: Chain, name: str) -> None:
     """A bias or a scale of the module's own, one number for each channel."""
+    rng = made.rng
     known = made.dims[1] if made.kind in IMAGES and len(made.dims) > 2 else made.dims[-1]
     if known in ("?", "1"):
         raise Misfit
     ones = ", 1" * (len(made.dims) - 2) if made.kind in IMAGES else ""
-    attribute = made.rng.choice(
+    attribute = rng.choice(
         {"mul": ("scale", "multiplier", "gamma"), "add": ("bias", "add_value")}.get(name, ("offset",))
     )
-    operand, suffix = made.parameter(attribute, f"torch.randn({known}{ones})")
+    shape = f"{known}{ones}"
+    named = f"{attribute}_shape"
+    if rng.random() < 0.5 and named not in made.draft.fixed:
+        made.draft.fixed[named] = Formula(f"({shape}{'' if ones else ','})")
+        shape = named
+    operand, suffix = made.parameter(attribute, f"torch.randn({shape})")
     made.say(name + suffix, f"x {dict(add='+', mul='*', sub='-')[name]} {operand}")
 
 
 def residual(made: Chain) -> None:
     """What was there before an operator is added after it."""
     line = made.draft.lines[-1]
-    made.draft.lines[-1:] = [line, "residual = x"]
-    if any(other == "residual = x" for other in made.draft.lines[:-1]):
+    made.draft.lines[-1:] = [line, made.rng.choice(("residual = x", "residual = x.clone().detach()"))]
+    if any(other.startswith("residual =") for other in made.draft.lines[:-1]):
         raise Misfit
     name = made.rng.choice(("sigmoid", "tanh", "relu", "gelu", "mul"))
     made.map(OPS[name])
@@ -112,9 +121,25 @@ def other(made: Chain) -> bool:
         return True
     if made.kind in IMAGES or len(made.dims) < 2 or made.dims[-1] in ("?", "1"):
         return False
+    if made.kind == "matrix" and rng.random() < 0.25:
+        features_pooled(made)
+        return True
     table = [s for s in (*ROW_STEPS, *REDUCE_STEPS, *FEATURES) if made.kind in s.kinds and s.needs != "last"]
     by_weight(rng, made, table)
     return True
+
+
+def features_pooled(made: Chain) -> None:
+    """A pooling of neighbouring features, which need a dimension of channels for it."""
+    rng, size = made.rng, made.rng.choice((2, 4))
+    way = rng.choice(("max", "avg"))
+    made.draft.multiples[made.dims[-1]] = 8
+    layer = f"nn.{way.title()}Pool1d({rng.choice(('', 'kernel_size='))}{size})"
+    if any("self.pool " in line for line in made.draft.init):
+        raise Misfit
+    made.draft.init.append(f"self.pool = {layer}")
+    made.say(f"{way}_pool1d_of_features", "self.pool(x.unsqueeze(1)).squeeze(1)")
+    made.dims = [made.dims[0], "?"]
 
 
 def by_weight(rng: random.Random, made: Chain, table: list[Step]) -> None:

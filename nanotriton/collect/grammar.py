@@ -22,7 +22,7 @@ from nanotriton.collect.steps import (
 from nanotriton.collect.style import draw_style
 from nanotriton.collect.whole import MIXTURES, OPTIMIZERS, QUANTISATION, whole
 
-LEVELS = {"single": 45, "fused": 39, "mixed": 16}
+LEVELS = {"single": 49, "fused": 37, "mixed": 14}
 HARD = {"single": 30, "fused": 45, "mixed": 25}  # of tasks without a solution, for RL
 MIXED = {"map": 20, "rows": 22, "channel": 12, "layout": 16, "sort": 5, "integer": 5, "whole": 20}
 STEPS = {

@@ -1,7 +1,7 @@
 """Inductor's Triton code for a module, on a machine without a GPU: PyTorch's CPU build and triton are enough.
 
-The module is traced on fake CPU tensors with symbolic sizes, and its graph is run again on fake "cuda"
-tensors: slicing a fake cuda tensor in Python needs a CUDA build, the graph's ATen calls do not. A dozen
+The module is traced on fake CPU tensors with symbolic sizes, and its graph is said to be about "cuda"
+tensors: slicing a fake cuda tensor in Python needs a CUDA build, a graph of ATen calls does not. A dozen
 questions of torch.cuda are answered as on an H100, and GraphLowering.compile_to_module is replaced by a
 function that takes the code and stops, so that nothing is compiled and nothing runs.
 """
@@ -18,14 +18,21 @@ os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
 
 import torch
 import torch.fx
+import torch.fx.traceback
+import torch.utils._pytree as pytree
 import torch.utils._triton
 from torch._dynamo import device_interface
 from torch._dynamo.source import ConstantSource
 from torch._functorch.aot_autograd import aot_export_module
 from torch._inductor import config
+from torch._inductor.choices import InductorChoices
+from torch._inductor.codegen.triton import TritonKernel
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import ReductionHint
+from torch._inductor.runtime.runtime_utils import next_power_of_2
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -67,7 +74,11 @@ OPTIONS = {
     "shape_padding": False,
     "online_softmax": False,
     "split_reductions": False,
+    "inplace_buffers": False,
+    "allow_buffer_reuse": False,
+    "triton.max_tiles": 1,  # flat indices, as a person takes them
 }
+LONGEST_ROW = 4096  # elements of a row that one program holds at once
 
 
 class Captured(BaseException):
@@ -121,38 +132,70 @@ def pretend_h100() -> Iterator[None]:
         yield
 
 
-def to_fake(model: torch.nn.Module, mode: FakeTensorMode) -> None:
+def to_fake(model: torch.nn.Module, mode: FakeTensorMode, dynamic: bool) -> None:
     """Parameters, buffers and plain tensor attributes become fake tensors, in place; what is shared stays
-    shared.
+    shared. dynamic: sizes of parameters and buffers are symbols.
     """
     memo: dict[int, torch.Tensor] = {}
-    with mode:
-        for module in model.modules():
-            for store in (module._parameters, module._buffers, module.__dict__):
-                for key, value in list(store.items()):
-                    if isinstance(value, torch.Tensor):
-                        if id(value) not in memo:
-                            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-                            memo[id(value)] = (
-                                torch.nn.Parameter(fake, requires_grad=False)
-                                if isinstance(value, torch.nn.Parameter)
-                                else fake
-                            )
-                        store[key] = memo[id(value)]
+    for module in model.modules():
+        for store in (module._parameters, module._buffers, module.__dict__):
+            for key, value in list(store.items()):
+                if isinstance(value, torch.Tensor):
+                    if id(value) not in memo:
+                        sizes = dynamic and store is not module.__dict__
+                        memo[id(value)] = fake(mode, value, f"p{len(memo)}", sizes)
+                    store[key] = memo[id(value)]
 
 
-class Retarget(torch.fx.Interpreter):
-    """Runs the graph again on fake cuda tensors and notes the results."""
+def fake(mode: FakeTensorMode, x: torch.Tensor, name: str, dynamic: bool) -> torch.Tensor:
+    """A tensor without values, like x; with symbols for its sizes if dynamic."""
+    plain = x.detach()
+    if dynamic:
+        context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim())
+        found = mode.from_tensor(plain, source=ConstantSource(name), symbolic_context=context)
+    else:
+        with mode:
+            found = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
+    return torch.nn.Parameter(found, requires_grad=False) if isinstance(x, torch.nn.Parameter) else found
 
-    def run_node(self, node: torch.fx.Node):
-        kwargs = dict(node.kwargs)
-        if isinstance(kwargs.get("device"), torch.device):
-            node.kwargs = kwargs | {"device": torch.device("cuda:0")}
-        result = super().run_node(node)
-        if node.op != "output":
-            node.meta["val"] = result
+
+def holds_rows(features, cooperative_reduction: bool) -> bool:
+    """Instead of Inductor's choice: a reduction along the last dimension holds its row in one block; every
+    other one is a loop.
+    """
+    inner = features.get_reduction_hint() == ReductionHint.INNER
+    return inner and size_of(features.reduction_numel) <= LONGEST_ROW
+
+
+def block_of_row(rnumel) -> int:
+    """The block that holds a row, for this example's sizes: the kernel is rewritten to take it as a
+    parameter. ValueError, which Inductor expects, for a row that is too long.
+    """
+    if size_of(rnumel) > LONGEST_ROW:
+        raise ValueError("a long row")
+    return next_power_of_2(size_of(rnumel))
+
+
+def size_of(numel) -> int:
+    """A symbolic size's value in the example."""
+    return int(V.graph.sizevars.optimization_hint(numel))
+
+
+def retarget(graph: torch.fx.Graph) -> None:
+    """Say of every value of a graph that it lies on "cuda". Nothing is run again: some operators' own
+    shape functions would turn symbolic sizes into numbers.
+    """
+    move = lambda v: empty_like(v, "cuda:0") if isinstance(v, torch.Tensor) else v
+    for node in graph.nodes:
+        if isinstance(node.kwargs.get("device"), torch.device):
+            node.kwargs = node.kwargs | {"device": torch.device("cuda:0")}
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(move, node.meta["val"])
             node.meta.pop("tensor_meta", None)
-        return result
+
+
+def empty_like(x: torch.Tensor, device: str) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
 class AsTuple(torch.nn.Module):
@@ -238,18 +281,29 @@ def var(x, dim=None, *, correction=None, keepdim=False):
     return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
+def thin(a: torch.Tensor, b: torch.Tensor):
+    """A product of matrices with a dimension of 1 as a sum of products: Inductor makes no tl.dot of it."""
+    sizes = (a.shape[-2], a.shape[-1], b.shape[-1])
+    if not any(isinstance(n, int) and n == 1 for n in sizes):
+        return NotImplemented
+    return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
+
+
+def thin_with_bias(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta=1, alpha=1):
+    found = thin(a, b)
+    return found if found is NotImplemented or (beta, alpha) != (1, 1) else bias + found
+
+
 def decompositions() -> dict:
     aten = torch.ops.aten
     return dict(select_decomp_table()) | {
         aten.convolution.default: convolution,
         aten.var_mean.correction: var_mean,
         aten.var.correction: var,
+        aten.mm.default: thin,
+        aten.bmm.default: thin,
+        aten.addmm.default: thin_with_bias,
     }
-
-
-def symbolic(mode: FakeTensorMode, x: torch.Tensor, number: int) -> torch.Tensor:
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * x.dim())
-    return mode.from_tensor(x, source=ConstantSource(f"x{number}"), symbolic_context=context)
 
 
 def known(name: str) -> bool:
@@ -261,39 +315,40 @@ def known(name: str) -> bool:
         return False
 
 
-def emit(model: torch.nn.Module, inputs: list, dynamic: bool = True):
-    """(code, signature of the exported graph). Sizes are symbolic where `dynamic`. Raises whatever tracing or
-    lowering raises.
+def emit(model: torch.nn.Module, inputs: list, dynamic: str = "all"):
+    """(code, signature of the exported graph). Raises whatever tracing or lowering raises.
+
+    dynamic: which sizes are symbols: those of inputs and parameters ("all"), of "inputs", or none ("").
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    to_fake(model, mode)
-    with mode:
-        fixed = [
-            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
-            for x in inputs
-        ]
-    if dynamic:
-        fixed = [symbolic(mode, x, i) if isinstance(x, torch.Tensor) else x for i, x in enumerate(inputs)]
+    to_fake(model, mode, dynamic == "all")
+    fixed = [
+        fake(mode, x, f"x{i}", bool(dynamic)) if isinstance(x, torch.Tensor) else x
+        for i, x in enumerate(inputs)
+    ]
     settings = {name: value for name, value in OPTIONS.items() if known(name)}
     # torch.cuda.is_available() is False here: nothing touches a device
-    with mode, torch.no_grad(), config.patch(settings), sdpa_kernel(SDPBackend.MATH):
+    with (
+        mode,
+        torch.no_grad(),
+        config.patch(settings),
+        sdpa_kernel(SDPBackend.MATH),
+        # kernels are named after the operators that the module has, and not after their decompositions
+        torch.fx.traceback.preserve_node_meta(),
+    ):
         graph, signature = aot_export_module(
             AsTuple(model), tuple(fixed), trace_joint=False, decompositions=decompositions()
         )
-        holders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        fakes = [
-            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="cuda:0")
-            if isinstance(v, torch.Tensor)
-            else v
-            for v in holders
-        ]
-        Retarget(graph).run(*fakes)
+        retarget(graph.graph)
+        fakes = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     graph.recompile()
     with (
         pretend_h100(),
         config.patch(settings),
         torch.no_grad(),
         mock.patch.object(GraphLowering, "compile_to_module", capture),
+        mock.patch.object(InductorChoices, "should_use_persistent_reduction", staticmethod(holds_rows)),
+        mock.patch.object(TritonKernel, "_get_persistent_RBLOCK", staticmethod(block_of_row)),
     ):
         try:
             compile_fx_inner(graph, fakes, cudagraphs=False, is_inference=True)

@@ -124,6 +124,29 @@ class Graph:
         return [n for n in self.nodes if node in n.args]
 
 
+def views_last(graph: Graph) -> None:
+    """Takes maps of one tensor before the view that they are of: act(view(y)) becomes view(act(y)).
+
+    What follows a group norm, whose rows are a view of [groups, channels / groups], is then computed in the
+    norm's own kernel.
+    """
+    for node in list(graph.nodes):
+        if node.op != "map" or len(set(node.args)) != 1 or "{row}" in node.text or "{col}" in node.text:
+            continue
+        view = node.args[0]
+        if view.op != "view" or view.attrs["alias"] or view.materialised:
+            continue
+        source = view.args[0]
+        again = Node(
+            f"{node.name}_view", "view", (node,), node.shape, node.dtype, view.text, view.attrs, "view"
+        )
+        for user in graph.nodes:
+            user.args = tuple(again if a is node else a for a in user.args)
+        graph.outputs = [again if n is node else n for n in graph.outputs]
+        node.args, node.shape = tuple(source for _ in node.args), source.shape
+        graph.nodes.insert(graph.nodes.index(node) + 1, again)
+
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TRITON_TYPE = {
     torch.float16: "tl.float16",

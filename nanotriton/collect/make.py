@@ -5,14 +5,13 @@ here is executed on values.
 import ast
 import contextlib
 import random
-import re
 import signal
 import threading
 import time
 from dataclasses import asdict, dataclass, field
 
 from nanotriton.collect.compose import compose
-from nanotriton.collect.fingerprint import fingerprint
+from nanotriton.collect.fingerprint import Fingerprint, calls, digest, fingerprint, ngrams
 from nanotriton.collect.grammar import draw
 from nanotriton.collect.ir import Unfit
 from nanotriton.collect.reasoning import reasoning
@@ -30,12 +29,13 @@ class Candidate:
 
     key: str
     source: str  # as a model is shown it
+    module: str = ""  # sha256 of the module's text as it came; "" for a draw of the grammar
     small: str = ""  # the same with sizes that a CPU verifies quickly
     solution: str = ""
     reasoning: str = ""
     status: str = "emitted"
     message: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # of CPU time, to make it
     meta: dict = field(default_factory=dict)
 
 
@@ -44,30 +44,19 @@ class Late(BaseException):
 
 
 def make(job: dict) -> dict:
-    """job: {"key", "route", and "seed" (a grammar's draw) or "task"} -> a Candidate as a dict, with its
-    source's fingerprint if the job asks for it.
+    """job: {"key", "route", and "seed" (a grammar's draw) or "task"} -> a Candidate as a dict, with the
+    fingerprint of its module if the job asks for it.
     """
-    start = time.monotonic()
+    start = time.process_time()
     if "seed" in job:
         made = drawn(job)
+        known = fingerprint(made.source) if job.get("fingerprint") else None
     else:
-        try:
-            with limited(LIMIT):
-                made = given(job)
-        except Late:
-            task = job["task"]
-            made = Candidate(
-                job["key"],
-                task["source"],
-                task["source"],
-                status="unfit",
-                message=f"not made after {LIMIT} s",
-                meta=dict(task["meta"]),
-            )
+        made, known = given(job)
     made.meta.setdefault("route", job["route"])
     made.meta["literals"] = computed_literals(made.source, made.solution) if made.solution else 0
-    made.seconds = round(time.monotonic() - start, 3)
-    return asdict(made) | {"fingerprint": fingerprint(made.source) if job.get("fingerprint") else None}
+    made.seconds = round(time.process_time() - start, 3)
+    return asdict(made) | {"fingerprint": known if job.get("fingerprint") else None}
 
 
 @contextlib.contextmanager
@@ -92,69 +81,95 @@ def limited(seconds: int):
 
 
 def drawn(job: dict) -> Candidate:
-    """A module of the grammar. Both texts come from the same draw; the solution is composed from the small
-    one and serves both.
+    """A module of the grammar. Both texts come from the same draw; the solution is composed from the large
+    one and serves both. A hard one's solution only shows that there is one: it is withheld from the sets.
     """
     draft = draw(random.Random(job["seed"]), job.get("hard", False))
     made = Candidate(
         job["key"],
         draft.source(True),
-        draft.source(False),
+        small=draft.source(False),
         meta={
             "origin": "grammar",
+            "draw": job["seed"],
             "family": draft.family,
             "operators": draft.ops,
             "dtype": draft.dtype or "float32",
             "sizes": draft.numbers(),
         },
     )
-    if not job.get("hard"):
-        fill(made, Task(job["key"], made.small))
-        only_these_sizes(made, Task(job["key"], made.source))
+    fill(made, Task(job["key"], made.source))
+    only_these_sizes(made, Task(job["key"], made.small))
+    made.meta["withheld"] = bool(job.get("hard"))
     return made
 
 
-def given(job: dict) -> Candidate:
-    """A module that came from somewhere. One that brought its Triton along is only verified."""
+def given(job: dict) -> tuple[Candidate, Fingerprint]:
+    """A module that came from somewhere, and the fingerprint of its text as it came."""
     task = job["task"]
-    meta = task["meta"] | {"sizes": [int(n) for n in re.findall(r"^\w+ = (\d+)$", task["source"], re.M)]}
-    made = Candidate(
-        job["key"], task["source"], task["meta"].get("small") or small(task["source"]), meta=meta
-    )
-    if task["solution"]:
-        made.solution = task["solution"]
-        made.meta.setdefault("route", "given")
-    elif job["route"] == "distil":
-        pass  # the teacher is asked later, by the process that can judge
+    text = task["source"]
+    made = Candidate(job["key"], text, task["meta"].get("module") or digest(text), text)
+    known = Fingerprint(calls(text), (), ngrams(text))  # what needs no execution
+    try:
+        with limited(LIMIT):
+            known = fingerprint(text)
+            made.small = task["meta"].get("small") or small(text)
+            solve(made, job)
+    except Late:
+        made.status, made.message = "unfit", f"not made after {LIMIT} s"
+    sizes = {n for shape in known.shapes for n in shape}
+    # What a row of candidates.jsonl says of itself holds: it was known better where it was made.
+    said = {k: v for k, v in task["meta"].items() if k not in ("small", "module", "route")}
+    made.meta = {"operators": list(known.operators), "sizes": sorted(sizes)} | said | made.meta
+    return made, known
+
+
+def solve(made: Candidate, job: dict) -> None:
+    """Write the solution by the job's route. A module that brought its Triton along is only verified; a
+    teacher is asked later, by the process that can judge.
+    """
+    if job["task"]["solution"]:
+        made.solution = job["task"]["solution"]
+        made.meta["route"] = job["task"]["meta"].get("route", "given")
     elif job["route"] == "compile":
         from nanotriton.collect.inductor import compiled
 
-        made.source = (
-            made.small
-        )  # what weights fix is a number in Inductor's text: it serves these sizes alone
+        # What weights fix is a number in Inductor's text: it serves these sizes alone.
+        made.source = made.small
         try:
             made.solution = compiled(Task(job["key"], made.source))
         except Unfit as error:
             made.status, made.message = "unfit", str(error)[:200]
         except Exception as error:
             made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
-    else:
+    elif job["route"] == "compose":
         fill(made, Task(job["key"], made.source))
         only_these_sizes(made, Task(job["key"], made.small))
-    return made
 
 
 def only_these_sizes(made: Candidate, other: Task) -> None:
-    """A solution is dropped if the same module with other sizes, `other`, gets another text: a number in it
-    then comes from the sizes, and it is wrong where they are not these.
+    """A solution is dropped if the same module with other sizes, `other`, gets other numbers: one then comes
+    from the sizes, and it is wrong where they are not these. Otherwise the texts may differ: large tensors
+    need offsets of 64 bits, and what is done along a dimension of one element is nothing.
     """
     if not made.solution or made.source == made.small:
         return
     again = Candidate(made.key, other.source)
     fill(again, other)
-    if again.solution != made.solution:
+    if again.status != made.status or from_sizes(made, again):
         made.status, made.message = "unfit", "its text depends on the sizes"
         made.solution = made.reasoning = ""
+
+
+def from_sizes(made: Candidate, again: Candidate) -> set[float]:
+    """The numbers that one of two solutions has, but neither the other, the module's class, nor an operator's
+    definition.
+    """
+    if again.solution == made.solution:
+        return set()
+    classes = [n for n in ast.parse(made.source).body if isinstance(n, ast.ClassDef)]
+    known = {0, 1, 2, 3, 6, 0.5, 100} | DEFINING | {n for c in classes for n in literals(ast.unparse(c))}
+    return (numbers(made.solution) ^ numbers(again.solution)) - known
 
 
 def fill(made: Candidate, task: Task) -> None:
@@ -169,10 +184,6 @@ def fill(made: Candidate, task: Task) -> None:
         made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
         return
     made.solution, made.reasoning = composed.source, reasoning(composed)
-    made.meta.setdefault(
-        "operators",
-        [n.said for s in composed.stages for n in s.nodes if n.said not in ("view", "bias", "affine")],
-    )
     made.meta["kernels"] = len(composed.stages)
 
 
@@ -187,7 +198,7 @@ def computed_literals(source: str, solution: str) -> int:
     return sum(n not in known and -n not in known for n in literals(solution))
 
 
-# Constants of operators' own definitions: GELU's, SELU's, pi, default epsilons and slopes.
+# Constants of operators' own definitions: GELU's, SELU's, pi, default epsilons, slopes and momenta.
 DEFINING = {
     0.7071067811865476,
     0.7978845608028654,
@@ -201,6 +212,8 @@ DEFINING = {
     1e-05,
     1e-06,
     0.01,
+    0.1,
+    0.9,
     20.0,
 }
 

@@ -1,85 +1,138 @@
 """A set of pairs as a list of what makes it: small enough to commit, and the set can be made of it again
 without verifying anything.
 
-A line names a pair's job, and the hashes of its module and of its solution. Rebuilding makes each job
-again; a text with another hash than the one that was verified isn't written, and ends the run with an
-error.
+A line names a pair's job, and the sha256 of its module, of the text that is shown, and of the solution.
+Rebuilding makes each job again; a text with another hash than the one that was verified isn't written.
+Modules that people wrote come from --modules again. A teacher doesn't answer twice the same, so the line of
+a distilled pair has the solution itself.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import torch
+
 from nanotriton import log
-from nanotriton.collect import report
+from nanotriton.collect.files import put_rows
+from nanotriton.collect.fingerprint import digest
 from nanotriton.collect.make import make
+from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
+from nanotriton.tasks.task import Task
 
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+NEEDED = ("key", "route", "source", "solution")
 
 
 def line(row: dict) -> dict:
     """A row of the journal as a line of the manifest."""
-    return {
+    found = {
         "key": row["key"],
         "route": row["meta"]["route"],
         "origin": row["meta"].get("origin", ""),
         "source": digest(row["source"]),
         "solution": digest(row["solution"]),
     }
+    if "draw" in row["meta"]:
+        found["draw"] = row["meta"]["draw"]
+    else:
+        found["module"] = row["module"]
+    if found["route"] == "compile":
+        found["torch"] = torch.__version__  # whose Inductor wrote it
+    if found["route"] == "distil":
+        found["text"] = row["solution"]
+    return found
 
 
 def rebuild(cfg) -> None:
-    """Write sft.jsonl for cfg.manifest. Raises ValueError (one line) if something can't be made as it was."""
-    from nanotriton.collect.pairs import pair
-
+    """Write sft.jsonl for cfg.manifest, and missing.jsonl if a pair can't be made as it was; then ValueError
+    (one line) is raised too.
+    """
     lines = read(cfg.manifest)
-    known = {digest(t.source): t for t in modules(cfg.modules)}
-    jobs = [job(entry, known) for entry in lines]
-    if missing := [e["key"] for e, j in zip(lines, jobs) if j is None]:
-        raise ValueError(
-            f"{cfg.manifest}: {len(missing)} modules are in none of --modules, such as {missing[0]}"
-        )
+    known = by_hash(modules(cfg.modules))
     folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
+    jobs = [job(entry, known) for entry in lines]
+    missing = [
+        entry | {"why": "its module is in none of --modules"} for entry, j in zip(lines, jobs) if not j
+    ]
+    entries = [entry for entry, j in zip(lines, jobs) if j]
     rows, changed = [], []
-    with ProcessPoolExecutor(
-        cfg.workers or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
-    ) as pool:
-        for entry, row in zip(
-            lines, log.bar(pool.map(make, jobs, chunksize=8), total=len(jobs), desc="pairs")
-        ):
-            same = digest(row["source"]) == entry["source"] and digest(row["solution"]) == entry["solution"]
-            rows.append(pair(row, cfg.reasoning)) if same else changed.append(entry["key"])
-    report.put(folder / "sft.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
-    if changed:
-        raise ValueError(
-            f"{len(changed)} of {len(lines)} pairs came out otherwise than they were verified, such as {changed[0]}; the other {len(rows)} are written"  # noqa: E501
-        )
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(cfg.workers or len(os.sched_getaffinity(0)), context) as pool:
+        made = pool.map(make, [j for j in jobs if j], chunksize=8)
+        for entry, row in zip(entries, log.bar(made, total=len(entries), desc="pairs")):
+            if digest(row["small"]) == entry["source"]:
+                row["source"] = row["small"]  # a teacher was shown the sizes that were judged
+            if digest(row["source"]) == entry["source"] and digest(row["solution"]) == entry["solution"]:
+                rows.append(pair(row, cfg.reasoning))
+            else:
+                changed.append(entry | {"why": difference(entry, row)})
+    put_rows(folder / "sft.jsonl", rows)
+    put_rows(folder / "missing.jsonl", missing + changed)
+    if missing or changed:
+        raise ValueError(complaint(cfg.manifest, len(rows), missing, changed))
 
 
-def job(entry: dict, known: dict) -> dict | None:
+def by_hash(tasks) -> dict[tuple[str, bool], Task]:
+    """(sha256 of a module, whether it brings a solution) -> the module."""
+    found = {}
+    for task in tasks:
+        module = task.meta.get("module") or digest(task.source)
+        found[module, task.solution is not None] = task
+    return found
+
+
+def job(entry: dict, known: dict[tuple[str, bool], Task]) -> dict | None:
     """The job that makes a pair again; None if its module is not there."""
-    if entry["origin"] == "grammar":
-        _, seed, number = entry["key"].rsplit("-", 2)
-        return {"key": entry["key"], "route": entry["route"], "seed": f"{seed} {number}"}
-    task = known.get(entry["source"])
+    if "draw" in entry:
+        return {"key": entry["key"], "route": entry["route"], "seed": entry["draw"]}
+    bare, solved = (known.get((entry.get("module"), with_solution)) for with_solution in (False, True))
+    task = solved if entry["route"] == "given" else bare or solved
     if task is None:
         return None
+    meta = task.meta | {"route": entry["route"]}
+    solution = entry.get("text") or (task.solution if task is solved else None)
     return {
         "key": entry["key"],
         "route": entry["route"],
-        "task": {"name": task.name, "source": task.source, "solution": task.solution, "meta": task.meta},
+        "task": {"name": task.name, "source": task.source, "solution": solution, "meta": meta},
     }
 
 
+def difference(entry: dict, row: dict) -> str:
+    if not row["solution"]:
+        return row["message"] or "no solution came out"
+    if entry.get("torch", torch.__version__) != torch.__version__:
+        return f"its text was written by torch {entry['torch']}, and this is {torch.__version__}"
+    return "another text came out than the one that was verified"
+
+
+def complaint(manifest: str, written: int, missing: list[dict], changed: list[dict]) -> str:
+    """One line about what is not there and why."""
+    parts = []
+    if missing:
+        origins = Counter(entry.get("origin") or "an unnamed source" for entry in missing)
+        told = ", ".join(f"{n} of {name}" for name, n in origins.most_common())
+        parts.append(f"{len(missing)} modules are in none of --modules ({told}), such as {missing[0]['key']}")
+    if changed:
+        parts.append(
+            f"{len(changed)} pairs came out otherwise than they were verified, such as {changed[0]['key']}: "
+            f"{changed[0]['why']}"
+        )
+    return f"{manifest}: {'; '.join(parts)}; sft.jsonl has the other {written}, missing.jsonl names these"
+
+
 def read(path: str) -> list[dict]:
+    """The lines of a manifest. Raises ValueError (one line) for a file that is none."""
     try:
-        return [json.loads(text) for text in Path(path).read_text(encoding="utf-8").splitlines() if text]
+        lines = [json.loads(text) for text in Path(path).read_text(encoding="utf-8").splitlines() if text]
     except (OSError, ValueError) as error:
         raise ValueError(f"--from {path}: cannot read: {error}") from None
+    for number, entry in enumerate(lines, 1):
+        if not isinstance(entry, dict) or any(name not in entry for name in NEEDED):
+            raise ValueError(f"--from {path}, line {number}: an object with {', '.join(NEEDED)} is expected")
+    return lines

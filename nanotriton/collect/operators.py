@@ -186,14 +186,14 @@ _ROWS = (
         "clamp_min",
         "x, min",
         "tl.maximum(x, min)",
-        "torch.clamp_min(x, {c}); x.clamp_min({c})",
+        "torch.clamp_min(x, {c}); x.clamp_min({c}); torch.max(x, torch.tensor({c}, device=x.device))",
         "0.1 0.5 1.0",
     ),
     _op(
         "clamp_max",
         "x, max",
         "tl.minimum(x, max)",
-        "torch.clamp_max(x, {c}); x.clamp_max({c})",
+        "torch.clamp_max(x, {c}); x.clamp_max({c}); torch.min(x, torch.tensor({c}, device=x.device))",
         "0.1 0.5 1.0",
     ),
     _op(
@@ -341,6 +341,8 @@ def expression(op: Op, bound: dict[str, object]) -> tuple[str, list]:
         triton = "x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))"
     if op.name == "softplus" and bound["beta"] == 1 and not hasattr(bound["beta"], "text"):
         triton = "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-tl.abs(x)))"
+    if op.name == "elu" and bound["alpha"] == 1 and not hasattr(bound["alpha"], "text"):
+        triton = "tl.where(x > 0, x, libdevice.expm1(x))"
     if op.name == "clamp":
         triton = {(False, True): "tl.maximum(x, min)", (True, False): "tl.minimum(x, max)"}.get(
             (bound["min"] is None, bound["max"] is None), triton

@@ -8,11 +8,10 @@ depend on what finished first.
 """
 
 import itertools
-import json
 import multiprocessing
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -20,10 +19,12 @@ from pathlib import Path
 from nanotriton import log
 from nanotriton.collect import distil, manifest, report
 from nanotriton.collect.distil import Conversation, converse
+from nanotriton.collect.files import Journal, put_rows
 from nanotriton.collect.filters import Decontaminator, Duplicates
-from nanotriton.collect.make import make
-from nanotriton.collect.pairs import pair
-from nanotriton.collect.sources import fitted, modules
+from nanotriton.collect.fingerprint import canonical, digest
+from nanotriton.collect.make import computed_literals, make
+from nanotriton.collect.sets import UNFAIR, is_pair, is_rl, sort
+from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.config import ConfigError
@@ -31,36 +32,7 @@ from nanotriton.endpoint.answer import Later
 from nanotriton.endpoint.client import Client
 from nanotriton.tasks.task import Task
 
-UNFAIR = (
-    "weak_task",
-    "unsupported",
-    "infra_error",
-    "memory_limit",
-    "nondeterministic",
-)  # of a task that has no solution: no RL task either
 AHEAD = 64  # jobs that the pool makes before they are needed
-
-
-class Journal:
-    """The append-only file of candidates' fates."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.rows: dict[str, dict] = {}
-        if path.exists():
-            whole = path.read_bytes()
-            end = whole.rfind(b"\n") + 1
-            if end < len(whole):  # killed while writing
-                os.truncate(path, end)
-            for line in whole[:end].splitlines():
-                row = json.loads(line)
-                self.rows[row["key"]] = row
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-
-    def add(self, row: dict) -> None:
-        self.rows[row["key"]] = row
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
 
 
 class Pipeline:
@@ -73,7 +45,9 @@ class Pipeline:
         self.shard, self.shards = (int(n) for n in cfg.shard.split("/"))
         self.journal = Journal(self.out / "journal.jsonl")
         self.decontaminator = Decontaminator.of(cfg.exclude)
-        self.duplicates = Duplicates()
+        # Two routes may solve the same module: each has duplicates of its own, and no pair comes twice.
+        self.duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
+        self.texts: dict[str, str] = {}  # sha256 of a pair -> its key
         self.length = token_counter(cfg.tokenizer)
         self.workers = cfg.workers or max(len(os.sched_getaffinity(0)), 1)
         self.found = sum(is_pair(r) for r in self.journal.rows.values())
@@ -91,20 +65,21 @@ class Pipeline:
         if self.cfg.count:
             tasks = itertools.islice(tasks, self.cfg.count)
         for task in tasks:
-            yield {
-                "key": f"{task.name}-{task.key[:6]}",
-                "route": self.cfg.route,
-                "task": {
-                    "name": task.name,
-                    "source": task.source,
-                    "solution": task.solution,
-                    "meta": task.meta,
-                },
+            given = {
+                "name": task.name,
+                "source": task.source,
+                "solution": task.solution,
+                "meta": task.meta,
             }
+            # A module that brings its Triton along is gone over once.
+            for place, route in enumerate(self.cfg.route[: 1 if task.solution else None]):
+                suffix = f"-{route}" if place else ""
+                yield {"key": f"{task.name}-{task.key[:6]}{suffix}", "route": route, "task": given}
 
     def grammar_jobs(self) -> Iterator[dict]:
-        """Draws without end; every third one, while RL tasks are wanted, is a hard one that gets
-        no solution."""
+        """Draws without end; every fourth one, while RL tasks are wanted, is a hard one whose solution is
+        withheld.
+        """
         for i in itertools.count():
             hard = self.cfg.rl_share > 0 and i % 4 == 3
             yield {
@@ -130,7 +105,7 @@ class Pipeline:
             self.go(None)
         else:
             with verifier(self.cfg.verify, self.workers, self.cfg.timeout) as judge:
-                (self.distil if self.cfg.route == "distil" else self.go)(judge)
+                (self.distil if self.cfg.route == ["distil"] else self.go)(judge)
         self.finish(time.monotonic() - start)
 
     def distil(self, judge: Verifier | None) -> None:
@@ -165,8 +140,11 @@ class Pipeline:
                     continue
                 row["solution"], row["seconds"] = found.solution, found.seconds
                 row["meta"] |= distil.meta(found) | {"teacher": teacher.model}
+                row["meta"]["literals"] = computed_literals(row["source"], found.solution)
+                if why := self.unwieldy(row):
+                    row["meta"]["dropped"], row["solution"] = why, ""
                 status = found.status if found.status in UNFAIR else "task"
-                self.settle(row, "kept" if found.solution else status, found.message)
+                self.settle(row, "kept" if row["solution"] else status, why or found.message)
         if fatal:
             raise ValueError(str(fatal))
 
@@ -210,8 +188,8 @@ class Pipeline:
             if self.enough():
                 return
             if row := self.journal.rows.get(job["key"]):
-                if row["status"] not in ("duplicate", "copy", "unfit", "failed"):
-                    self.duplicates.check(row["key"], row["source"])
+                if row["status"] not in ("duplicate", "copy"):
+                    self.repeated(row)
                 continue
             if not self.wanted(job):
                 continue
@@ -226,6 +204,8 @@ class Pipeline:
         if self.filtered(row):
             return
         if judge is None:
+            if row["meta"].get("withheld"):
+                row["solution"] = row["reasoning"] = ""
             self.settle(row, row["status"], row["message"])
         else:
             shown = row["source"] if self.cfg.verify == "cuda" else row["small"] or row["source"]
@@ -238,26 +218,52 @@ class Pipeline:
             row["meta"]["same_operator_as"] = Path(which).name
         if kind == "copy" or (kind and self.cfg.strict_decontamination):
             self.settle(row, "copy", f"{kind} as {Path(which).name}")
-        elif repeated := self.duplicates.check(row["key"], row["source"]):
+        elif repeated := self.repeated(row):
             self.settle(row, "duplicate", repeated)
         elif row["status"] == "failed":
             self.settle(row, "failed", row["message"])
-        elif row["solution"] and self.length(row["solution"]) > self.cfg.max_tokens:
-            self.settle(row, "too_long", f"more than {self.cfg.max_tokens} tokens")
         else:
+            if why := self.unwieldy(row):  # then it is a task without a pair
+                row["meta"]["dropped"], row["message"], row["solution"] = why, why, ""
             return False
         return True
 
+    def unwieldy(self, row: dict) -> str:
+        """Why a solution is not worth learning from; "" if it is."""
+        compiled = row["meta"]["route"] == "compile"
+        tokens = self.cfg.max_tokens or (1000 if compiled else 2000)
+        literals = 0 if compiled and self.cfg.max_literals is None else self.cfg.max_literals
+        if row["solution"] and self.length(row["solution"]) > tokens:
+            return f"a solution of more than {tokens} tokens"
+        if row["solution"] and literals is not None and row["meta"]["literals"] > literals:
+            return f"a solution with more than {literals} numbers that nothing explains"
+        return ""
+
+    def repeated(self, row: dict) -> str:
+        """The key of an earlier row of the same route with this module, or of any route with this pair; ""
+        for a new one, which is remembered.
+        """
+        if found := self.duplicates[row["meta"]["route"]].check(row["key"], row["source"]):
+            return found
+        if not row["solution"]:
+            return ""
+        found = self.texts.setdefault(digest(row["source"] + row["solution"]), row["key"])
+        return found if found != row["key"] else ""
+
     def collect(self, judge: Verifier, until_empty: bool = False) -> None:
         for row, status, message in judge.results(until_empty):
-            if row["solution"]:
+            if row["solution"] and row["meta"].get("withheld"):
+                row["solution"] = row["reasoning"] = ""
+                self.settle(row, "task" if status == "correct" else status, message)
+            elif row["solution"]:
                 self.settle(row, "kept" if status == "correct" else status, message)
             else:
                 self.settle(row, status if status in UNFAIR else "task", row["message"] or message)
 
     def settle(self, row: dict, status: str, message: str) -> None:
         row["status"], row["message"] = status, message
-        row["split"] = split_of(row["meta"].get("operators", []), row["meta"].get("sizes", []))
+        operators = [canonical(name) for name in row["meta"].get("operators", [])]
+        row["split"] = split_of(operators, row["meta"].get("sizes", []))
         self.found += is_pair(row)
         self.tasks += is_rl(row)
         self.journal.add(row)
@@ -267,49 +273,24 @@ class Pipeline:
     def finish(self, seconds: float) -> None:
         """The sets from the journal, in the order of jobs, and the report."""
         order = self.ordered()
-        pairs = [r for r in order if is_pair(r)]
-        wanted = -(-self.cfg.count // self.shards) if self.cfg.count and not self.cfg.modules else len(pairs)
-        kept = {
-            "sft": [pair(r, self.cfg.reasoning) for r in pairs[:wanted]],
-            "rl": [self.rl_task(r) for r in order if is_rl(r)],
-            "heldout": [
-                self.rl_task(r) | {"split": r["split"]}
-                for r in order
-                if r["status"] in ("kept", "task") and r["split"] != "train"
-            ],
-        }
+        drawn = self.cfg.count and not self.cfg.modules
+        wanted = -(-self.cfg.count // self.shards) if drawn else None
+        kept, pairs = sort(order, wanted, self.cfg.cap_share, self.cfg.reasoning, self.cfg.rl_elements)
         for name, rows in kept.items():
-            report.put(self.out / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            put_rows(self.out / f"{name}.jsonl", rows)
         if self.cfg.verify == "later":
-            rows = [emitted(r) for r in order if r["status"] == "emitted"]
-            report.put(self.out / "candidates.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        report.put(
-            self.out / "manifest.jsonl",
-            "".join(json.dumps(manifest.line(row)) + "\n" for row in pairs[:wanted]),
-        )
+            rows = (emitted(row) for row in order if row["status"] == "emitted")
+            put_rows(self.out / "candidates.jsonl", rows)
+        put_rows(self.out / "manifest.jsonl", map(manifest.line, pairs))
         settings = {k: v for k, v in vars(self.cfg).items() if k != "out"}
         numbers = report.report(order, kept, settings, seconds, self.length)
         report.write(self.out, numbers, kept, self.length)
-
-    def rl_task(self, row: dict) -> dict:
-        """A line of rl.jsonl. Its sizes are brought down, since it is judged hundreds of times."""
-        most = self.cfg.rl_elements
-        source = fitted(row["source"], most) if most else row["source"]
-        return {"name": row["key"], "task": source, "meta": row["meta"]}
 
     def ordered(self) -> list[dict]:
         """The journal's rows in the order of jobs."""
         if self.cfg.modules:
             return [self.journal.rows[j["key"]] for j in self.jobs() if j["key"] in self.journal.rows]
         return sorted(self.journal.rows.values(), key=lambda r: int(r["key"].rsplit("-", 1)[1]))
-
-
-def is_pair(row: dict) -> bool:
-    return row["status"] == "kept" and row["split"] == "train"
-
-
-def is_rl(row: dict) -> bool:
-    return row["status"] == "task" and row["split"] == "train"
 
 
 def emitted(row: dict) -> dict:
@@ -319,7 +300,7 @@ def emitted(row: dict) -> dict:
         "pytorch_code": row["source"],
         "small_code": row["small"],
         "triton_code": row["solution"] or None,
-        "meta": row["meta"],
+        "meta": row["meta"] | {"module": row["module"]} if row["module"] else row["meta"],
     }
 
 

@@ -18,7 +18,7 @@ ACCESS = {
     "rank": "An element's place is the number of elements that come before it, so a row is compared with each of its elements in turn.",  # noqa: E501
     "attention": "Each program has a block of queries and goes over the keys; a running maximum and sum make the softmax, so no score is stored.",  # noqa: E501
 }
-QUIET = (*UNSAID, "cast", "mean", "sum")  # steps of something that has a name of its own
+QUIET = (*UNSAID, "cast")  # steps of something that has a name of its own
 GATHER = "Each lane has one place of the output and works out which element of the input belongs there."
 
 
@@ -41,7 +41,9 @@ def number(n: int) -> str:
 
 
 def what(stage: Stage) -> str:
-    said = list(dict.fromkeys(n.said for n in stage.nodes if n.said not in QUIET))
+    own = [n for n in stage.nodes if n.op != "reduce" or n.attrs.get("asked")]
+    said = list(dict.fromkeys(n.said for n in own if n.said not in QUIET))
+    said = said or list(dict.fromkeys(n.said for n in stage.nodes if n.op == "reduce"))
     names = [s.replace("_", " ") for s in said]
     listed = (
         names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "the copy"

@@ -2,12 +2,31 @@
 and report.md with plots for people.
 """
 
+import importlib.metadata
 import json
 import random
 import statistics
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+
+from nanotriton.collect.files import put
+from nanotriton.collect.sets import UNFAIR
+
+# What a candidate's status means on the card. The executor's own verdicts are in docs/executor.md.
+MEANING = {
+    "kept": "a pair: strictly correct twice, with other secrets",
+    "task": "no pair, and a fair question: an RL task",
+    "emitted": "made, and not verified yet",
+    "duplicate": "its module, or the pair, was there already",
+    "copy": "a problem of an excluded benchmark",
+    "unfit": "no solution could be made",
+    "failed": "our own maker raised",
+    "infra_error": "the executor failed, which says nothing of the candidate",
+}
+NOT_LOST = ("kept", "task", "emitted")
+OURS = "made here: the project's own"  # the licence of what the grammar draws
+EXAMPLES = 5
 
 
 def report(
@@ -21,33 +40,33 @@ def report(
     text's length in tokens.
     """
     sft = kept["sft"]
-    solutions = [length(r["solution"]) for r in sft]
+    pairs = sum(r["status"] == "kept" and r["split"] == "train" for r in records)
     return {
         "settings": settings,
         "seconds": round(seconds, 1),
         "candidates": len(records),
         "sets": {name: len(rows) for name, rows in kept.items()},
+        "left_out": pairs - len(sft),  # by --count and --cap-share
         "statuses": dict(Counter(r["status"] for r in records).most_common()),
-        "reasons": dict(
-            Counter(
-                f"{r['status']}: {r['message'][:100]}"
-                for r in records
-                if r["message"] and r["status"] != "kept"
-            ).most_common(40)
-        ),
+        "reasons": reasons(r for r in records if r["status"] not in NOT_LOST),
+        "rl_reasons": reasons(r for r in records if r["status"] == "task"),
         "by_family": families(records),
         "by_route": dict(Counter(r["meta"].get("route", "?") for r in sft)),
-        "by_origin": {
-            o: {"pairs": n, "licence": licence(o)}
-            for o, n in Counter(r["meta"].get("origin", "?") for r in sft).items()
-        },
+        "by_origin": origins(records, kept),
         "operators": dict(Counter(o for r in sft for o in set(r["meta"].get("operators", []))).most_common()),
-        "dtypes": dict(Counter(r["meta"].get("dtype", "?") for r in sft)),
-        "solution_tokens": quantiles(solutions),
+        "dtypes": dict(Counter(r["meta"].get("dtype", "not noted") for r in sft)),
+        "solution_tokens": quantiles([length(r["solution"]) for r in sft]),
         "computed_literals": quantiles([r["meta"].get("literals", 0) for r in sft]),
+        "sizes": quantiles([n for r in sft for n in r["meta"].get("sizes", [])]),
         "seconds_to_make": quantiles([r["seconds"] for r in records]),
         "marked_as_same_operator": sum(bool(r["meta"].get("same_operator_as")) for r in sft),
     }
+
+
+def reasons(records) -> dict[str, int]:
+    """The 40 commonest reasons of these records: their status, and the beginning of the message."""
+    told = (f"{r['status']}: {r['message'][:100]}" if r["message"] else r["status"] for r in records)
+    return dict(Counter(told).most_common(40))
 
 
 def families(records: list[dict]) -> dict:
@@ -58,21 +77,39 @@ def families(records: list[dict]) -> dict:
     for r in records:
         count = found.setdefault(r["meta"].get("family", r["meta"].get("origin", "?")), Counter())
         count["drawn"] += 1
-        count["emitted"] += bool(r["solution"])
+        count["emitted"] += bool(r["solution"] or r["meta"].get("dropped"))
         count["kept"] += r["status"] == "kept"
-        count["unfair"] += r["status"] in ("weak_task", "unsupported", "duplicate", "copy")
+        count["unfair"] += r["status"] in (*UNFAIR, "duplicate", "copy")
     rate = lambda c: round(c["kept"] / max(c["drawn"] - c["unfair"], 1), 3)
     return {name: {**c, "yield": rate(c)} for name, c in sorted(found.items())}
 
 
-def licence(origin: str) -> str:
-    known = {
-        "grammar": "made here: the project's own",
-        "pytorch-jit-paritybench": "none stated: modules are not redistributed",
-        "torch.nn": "BSD-3-Clause",
-        "torchvision": "BSD-3-Clause",
+def origins(records: list[dict], kept: dict[str, list[dict]]) -> dict:
+    """Of each source: how many candidates, pairs and RL tasks it gave, and its licence."""
+    origin_of = lambda r: r["meta"].get("origin", "not named")
+    candidates = Counter(map(origin_of, records))
+    sets = {name: Counter(map(origin_of, kept[name])) for name in ("sft", "rl")}
+    said = {origin_of(r): r["meta"]["licence"] for r in records if r["meta"].get("licence")}
+    return {
+        name: {
+            "candidates": n,
+            "pairs": sets["sft"][name],
+            "rl_tasks": sets["rl"][name],
+            "licence": OURS if name == "grammar" else said.get(name) or licence(name),
+        }
+        for name, n in candidates.most_common()
     }
-    return known.get(origin, "as its owner says")
+
+
+def licence(origin: str) -> str:
+    """The licence of an installed package, as its metadata says."""
+    try:
+        meta = importlib.metadata.metadata(origin.split(".")[0])
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return "not known"
+    classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License ::")]
+    said = meta.get("License-Expression") or meta.get("License") or "".join(classifiers[:1])
+    return said.splitlines()[0].rsplit(":: ")[-1][:60] if said else "not known"
 
 
 def quantiles(values: list[float]) -> dict:
@@ -86,98 +123,111 @@ def quantiles(values: list[float]) -> dict:
 def write(folder: Path, numbers: dict, kept: dict[str, list[dict]], length: Callable[[str], int]) -> None:
     """report.json, report.md and the plots, each written whole and then renamed."""
     put(folder / "report.json", json.dumps(numbers, indent=2) + "\n")
-    plots(folder, kept["sft"], length)
+    plots(folder, numbers, kept["sft"], length)
     put(folder / "report.md", card(numbers, kept["sft"]))
 
 
-def put(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+# ---- the card
 
 
 def card(numbers: dict, sft: list[dict]) -> str:
-    lines = [
+    sets = numbers["sets"]
+    parts = [
         "# Data card",
-        "",
-        f"{numbers['sets']['sft']:,} SFT pairs, {numbers['sets']['rl']:,} RL tasks, {numbers['sets']['heldout']:,} held-out tasks; "  # noqa: E501
+        f"{sets['sft']:,} SFT pairs, {sets['rl']:,} RL tasks, {sets['heldout']:,} held-out tasks, of "
         f"{numbers['candidates']:,} candidates in {numbers['seconds']:,.0f} s.",
-        "",
-    ]
-    lines += ["## Sources", "", "| source | pairs | licence |", "|---|---|---|"]
-    lines += [f"| {name} | {o['pairs']:,} | {o['licence']} |" for name, o in numbers["by_origin"].items()]
-    lines += [
-        "",
+        "## Sources",
+        table(
+            ("source", "candidates", "pairs", "RL tasks", "licence"),
+            [
+                (name, o["candidates"], o["pairs"], o["rl_tasks"], o["licence"])
+                for name, o in numbers["by_origin"].items()
+            ],
+        ),
+        "Pairs by route: " + (listed(numbers["by_route"]) or "none") + ".",
         "## What became of the candidates",
-        "",
-        "| status | candidates |",
-        "|---|---|",
-        *(f"| {s} | {n:,} |" for s, n in numbers["statuses"].items()),
+        table(
+            ("status", "candidates", "what it means"),
+            [(status, n, MEANING.get(status, meaning(status))) for status, n in numbers["statuses"].items()],
+        ),
     ]
-    lines += [
-        "",
+    if numbers["left_out"]:
+        parts.append(f"{numbers['left_out']:,} kept pairs are not in sft.jsonl: --count or --cap-share.")
+    parts += [
         "## Families",
-        "",
-        "| family | drawn | emitted | kept | yield of fair ones |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {f['drawn']} | {f['emitted']} | {f['kept']} | {f['yield']:.0%} |"
-        for name, f in numbers["by_family"].items()
-    ]
-    lines += [
-        "",
+        table(
+            ("family", "drawn", "emitted", "kept", "yield of fair ones"),
+            [
+                (name, f["drawn"], f["emitted"], f["kept"], f"{f['yield']:.0%}")
+                for name, f in numbers["by_family"].items()
+            ],
+        ),
         f"## {len(numbers['operators'])} operators",
-        "",
-        ", ".join(f"{o} {n}" for o, n in numbers["operators"].items()),
-        "",
-    ]
-    lines += [
-        "## Lengths and literals",
-        "",
-        f"Tokens of a solution: {numbers['solution_tokens']}. Numbers in it that the task doesn't have and no definition explains: {numbers['computed_literals']}.",  # noqa: E501
-        "",
-    ]
-    lines += [
+        listed(numbers["operators"]),
+        "## Lengths, sizes and literals",
+        table(
+            ("", "p10", "median", "p90", "max"),
+            [
+                (what, *numbers[name].values())
+                for what, name in (
+                    ("tokens of a solution", "solution_tokens"),
+                    ("sizes of inputs", "sizes"),
+                    ("numbers in a solution that nothing explains", "computed_literals"),
+                )
+                if numbers[name]
+            ],
+        ),
         "![lengths, operators and sizes](histograms.png)",
-        "",
-        "## Why candidates were lost",
-        "",
-        *(f"- {n} x {why}" for why, n in list(numbers["reasons"].items())[:20]),
     ]
-    for row in random.Random(0).sample(sft, min(3, len(sft))):
-        lines += [
-            "",
-            f"## Example {row['name']}",
-            "",
-            "```python",
-            row["task"].rstrip(),
-            "```",
-            "",
-            row["completion"],
-        ]
-    return "\n".join(lines) + "\n"
+    parts += bullets("## Why candidates were lost", numbers["reasons"])
+    parts += bullets("## Why modules are RL tasks, and no pairs", numbers["rl_reasons"])
+    for row in random.Random(0).sample(sft, min(EXAMPLES, len(sft))):
+        parts += [f"## Example {row['name']}", f"```python\n{row['task'].strip()}\n```", row["completion"]]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def plots(folder: Path, sft: list[dict], length: Callable[[str], int]) -> None:
-    """histograms.png: lengths of solutions, the commonest operators, the sizes of the modules."""
+def meaning(status: str) -> str:
+    if status.startswith("second_"):
+        return "correct once, and not again with other secrets"
+    return "not a fair question" if status in UNFAIR else "the executor's verdict on the solution"
+
+
+def table(head: tuple[str, ...], rows: list[tuple]) -> str:
+    cell = lambda value: f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+
+
+def listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in counts.items())
+
+
+def bullets(title: str, counts: dict[str, int]) -> list[str]:
+    lines = [f"- {n} x {why}" for why, n in list(counts.items())[:20]]
+    return [title, "\n".join(lines)] if lines else []
+
+
+def plots(folder: Path, numbers: dict, sft: list[dict], length: Callable[[str], int]) -> None:
+    """histograms.png: lengths of modules and solutions, the commonest operators, the sizes of the modules."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
-    axes[0].hist([length(r["solution"]) for r in sft], bins=40)
-    axes[0].set(title="tokens of a solution", ylabel="pairs")
-    common = Counter(o for r in sft for o in set(r["meta"].get("operators", []))).most_common(25)
-    axes[1].barh([o for o, _ in common][::-1], [n for _, n in common][::-1])
+    for what in ("solution", "task"):
+        axes[0].hist([length(r[what]) for r in sft], bins=40, histtype="step", label=what)
+    axes[0].set(title="lengths", xlabel="tokens", ylabel="pairs")
+    axes[0].legend()
+    common = list(numbers["operators"].items())[:25][::-1]
+    axes[1].barh([name for name, _ in common], [n for _, n in common])
     axes[1].tick_params(axis="y", labelsize=6)
     axes[1].set(title="commonest operators", xlabel="pairs")
     sizes = [n for r in sft for n in r["meta"].get("sizes", []) if n > 0]
     if sizes:
-        axes[2].hist(sizes, bins=[2**i for i in range(16)])
+        axes[2].hist(sizes, bins=[2**i for i in range(max(sizes).bit_length() + 1)])
         axes[2].set_xscale("log", base=2)
-    axes[2].set(title="sizes in the modules", ylabel="sizes")
+    axes[2].set(title="sizes of the inputs", xlabel="size of a dimension", ylabel="dimensions")
     temporary = folder / "histograms.tmp.png"
     figure.savefig(temporary, dpi=100)
     temporary.replace(folder / "histograms.png")

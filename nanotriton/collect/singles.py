@@ -55,17 +55,17 @@ BY_HAND = {  # activations that people write out
     "mish_by_hand": ("x * torch.tanh(F.softplus(x))",),
 }
 CATEGORIES = {
-    "activation": 17,
-    "elementwise": 7,
+    "activation": 16,
+    "elementwise": 11,
     "matmul": 14,
-    "conv": 10,
+    "conv": 9,
     "conv_transpose": 8,
-    "pool": 8,
-    "norm": 10,
-    "softmax": 5,
-    "reduce": 9,
+    "pool": 5,
+    "norm": 9,
+    "softmax": 4,
+    "reduce": 8,
     "scan": 5,
-    "loss": 7,
+    "loss": 8,
     "attention": 3,
 }
 POOLS = (("max", 1), ("max", 2), ("max", 3), ("avg", 1), ("avg", 2), ("avg", 3))

@@ -16,6 +16,7 @@ from nanotriton.collect.paritybench import paritybench
 from nanotriton.python_text import read
 from nanotriton.tasks.task import Task, check_source, load_task
 
+LIMITS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8)  # of a size
 QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies in a second
 
 
@@ -60,8 +61,8 @@ def folder(path: Path) -> Iterator[Task]:
 
 
 def rows(path: Path) -> Iterator[Task]:
-    """Lines of {pytorch_code, triton_code}; triton_code may be missing. `small_code` is the same module with
-    small sizes.
+    """Lines of {pytorch_code, triton_code} (triton_code may be missing; `small_code` is the same module with
+    small sizes), or of {task, small}, as in rl.jsonl.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -72,13 +73,14 @@ def rows(path: Path) -> Iterator[Task]:
             continue
         try:
             row = json.loads(line)
-            source = row["pytorch_code"]
+            source = row["pytorch_code"] if "pytorch_code" in row else row["task"]
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"--modules {path}, line {number}: an object with pytorch_code is expected"
+                f"--modules {path}, line {number}: an object with pytorch_code (or task) is expected"
             ) from None
-        meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code"), **row.get("meta", {})}
-        yield Task(row.get("name", f"{path.stem}-{number}"), source, row.get("triton_code"), meta)
+        meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code") or row.get("small")}
+        solution = row.get("triton_code") or row.get("solution")
+        yield Task(row.get("name", f"{path.stem}-{number}"), source, solution, meta | row.get("meta", {}))
 
 
 # ---- small sizes ----
@@ -91,19 +93,22 @@ def small(source: str) -> str:
     return fitted(source, QUICK, (64, 32, 16, 8))
 
 
-def fitted(
-    source: str, most: int, limits: tuple[int, ...] = (4096, 2048, 1024, 512, 256, 128, 64, 32)
-) -> str:
-    """The same module with sizes of at most the first of `limits` at which inputs, weights and answer have no
-    more than `most` elements. The text as it is where none does, or where it isn't needed.
+def fitted(source: str, most: int, limits: tuple[int, ...] = LIMITS) -> str:
+    """The same module with sizes of at most the first of `limits` at which inputs, weights and answer have
+    no more than `most` elements; of the last one that runs, where none brings them so far down. The text as
+    it is where that isn't needed.
     """
     if elements(source) <= most:
         return source
+    smallest = source
     for limit in limits:
         text = reduced(source, limit)
-        if 0 < elements(text) <= most:
+        count = elements(text)
+        if 0 < count <= most:
             return text
-    return source
+        if count > 0:
+            smallest = text
+    return smallest
 
 
 def elements(source: str) -> int:

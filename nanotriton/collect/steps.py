@@ -132,6 +132,12 @@ REDUCE_STEPS = [
 SCAN_STEPS = [
     *_rows("cumsum", "torch.cumsum(x, dim=-1)", "x.cumsum(dim=-1)", group="scan"),
     *_rows("reverse_cumsum", "torch.cumsum(x.flip(-1), dim=-1).flip(-1)", group="scan"),
+    *_rows("exclusive_cumsum", "torch.cumsum(x, dim=-1) - x", group="scan"),
+    *(
+        Step("masked_cumsum", "scan", ROWS, text, inputs=(("mask", mask),))
+        for text in ("torch.cumsum(x * mask, dim=-1)", "(x * mask).cumsum(dim=-1)")
+        for mask in ("torch.randint(0, 2, x_shape).bool()",)
+    ),
     *_rows("cumprod", "torch.cumprod(torch.sigmoid(x) + 0.5, dim=-1)", group="scan"),
     *_rows("logcumsumexp", "torch.logcumsumexp(x, dim=-1)", group="scan"),
     Step("cumsum_rows", "scan", ROWS, "torch.cumsum(x, dim=-2)"),
@@ -184,6 +190,13 @@ def _channels() -> list[Step]:
                 "norm",
                 (kind,),
                 "self.layer(x)",
+                f"self.layer = nn.BatchNorm{d}d({{channels}})",
+            ),
+            Step(
+                "batch_norm",
+                "norm",
+                (kind,),
+                "self.layer(x)",
                 f"self.layer = nn.BatchNorm{d}d({{channels}}, track_running_stats=False)",
             ),
             Step(
@@ -202,6 +215,21 @@ def _channels() -> list[Step]:
             ),
             Step("global_avg_pool", "channel", (kind,), f"x.mean(dim={dims})", result=("0", "1")),
             Step("global_avg_pool", "channel", (kind,), f"F.adaptive_avg_pool{d}d(x, 1)", result=("?",)),
+            Step(
+                "global_avg_pool",
+                "channel",
+                (kind,),
+                f"F.adaptive_avg_pool{d}d(x, {(1,) * d if d > 1 else 1})",
+                result=("?",),
+            ),
+            Step(
+                "global_avg_pool",
+                "channel",
+                (kind,),
+                "self.pooled(x)",
+                f"self.pooled = nn.AdaptiveAvgPool{d}d({(1,) * d if d > 1 else 1})",
+                result=("?",),
+            ),
             Step("global_max_pool", "channel", (kind,), f"torch.amax(x, dim={dims})", result=("0", "1")),
             Step("global_sum", "channel", (kind,), f"torch.sum(x, dim={dims}, keepdim=True)", result=("?",)),
         ]

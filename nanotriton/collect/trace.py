@@ -16,7 +16,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from nanotriton.collect import anchors, layouts, losses  # noqa: F401  (they register into LOWER)
-from nanotriton.collect.ir import FLOATS, Builder, Graph, NamedFloat, NamedInt, Node, Scalar, Unfit, text_of
+from nanotriton.collect.ir import (
+    FLOATS,
+    Builder,
+    Graph,
+    NamedFloat,
+    NamedInt,
+    Node,
+    Scalar,
+    Unfit,
+    text_of,
+    views_last,
+)
 from nanotriton.collect.lower import LOWER
 from nanotriton.collect.operators import ALIASES, OPS, expression, result_type, signature
 
@@ -149,7 +160,9 @@ class Reader:
         outputs = list(result) if isinstance(result, tuple | list) else [result]
         if not all(isinstance(o, Node) for o in outputs):
             raise Unfit("forward returns something other than tensors")
-        return Graph(self.b.nodes, outputs, isinstance(result, tuple | list), self.b.effects)
+        graph = Graph(self.b.nodes, outputs, isinstance(result, tuple | list), self.b.effects)
+        views_last(graph)
+        return graph
 
     def resolve(self, value):
         return torch.fx.node.map_aggregate(
@@ -232,7 +245,10 @@ class Reader:
         if name == "getitem" and not isinstance(args[0], Node):
             return args[0][args[1]]
         if name == "tensor" and isinstance(args[0], float | int):
-            return Scalar(args[0])
+            made = Scalar(args[0])
+            if hasattr(args[0], "text"):
+                made.text = args[0].text
+            return made
         if not any(isinstance(a, Node) for a in (*flat(args), *flat(kwargs.values()))):
             return self.arithmetic(name, args)
         if name in IDENTITY:

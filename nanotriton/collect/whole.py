@@ -18,7 +18,6 @@ class Whole:
     inputs: tuple[tuple[str, str], ...]
     lines: tuple[str, ...]
     init: tuple[str, ...] = ()  # lines of the constructor
-    init_arguments: tuple[str, ...] = ()
     halves: bool = False  # whether half precision makes sense
 
 
@@ -27,10 +26,51 @@ _SIGN = "torch.randint(0, 2, ({0})).float() * 2 - 1"
 
 
 def _loss(name: str, text: str, target: str = _M, x: str = _M) -> Whole:
-    return Whole(name, "loss", (("x", x), ("target", target)), (text,))
+    """An `nn.` text is a layer."""
+    inputs = (("x", x), ("target", target))
+    if text.startswith("nn."):
+        return Whole(name, "loss", inputs, ("self.loss(x, target)",), (f"self.loss = {text}",))
+    return Whole(name, "loss", inputs, (text,))
+
+
+_ROW = "torch.randint(0, cols, (rows,))"
+_PROBABILITIES = "torch.softmax(torch.randn(rows, cols), dim=-1)"
 
 
 LOSSES = [
+    _loss("mse_loss", "nn.MSELoss()"),
+    _loss("mse_loss", "((x - target) ** 2).mean()"),
+    _loss(
+        "mse_loss",
+        "F.mse_loss(x, target)",
+        "torch.randn(batch, length, features)",
+        "torch.randn(batch, length, features)",
+    ),
+    _loss("l1_loss", "nn.L1Loss()"),
+    _loss("l1_loss", "torch.mean(torch.abs(x - target))"),
+    _loss("smooth_l1_loss", "nn.SmoothL1Loss()"),
+    _loss("huber_loss", "nn.HuberLoss()"),
+    _loss("huber_loss", "nn.HuberLoss(delta=0.5)"),
+    _loss("huber_loss", "F.huber_loss(x, target)"),
+    _loss("cross_entropy", "nn.CrossEntropyLoss()", _ROW),
+    _loss("nll_loss", "nn.NLLLoss()", _ROW, "torch.log_softmax(torch.randn(rows, cols), dim=-1)"),
+    _loss("kl_div", 'F.kl_div(torch.log(x), target, reduction="batchmean")', _PROBABILITIES, _PROBABILITIES),
+    _loss(
+        "kl_div",
+        'nn.KLDivLoss(reduction="batchmean")',
+        _PROBABILITIES,
+        "torch.log_softmax(torch.randn(rows, cols), dim=-1)",
+    ),
+    _loss("bce_with_logits", "nn.BCEWithLogitsLoss()", "torch.rand(rows, cols)"),
+    _loss(
+        "hinge_loss",
+        "torch.mean(torch.clamp(1 - x * target, min=0))",
+        _SIGN.format("rows,"),
+        "torch.randn(rows)",
+    ),
+    _loss("hinge_loss", "torch.relu(1 - x * target).mean()", _SIGN.format("rows, cols")),
+    _loss("cosine_distance", "torch.mean(1 - F.cosine_similarity(x, target, dim=1))"),
+    _loss("sum_of_squares", "torch.sum((x - target) ** 2)"),
     _loss("mse_loss", "F.mse_loss(x, target)"),
     _loss("mse_loss", "torch.mean((x - target) ** 2)"),
     _loss("l1_loss", "F.l1_loss(x, target)"),
@@ -84,7 +124,14 @@ LOSSES = [
         (("a", "torch.randn(rows)"), ("b", "torch.randn(rows)"), ("target", _SIGN.format("rows,"))),
         ("F.margin_ranking_loss(a, b, target, margin=0.5)",),
     ),
-    Whole("triplet_margin", "loss", (("a", _M), ("p", _M), ("n", _M)), ("F.triplet_margin_loss(a, p, n)",)),
+    *(
+        Whole("triplet_margin", "loss", (("a", _M), ("p", _M), ("n", _M)), (text,), init)
+        for text, init in (
+            ("F.triplet_margin_loss(a, p, n)", ()),
+            ("F.triplet_margin_loss(a, p, n, margin=0.5)", ()),
+            ("self.loss(a, p, n)", ("self.loss = nn.TripletMarginLoss(margin=1.0)",)),
+        )
+    ),
     Whole(
         "cosine_embedding",
         "loss",
@@ -321,9 +368,16 @@ MIXTURES = [
 WHOLES = LOSSES + ATTENTION + OPTIMIZERS + QUANTISATION + MIXTURES
 
 
+USUAL = (  # losses that are asked for more often than the others
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "kl_div", "bce_with_logits",
+    "hinge_loss", "cosine_distance", "cosine_similarity", "triplet_margin",
+)  # fmt: skip
+
+
 def whole(rng: random.Random, table: list[Whole]) -> Draft:
     """One of a table's modules, by name first, with its numbers drawn."""
-    name = rng.choice(sorted({w.name for w in table}))
+    names = sorted({w.name for w in table})
+    name = rng.choices(names, [4 if n in USUAL else 1 for n in names])[0]
     chosen = rng.choice([w for w in table if w.name == name])
     group = chosen.group
     values = {
@@ -335,7 +389,7 @@ def whole(rng: random.Random, table: list[Whole]) -> Draft:
     for key, value in values.items():
         lines = [line.replace(f"{{{key}}}", value) for line in lines]
     lines[-1] = f"return {lines[-1]}"
-    draft = Draft(group, [chosen.name], dict(chosen.inputs), [], lines)
+    draft = Draft(group, [chosen.name], dict(chosen.inputs), list(chosen.init), lines)
     shape = rng.choice(("rows, cols", "rows, cols", "batch, length, features"))
     if (
         group in ("optimizer", "mixture")

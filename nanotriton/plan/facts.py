@@ -80,26 +80,28 @@ def facts(plan: Plan) -> Facts:
     return found
 
 
-def shared_memory(plan: Plan, fresh: list[bool]) -> str | None:
+def shared_memory(plan: Plan, fresh: list[bool] | None = None) -> str | None:
     """One line on an output that a caller can't write to as to the reference's, or None.
 
-    fresh: of the reference. Where its output is fresh, the candidate's is no input and no weight, no other
-    fresh output, and no element of it stands for several. Else who writes to it writes to more than it.
+    fresh: of the reference. Where its output is fresh, the candidate's is no input, no weight and no memory
+    of an earlier call, no other fresh output, and no element of it stands for several. Else who writes to it
+    writes to more than it. None: all are.
     """
     outputs = plan.output_tensors()
+    if fresh is None:
+        fresh = [True] * len(outputs)
     if len(outputs) != len(fresh):
         return None
-    inputs = {plan.tensors[t].storage: number for number, t in enumerate(tensor_ids(plan.inputs))}
-    weights = {plan.tensors[w.tensor].storage for w in plan.weights}
+    owners = {plan.tensors[t].storage: f"input {i}" for i, t in enumerate(tensor_ids(plan.inputs))}
+    owners |= {plan.tensors[w.tensor].storage: "a weight" for w in plan.weights}
+    owners |= {storage: "an earlier call" for storage, _ in plan.carried}
     seen = set()
     for number, index in enumerate(outputs):
         t, what = plan.tensors[index], None
         if not fresh[number] or 0 in t.shape:
             continue
-        if t.storage in inputs:
-            what = f"is memory of input {inputs[t.storage]}"
-        elif t.storage in weights:
-            what = "is memory of a weight"
+        if t.storage in owners:
+            what = f"is memory of {owners[t.storage]}"
         elif (t.storage, t.offset) in seen:
             what = "is memory of another output"
         elif overlaps_itself(t.shape, t.stride):

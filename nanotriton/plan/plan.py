@@ -95,9 +95,9 @@ class Plan:
     weights: list[Weight] = field(default_factory=list)
     inputs: Any = None  # tree of the arguments of forward
     outputs: Any = None  # tree of its result
-    # of a second call: (storage here, storage of the first call's plan), for what the first call left behind
+    # of a later call: (storage here, storage of the plan of the call before), for what that left behind
     carried: list[tuple[int, int]] = field(default_factory=list)
-    # of a second call: the tensor of each parameter and buffer that a step may have written to, by name
+    # of a later call: the tensor of each parameter and buffer that a step may have written to, by name
     state: dict[str, int] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)  # hash -> bytes
 

@@ -133,23 +133,23 @@ def _check_inputs(plan) -> None:
 
 
 def _check_carried(plan) -> None:
-    """Every carried storage comes from exactly one storage of the first call's plan.
+    """Every carried storage comes from exactly one storage of the plan of the call before.
 
     Whether that storage is there, and of the same size, `check_follows` says, which knows both plans.
     """
     here = [index for index, _ in plan.carried]
     wanted = [i for i, s in enumerate(plan.storages) if s.kind == "carried"]
-    check(sorted(here) == wanted, "a carried storage comes from one storage of the first call")
+    check(sorted(here) == wanted, "a carried storage comes from one storage of the call before")
     check(
         all(_is_size(source) for _, source in plan.carried), "a carried storage comes from a storage's number"
     )
 
 
-def check_follows(second, first) -> None:
-    """Check that the plan of a second call can take over what the plan of the first call leaves behind."""
-    for here, source in second.carried:
-        check(source < len(first.storages), f"the first call has no storage {source}")
-        same = first.storages[source].nbytes == second.storages[here].nbytes
+def check_follows(later, earlier) -> None:
+    """Check that the plan of a call can take over what the plan of the call before it leaves behind."""
+    for here, source in later.carried:
+        check(source < len(earlier.storages), f"the call before has no storage {source}")
+        same = earlier.storages[source].nbytes == later.storages[here].nbytes
         check(same, f"storage {here} is carried over from one of another size")
 
 

@@ -128,7 +128,9 @@ def parts(kernel: Kernel, texts: list[str], dim: int) -> tuple[str, str]:
 
 def source_index(kernel: Kernel, inner: str, rest: str, formula: str, length: str, before: bool) -> str:
     index = f"outer * {length} + {formula}" if before else formula
-    return f"({index}) * {inner} + {rest}" if inner else index
+    if not inner:
+        return index
+    return f"{index if index.isidentifier() else f'({index})'} * {inner} + {rest}"
 
 
 def along(formula, changes: bool = False):

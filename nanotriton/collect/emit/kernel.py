@@ -54,7 +54,8 @@ class Kernel:
         for name, text in self.sizes.items():
             if text == host:
                 return name
-        name = self.fresh(base)
+        own = re.fullmatch(r"self(?:\.\w+)*\.(\w+)", host)  # a layer's number keeps its name
+        name = self.fresh(own[1] if own else base)
         self.sizes[name] = host
         return name
 
@@ -64,6 +65,17 @@ class Kernel:
 
     def add(self, *lines: str) -> None:
         self.lines += lines
+
+    def drop_unused(self) -> None:
+        """Sizes that no line reads are no parameters."""
+        text = "\n".join(self.lines)
+        self.sizes = {n: host for n, host in self.sizes.items() if re.search(rf"\b{n}\b", text)}
+
+    def widen(self) -> None:
+        """Offsets of more than 32 bits, for tensors with more elements than those can count."""
+        wide = r"\1.to(tl.int64)"
+        self.lines = [re.sub(r"(tl\.program_id\(\d\))", wide, line) for line in self.lines]
+        self.lines = [re.sub(r"(tl\.arange\(0, BLOCK_K\))", wide, line) for line in self.lines]
 
     def source(self) -> str:
         arguments = (
@@ -107,16 +119,16 @@ class Space:
             return f"{tensor}.numel()"
         return product(texts)
 
-    def place(self, shape: tuple[int, ...]) -> tuple[str, str]:
+    def place(self, shape: tuple[int, ...], own: bool = False) -> tuple[str, str]:
         """(offset, mask) of an operand that broadcasts against this space, at the places that the kernel is
-        at.
+        at. own: it is the kernel's result, which is stored at all of them.
         """
         shape = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         if len(shape) != len(self.shape) or any(n not in (1, m) for n, m in zip(shape, self.shape)):
             raise Unfit(f"an operand of shape {shape} where {self.shape} is expected")
         parts, masks = [], []  # parts: (index, group's name, dimensions)
         for group in self.groups:
-            runs = self.runs(group, shape)
+            runs = self.runs(group, shape, own)
             if runs and group.mask:
                 masks.append(group.mask)
             parts += runs
@@ -127,11 +139,11 @@ class Space:
             text = f"({text}) * {self.kernel.size(base, self.length(dims))} + {index}" if text else index
         return tidy(text), " & ".join(f"({m})" if len(masks) > 1 else m for m in masks)
 
-    def runs(self, group: Group, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+    def runs(self, group: Group, shape: tuple[int, ...], own: bool) -> list[tuple[str, str, tuple[int, ...]]]:
         """The parts of a group that an operand has, in order: the whole group, or stretches of its
         dimensions.
         """
-        present = [d for d in group.dims if shape[d] != 1]
+        present = [d for d in group.dims if shape[d] != 1 or own]
         if not present:
             return []
         if all(d in present or self.shape[d] == 1 for d in group.dims):
@@ -252,9 +264,9 @@ class Body:
             source = node
             while source.op == "view" and source.attrs["alias"]:
                 source = source.args[0]
-            computed = source in self.variable or source in self.stage.nodes
-            self.variable[node] = self.value(source if computed or node not in self.host else node)
-            return
+            if source in self.variable or source in self.stage.nodes or node not in self.host:
+                self.variable[node] = self.value(source)
+            return  # else it is loaded where it is read, in its own shape
         values = {f"{{{i}}}": self.value(a) for i, a in enumerate(node.args)}
         for key, number in node.attrs.items():
             if key.startswith("#"):
@@ -300,13 +312,15 @@ def aligned(stage: Stage) -> dict[Node, tuple[int, ...]]:
     """
     squeezed = tuple(n for i, n in enumerate(stage.full) if i not in stage.dims)
     found: dict[Node, tuple[int, ...]] = {}
-    for node in stage.nodes:
-        if node.op != "map" or not stage.is_statistic(node) or node.shape != squeezed:
-            continue
-        for a in node.args:
-            if a not in stage.nodes and not stage.is_statistic(a) and a.rank <= len(squeezed):
-                sizes = iter((1,) * (len(squeezed) - a.rank) + tuple(a.shape))
-                found[a] = tuple(1 if i in stage.dims else next(sizes) for i in range(len(stage.full)))
+    todo = [n for n in stage.nodes if n.op == "map" and stage.is_statistic(n) and n.shape == squeezed]
+    while todo:
+        for a in todo.pop().args:
+            if stage.is_statistic(a) or a.rank > len(squeezed) or a in found:
+                continue
+            sizes = iter((1,) * (len(squeezed) - a.rank) + tuple(a.shape))
+            found[a] = tuple(1 if i in stage.dims else next(sizes) for i in range(len(stage.full)))
+            if a in stage.nodes:
+                todo.append(a)
     return found
 
 
@@ -323,7 +337,7 @@ def plain_name(node: Node) -> str:
     """
     node = root(node)
     name = re.sub(r"_\d+$", "", node.name) if node.op != "input" else node.name
-    return "y" if name in vars(builtins) else name
+    return "x" if name in vars(builtins) else name
 
 
 def base_name(text: str) -> str:

@@ -70,5 +70,5 @@ def finish(kernel: Kernel, stage: Stage, space: Space, host, outs, places=None, 
     for node in stage.nodes:
         body.compute(node, last)
     for node in stage.stored:
-        place, mask = space.place(stage.full)
+        place, mask = space.place(stage.full, own=True)
         body.store(node, outs[node], place, mask)

@@ -10,18 +10,20 @@ from pathlib import Path
 import torch
 
 from nanotriton.executor.common import construct
+from nanotriton.executor.common.training import Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 
 
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
-    """Record the candidate. The answer's payload is the plan of a first call, whose length the header
-    says, and the plan of a second. The header also says whether the module was trained.
+    """Record the candidate. The answer's payload is the plans of its calls (`recorder.record`), whose lengths
+    the header says. The header also says whether the module was trained, and the names of its parameters if
+    they are those of the reference in shape, dtype and order.
 
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
-        seed: of the weights. trained: whether to train the module, if its parameters are those of the
-            reference (`parameters`).
+        seed: of the weights. parameters: of the reference, training.parameters_of. training: None, or what
+            to train of a module that has such parameters: their numbers, and [name, shape, dtype] of buffers.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
         configs: the most of an autotuner that are recorded.
@@ -33,20 +35,22 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
-    trained = False
+    names, trained = None, False
 
     def finish(model):
-        nonlocal trained
-        model = settled(model)
-        trained = args["trained"] and construct.parameters_of(model) == args["parameters"]
-        if trained:
-            construct.train_(model, args["seed"])
+        nonlocal names, trained
+        model, training = settled(model), args["training"]
+        if args["parameters"] is not None and parameters_of(model) == args["parameters"]:
+            names = [name for name, _ in model.named_parameters()]
+            if trained := training is not None and fits(model, training["buffers"]):
+                buffers = tuple(name for name, _, _ in training["buffers"])
+                train_(model, args["seed"], Trained(tuple(training["parameters"]), buffers))
         return model
 
     report.begin()
     try:
         with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
-            first, second = recorder.record(
+            plans = recorder.record(
                 source,
                 init,
                 inputs,
@@ -57,8 +61,9 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 default_cuda=args["defaults"]["cuda"],
                 finish=finish,
             )
-        data = first.to_bytes()
-        report.finish({"first": len(data), "trained": trained}, data + second.to_bytes())
+        data = [plan.to_bytes() for plan in plans]
+        lengths = [len(plan) for plan in data]
+        report.finish({"plans": lengths, "trained": trained, "parameters": names}, b"".join(data))
     except recorder.RecordError as error:
         report.finish(
             {

@@ -28,6 +28,7 @@ from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
 MAX_MESSAGE = 600
+CALLS = 3  # of one module, at least; what is wrong from a later one on is not seen
 UNWAITED = (
     "forward ends before the work on its stream is waited for: call "
     "torch.cuda.current_stream().wait_stream(stream), or launch on the current stream"
@@ -94,10 +95,12 @@ def record(
     max_configs: int = 64,
     default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
-) -> tuple[Plan, Plan]:
-    """The plans of two calls of one module: `model = entry(*init_args)`, then `model(*inputs)` twice.
+) -> list[Plan]:
+    """The plans of CALLS calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
 
-    The second call has inputs of its own, of the same shapes. Its plan also names the state afterwards.
+    Each call has inputs of its own, of the same shapes. From the second on a plan also names the state
+    afterwards. There are at least two plans. As far as the last ones only repeat the one before them, as they
+    mostly do, they are left out.
 
     inputs: of tensors only shape, stride and dtype are used, so meta tensors will do. Other values are passed
     as they are.
@@ -125,11 +128,15 @@ def record(
             tape.building = False
             with quiet():
                 _move_weights(tape, model)
-            first = _call(tape, model, inputs)
-            tape.begin_second_call()
-            second = _call(tape, model, inputs)
-            second.state = _state(tape, model)
-        return first, second
+            plans, needed = [_call(tape, model, inputs)], 2
+            while len(plans) < CALLS:
+                tape.begin_next_call()
+                _note_training(model)
+                plans.append(_call(tape, model, inputs))
+                plans[-1].state = _state(tape, model)
+                if len(plans) > 2 and not tape.repeats():
+                    needed = len(plans)
+        return plans[:needed]
     finally:
         Tape.active = None
 
@@ -144,6 +151,15 @@ def _call(tape: Tape, model: Any, inputs: list) -> Plan:
         raise RecordError("rule_violation", UNWAITED)
     tape.plan.outputs = _outputs(tape, result)
     return tape.plan
+
+
+def _note_training(model: Any) -> None:
+    """Let the module's parameters seem to be changed in place, as an optimizer does: the judge may change
+    their values between two calls."""
+    if isinstance(model, torch.nn.Module):
+        with quiet():
+            for parameter in model.parameters():
+                torch.autograd.graph.increment_version(parameter)
 
 
 def _state(tape: Tape, model: Any) -> dict[str, int]:

@@ -15,6 +15,7 @@ unless it is moved to the GPU.
 import sys
 import traceback
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -46,6 +47,19 @@ def quiet():
         yield
 
 
+@dataclass(frozen=True)
+class RecordedCall:
+    """A call that was recorded. storages: address of a StorageImpl -> storage of its plan."""
+
+    plan: Plan
+    storages: dict[int, int]
+
+    def carried(self) -> dict[int, int]:
+        """The same for those storages that it has taken over."""
+        kinds = self.plan.storages
+        return {address: index for address, index in self.storages.items() if kinds[index].kind == "carried"}
+
+
 class Tape:
     active: "Tape | None" = None  # one recording at a time in a process
 
@@ -72,14 +86,10 @@ class Tape:
         self.streams = Streams.active = Streams()
         self._arguments: dict[int, int] = {}  # address of an input's StorageImpl -> its number
         self._storages: dict[int, int] = {}  # address of a StorageImpl -> storage of the plan
-        self._first: dict[
-            int, int
-        ] = {}  # the same for the first call's plan, while a second call is recorded
-        # of the first call's: the known values that nothing wrote to, and what may have been written to
+        self._earlier: list[RecordedCall] = []  # the calls that were recorded before this one
+        # of their storages: the known values that nothing wrote to, and what may have been written to
         self._unchanged: dict[int, torch.UntypedStorage] = {}
         self._changed: set[int] = set()
-        self._dtypes: list[str] = []
-        self._earlier: list[int] = []  # bytes of the first call's storages
         self._tensors: dict[Tensor, int] = {}
         self._kernels: dict[tuple[str, str], int] = {}
         self._lowered: dict[int, torch.Tensor] = {}  # address of a host storage -> its meta bytes
@@ -145,49 +155,71 @@ class Tape:
 
     def knows(self, t: torch.Tensor) -> bool:
         address = t.untyped_storage()._cdata
-        return address in self._storages or address in self._first
+        return address in self._storages or self._is_earlier(address)
+
+    def _is_earlier(self, address: int) -> bool:
+        """Whether a storage is one of an earlier call's."""
+        return any(address in call.storages for call in self._earlier)
 
     def sizes(self) -> list[int]:
-        """Bytes of every storage that the candidate has on the GPU so far, those of the first call first."""
+        """Bytes of every storage that the candidate has on the GPU so far, those of earlier calls first."""
         if self.building:
             return [storage.nbytes() for storage in self.cuda_storages.values()]
-        fresh = [storage.nbytes for storage in self.plan.storages if storage.kind != "carried"]
-        return self._earlier + fresh
+        plans = [*(call.plan for call in self._earlier), self.plan]
+        return [s.nbytes for plan in plans for s in plan.storages if s.kind != "carried"]
 
     def may_have_changed(self, t: torch.Tensor) -> bool:
-        """Whether a step of the first or of the second call has written to a tensor's storage, or
-        may have."""
+        """Whether a step of this call or of an earlier one has written to a tensor's storage, or may have."""
         address = self.lower(t).untyped_storage()._cdata
         return address in self._changed or self._storages.get(address) in self._written
 
-    def begin_second_call(self) -> None:
-        """The plan so far is the first call's. What follows goes to a plan of its own.
+    def begin_next_call(self) -> None:
+        """The plan so far is one call's. What follows goes to a plan of its own.
 
-        Whatever the second call finds of the first one (weights, buffers, tensors that were kept) is carried
+        Whatever the next call finds of earlier ones (weights, buffers, tensors that were kept) is carried
         over when a step or the answer names it.
         """
         for address, index in self._storages.items():
             if index in self._written:
                 self._changed.add(address)
+                self._unchanged.pop(address, None)
             elif index in self._hosts:
                 self._unchanged[address] = self._hosts[index]
-        self._first, self._storages = self._storages, {}
-        self._dtypes = [storage.dtype for storage in self.plan.storages]
-        self._earlier = self.sizes()
+        self._earlier.append(RecordedCall(self.plan, self._storages))
         self.plan = Plan()
         self.steps = self.plan.steps
-        self._tensors, self._kernels, self._weights = {}, {}, {}
+        self._storages, self._tensors, self._kernels, self._weights = {}, {}, {}, {}
         self._hosts, self._written = {}, set()
 
     def _carry(self, t: torch.Tensor) -> int:
-        """Enter a storage of the first call's plan into the second's."""
+        """Enter a storage of an earlier call into the plan."""
         address = t.untyped_storage()._cdata
+        source = self._left_by(len(self._earlier) - 1, address)
         index = self.new_storage(t, "carried")
-        self.plan.carried.append((index, self._first[address]))
-        self.plan.storages[index].dtype = self._dtypes[self._first[address]]
+        self.plan.carried.append((index, source))
+        self.plan.storages[index].dtype = self._earlier[-1].plan.storages[source].dtype
         if address in self._unchanged:
             self._hosts[index] = self._unchanged[address]
         return index
+
+    def _left_by(self, number: int, address: int) -> int:
+        """A storage's index in the plan of call `number`. One that it has not named, it carries now."""
+        call = self._earlier[number]
+        if address not in call.storages:
+            source = self._left_by(number - 1, address)
+            known = self._earlier[number - 1].plan.storages[source]
+            call.storages[address] = len(call.plan.storages)
+            call.plan.storages.append(Storage("carried", known.nbytes, known.dtype, None))
+            call.plan.carried.append((call.storages[address], source))
+        return call.storages[address]
+
+    def repeats(self) -> bool:
+        """Whether this call does what the one before it did, with the same memory, to the letter."""
+        before, now = self._earlier[-1], RecordedCall(self.plan, self._storages)
+        # its memory counts and not where that is numbered in the plan before
+        if replace(self.plan, carried=[]) != replace(before.plan, carried=[]):
+            return False
+        return before.carried() == now.carried()
 
     def tensor_id(self, t: torch.Tensor) -> int:
         with quiet():
@@ -196,7 +228,7 @@ class Tape:
                 self.unrecordable("a tensor with a pending conjugation or negation")
             address = t.untyped_storage()._cdata
             storage = self._storages.get(address)
-            if storage is None and address in self._first:
+            if storage is None and self._is_earlier(address):
                 storage = self._carry(t)
             if storage is None:
                 self.unrecordable("a tensor that was made where the recorder could not see it")
@@ -272,7 +304,7 @@ class Tape:
         """
         with quiet():
             address = self.lower(t).untyped_storage()._cdata
-            if address in self._first and address not in self._storages:
+            if address not in self._storages and self._is_earlier(address):
                 self._carry(self.lower(t))
             sid = self._storages.get(address)
             if sid not in self._hosts or sid in self._written:

@@ -1,5 +1,4 @@
-"""How a module is constructed in the judge and in the candidate's child alike: seeds, moved
-constants, training."""
+"""How a module is constructed in the judge and in the candidate's child alike: seeds, moved constants."""
 
 import contextlib
 import hashlib
@@ -22,9 +21,9 @@ _device_constructors()
 
 
 def seed_from(*parts: bytes | str | int) -> int:
-    """A 62-bit seed that depends on every part."""
+    """A 61-bit seed that depends on every part: two bits are left for what kinds.Trial says with them."""
     text = b"\0".join(p if isinstance(p, bytes) else str(p).encode() for p in parts)
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 2
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 3
 
 
 @contextlib.contextmanager
@@ -294,70 +293,3 @@ def set_generators(states: list) -> None:
     torch.default_generator.set_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
-
-
-# ---- training ----
-
-Parameters = list[list]  # [shape, dtype] of each, in the order of their registration: fit for JSON
-
-
-def parameters_of(model: object) -> Parameters | None:
-    """What must be the same of two modules if `train_` is to change them alike. None if it is no module."""
-    if not isinstance(model, nn.Module):
-        return None
-    return [[list(p.shape), str(p.dtype)] for p in model.parameters()]
-
-
-def trainable(model: nn.Module) -> bool:
-    """Whether a finished module's parameters may be changed: no attribute is a tensor that was made of them,
-    unless each call makes it anew."""
-    stale = any(
-        isinstance(t, torch.Tensor)
-        for m in model.modules()
-        if not m._forward_pre_hooks
-        for t in vars(m).values()
-    )
-    return not stale and any(p.is_floating_point() and p.numel() > 1 for p in model.parameters())
-
-
-def train_(model: nn.Module, seed: int) -> None:
-    """Change parameters as training may, so that what a constructor made of one (a copy, a norm) is no longer
-    that of it.
-
-    Each element gets a factor of its own, from 3/4 to 1, so that no recurrence explodes. No tensor of several
-    has one sign alone. Single zeros, which an initialisation may have left, become numbers; those of a
-    padding index stay, because no training moves them. Half of the rows of an embedding with a `max_norm` are
-    above it.
-    """
-    generator = torch.Generator().manual_seed(abs(seed))
-    with torch.no_grad():
-        for param in model.parameters():
-            if param.is_floating_point() and param.numel() > 1:
-                _train_parameter(param.detach(), generator)
-        for module in model.modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                _train_rows(module)
-
-
-def _train_parameter(param: torch.Tensor, generator: torch.Generator) -> None:
-    fresh = torch.empty(param.shape, dtype=torch.float32, device="cpu")
-    factor = fresh.uniform_(0.75, 1, generator=generator)
-    zero = param == 0
-    if bool((param > 0).all()) or bool((param < 0).all()):
-        factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
-    param.mul_(factor.to(param.dtype))
-    if bool(zero.any()):
-        size = float(param.float().square().mean().sqrt())
-        noise = torch.empty_like(factor).uniform_(-size, size, generator=generator)
-        param.copy_(torch.where(zero, noise.to(param.dtype), param))
-
-
-def _train_rows(module: nn.Embedding | nn.EmbeddingBag) -> None:
-    table = module.weight.detach()
-    if module.max_norm is not None:
-        norms = torch.linalg.vector_norm(table.float(), module.norm_type, dim=1, keepdim=True)
-        wanted = torch.full_like(norms, module.max_norm / 2)
-        wanted[::2] *= 4
-        table.mul_((wanted / norms.clamp(min=1e-6)).to(table.dtype))
-    if module.padding_idx is not None:
-        table[module.padding_idx] = 0

@@ -14,14 +14,14 @@ import torch
 
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import Binary
-from nanotriton.executor.replay.backend import ReplayError, poison
+from nanotriton.executor.replay.backend import ReplayError
+from nanotriton.executor.replay.poison import PATTERN, Number, poison
 from nanotriton.plan.plan import DTYPES, Kernel, Launch, Storage
 from nanotriton.verdict import out_of_memory
 
 ALIGN = 256  # bytes: every buffer begins at a multiple of it
 GUARD = 16 << 10  # bytes of the guard zone in front of the first buffer, and at least as many behind each one
 OUT_OF_RESOURCES = 701  # CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-PATTERN = 0x7FF9  # of `poison`, as int16
 
 
 class CudaBackend:
@@ -38,6 +38,7 @@ class CudaBackend:
         self.arena = torch.empty(0, dtype=torch.uint8, device=self.device)
         self.storages: list[Storage] | None = None  # the arena is laid out for these
         self.resets = 0
+        self.number: Number | None = None
         self.functions: dict[str, driver.Function] = {}  # by a kernel's key
         self.halves: dict[str, tuple[Kernel, Kernel]] = {}
         self.order: tuple[int, ...] | None = None
@@ -53,9 +54,10 @@ class CudaBackend:
         poison(self.arena, "float32")
         for start, storage in zip(self.offsets, storages):
             # elements of one byte have a poison of their own
-            if storage.nbytes and DTYPES[storage.dtype].itemsize == 1:
+            numbered = self.number is not None and storage.kind == "temp"
+            if storage.nbytes and (numbered or DTYPES[storage.dtype].itemsize == 1):
                 data = self.arena[start : start + storage.nbytes]
-                poison(data, storage.dtype, other=self.resets % 2 == 0)
+                poison(data, storage.dtype, self.resets % 2 == 0, self.number)
 
     def _lay_out(self, storages: list[Storage]) -> None:
         """Make an arena with a place for every storage. Raises ReplayError if that takes too much memory."""

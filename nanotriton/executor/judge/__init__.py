@@ -16,6 +16,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     worker.py       the process: its loop, its stages and their limits
     job.py          a candidate on its way, the child that it waits for, and what a child's end means
     candidate.py    the spine: rules, recording, trials, timing, ablation
+    recording.py    a recording, asked of a child and read as a stranger's bytes
     module.py       the task's file, imported; its arguments; what it prints and where it would exit
     reference.py    the task: loaded, examined, drawn for, run in its own dtype and in float64
     settings.py     what a task sets for the whole process: active for its own code, undone for all other
@@ -25,11 +26,14 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     computing.py    what a reference computes: its ATen calls, watched as it runs once
     watching.py     what dispatch modes share, that see a task's ATen calls
     kinds.py        which of them a candidate of a task is judged under: the table of trials
+    origins.py      which weights of a task may be trained
     moves.py        ways to move arguments that are the same in every draw
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
-    second.py       a second call of the same module: its answer, and the state that both leave
+    calls.py        further calls of the same module: their answers, and the state that both leave
+    between.py      other weights between two calls
+    memory.py       whose memory an answer lies in, and whether a later call overwrites it
     compare.py      the tolerance, and what else an answer must be: a table of named checks
     values.py       errors of one output, measured for these checks
     twin.py         the reference in float64

@@ -7,33 +7,32 @@ that all cores stay busy.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nanotriton.executor.common import construct
+from nanotriton.executor.judge.between import training_of
+from nanotriton.executor.judge.calls import calls_of, hides_state, judge_calls
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.hints import hinted
-from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.kinds import Trial, has_other_numbers
+from nanotriton.executor.judge.job import Job, Spawn
+from nanotriton.executor.judge.kinds import (
+    Trial,
+    has_other_numbers,
+    trains_buffers,
+    untrained,
+    with_same_buffers,
+)
+from nanotriton.executor.judge.recording import record
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.judge.runner import Runner
-from nanotriton.executor.judge.second import judge_second
 from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
-from nanotriton.executor.sandbox.sandbox import Limits
-from nanotriton.plan.aten import check
-from nanotriton.plan.facts import shared_memory
-from nanotriton.plan.plan import DTYPES, Plan, PlanError, malformed
-from nanotriton.plan.validate import check_follows
+from nanotriton.plan.plan import Plan
 from nanotriton.rules import rules
 from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
 
-PLAN_BYTES = 320 << 20
-SLACK = 1 << 20  # bytes that any answer may take
-CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
 # of a plan's last launches at least so many, and as many as replay no more launches than this, are
@@ -46,79 +45,6 @@ def check_rules(job: Job) -> None:
         raise Fault("no_code", "the candidate is empty")
     if violation := rules.check_source(job.source, job.policy):
         raise Fault(violation.status, str(violation))
-
-
-def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
-    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
-    limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
-    with worker.stage("task", worker.patience):
-        known = list(reference.large_weights(seed))
-        inputs, init = reference.described(seed)
-        parameters = construct.parameters_of(reference.on_host(seed))
-    args = {
-        "inputs": inputs,
-        "init": init,
-        "seed": abs(seed),
-        "trained": seed < 0,
-        "parameters": parameters,
-        "known": known,
-        "buffers": sorted(reference.moved_buffers),
-        "defaults": reference.defaults,
-    }
-    args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
-    ended = yield Spawn("record", args, limits)
-    if not_its_own(ended):
-        ended = yield Spawn("record", args, limits)
-    worker.add_child("record", ended)
-    check_ended(ended, limits)
-    if ended.header.get("trained") is not True:
-        seed = abs(seed)  # a module with other parameters than the reference's cannot be trained alike
-    with worker.stage("validate", job.timeout):
-        plan, second = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
-        job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
-        facts = rules.facts(plan)
-        job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
-        job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
-        if reference.facts.flops:
-            job.facts["torch_share"] = facts.flops / reference.facts.flops
-        if violation := rules.check_plan(plan, job.policy, reference.facts):
-            raise Fault(violation.status, str(violation))
-        if violation := rules.check_plan(second, job.policy, reference.facts):
-            raise Fault(violation.status, f"in a second call of the same module: {violation}")
-        size = sum(
-            math.prod(t.shape) * DTYPES[t.dtype].itemsize
-            for t in (plan.tensors[i] for i in plan.output_tensors())
-        )
-        if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
-            raise Fault(
-                "wrong_shape",
-                f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}",
-            )
-        if shared := shared_memory(plan, reference.facts.fresh):
-            raise Fault("wrong_value", shared)
-    if worker.gpu is None:
-        yield from worker.fits.check(job, worker, (plan, second))
-        return Runner(worker, job, reference, plan, second, seed)
-    from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
-
-    return (yield from gpu_runner.make_runner(job, worker, reference, plan, second, seed))
-
-
-def read_plans(ended: Ended, max_memory: int) -> tuple[Plan, Plan]:
-    """The plans of a first and of a second call, from a child's answer. Raises Fault for anything that is not
-    that."""
-    try:
-        with malformed():
-            first = ended.header["first"]
-            check(type(first) is int and first >= 0, "its length is a number")
-            plan = Plan.from_bytes(ended.payload[:first], max_memory)
-            second = Plan.from_bytes(ended.payload[first:], max_memory)
-            check(not plan.carried, "a first call takes over nothing")
-            check_follows(second, plan)
-    except PlanError as error:
-        status = "memory_limit" if "bytes of tensors" in str(error) else "crashed"
-        raise Fault(status, f"plan: {error}") from None
-    return plan, second
 
 
 def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -151,12 +77,11 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
                 raise TaskFault(error.status, message) from None
             raise Unrecordable(error.status, message) from None
         raise
+    trials = [fitting(trial, reference, first) for trial in trials]
     # Before process mode too: there a candidate may do another thing than what it let us record, so the plan
     # must be right as well.
-    yield from judge_trials(job, worker, reference, trials, first)
-    before = replace(trials[0], kind=reference.before)
-    work = partial(judge_second, reference, before, first)
-    in_room(worker, reference, "judge", worker.patience, work)
+    ways = yield from judge_trials(job, worker, reference, trials, first)
+    yield from judge_further_calls(job, worker, reference, trials[0], first, ways)
     work = partial(first.ask_evaluator, trials[0])
     in_room(worker, reference, "judge", worker.patience, work)
     work = partial(check_unread, reference, trials[0], first)
@@ -181,9 +106,9 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
 
 def judge_trials(
     job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
-) -> Generator[Spawn, Ended, None]:
+) -> Generator[Spawn, Ended, dict[int, "Way"]]:
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of
-    its own."""
+    its own. Returns how the trials were judged, by the seed of their weights."""
     ways = {first.recorded: Way(first, first.recorded)}
     for number, trial in enumerate(trials):
         if way := ways.get(trial.weights):
@@ -191,6 +116,51 @@ def judge_trials(
         else:
             judged, ways[trial.weights] = yield from judge_other_weights(job, worker, reference, trial, first)
         job.note(number, judged)
+    return ways
+
+
+def fitting(trial: Trial, reference: Reference, first: "Runner") -> Trial:
+    """The trial as a candidate can be given it: one that lacks a buffer of the reference's that training
+    changes gets weights whose buffers stay."""
+    for name in reference.trained.buffers:
+        if not first.has(name):
+            return replace(trial, weights=with_same_buffers(trial.weights))
+    return trial
+
+
+def judge_further_calls(
+    job: Job, worker, reference: Reference, trial: Trial, first: "Runner", ways: dict[int, "Way"]
+) -> Generator[Spawn, Ended, None]:
+    """Judge the first recording's further calls (calls.py), with training in between where that is fair.
+
+    trial: the first. ways: how the trials were judged.
+    """
+    calls = calls_of(reference, trial)
+    judge = partial(judge_calls, reference, calls, first)
+    judge_plainly = partial(in_room, worker, reference, "judge", worker.patience, judge)
+
+    def judge_trained() -> None:
+        with excused("on its own inputs, called again"):
+            fair = not hides_state(reference, calls)
+            training = training_of(reference, trained) if fair else None
+        judge(training)
+
+    # else it has prepared numbers in the constructor, or has other parameters than the reference
+    trained = next((way.weights for way in ways.values() if way.weights < 0), 0)
+    if not trained:
+        return judge_plainly()
+    trained = -trial.weights if trains_buffers(trained) else with_same_buffers(-trial.weights)
+    try:
+        in_room(worker, reference, "judge", worker.patience, judge_trained)
+    except Fault as fault:
+        if is_final(fault):
+            raise
+        # forward may read numbers off weights: then a recording belongs to its weights
+        runner = yield from record(job, worker, reference, trained)
+        if all(alike(one, other) for one, other in zip(runner.plans, first.plans, strict=False)):
+            with worker.stage("judge", worker.patience):  # where it was found
+                raise fault from None
+        judge_plainly()
 
 
 @dataclass(frozen=True)
@@ -235,7 +205,7 @@ def judge_other_weights(
             raise
         if not prepares_numbers(runner.plan, first.plan, reference.weights(trial.weights)):
             raise
-    runner = yield from record(job, worker, reference, abs(trial.weights))
+    runner = yield from record(job, worker, reference, untrained(trial.weights))
     way = Way(runner, runner.recorded)
     return judge(way), way
 

@@ -27,21 +27,21 @@ ORDERS = (None, (1, 0), (0, 1))
 
 
 class GpuRunner(Runner):
-    """As `Runner`, on the GPU. Both plans are replayed in one arena, one after the other."""
+    """As `Runner`, on the GPU. All plans are replayed in one arena, one after the other."""
 
     def __init__(
         self,
         worker,
         job: Job,
         reference: Reference,
-        plan: Plan,
-        second: Plan,
+        plans: list[Plan],
         recorded: int,
+        names: dict[str, str],
         binaries: dict[str, Binary],
     ):
         self.backend = CudaBackend(binaries, worker.gpu.budget)
         self.runs = 0
-        super().__init__(worker, job, reference, plan, second, recorded)
+        super().__init__(worker, job, reference, plans, recorded, names)
 
     def make_replay(self, plan: Plan) -> Replay:
         return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
@@ -95,18 +95,18 @@ class GpuRunner(Runner):
 
 
 def make_runner(
-    job: Job, worker, reference: Reference, plan: Plan, second: Plan, recorded: int
+    job: Job, worker, reference: Reference, plans: list[Plan], recorded: int, names: dict[str, str]
 ) -> Generator[Spawn, Ended, GpuRunner]:
-    """Compile both plans' kernels, tune them, and drop configurations that don't compile.
+    """Compile all plans' kernels, tune them, and drop configurations that don't compile.
 
     Raises Fault if a kernel without an alternative does not compile.
     """
     binaries: dict[str, Binary] = {}  # by a kernel's key, as all of these
     refused: dict[str, Fault] = {}
-    for call in (plan, second):
-        yield from compile_kernels(job, worker, call, binaries, refused)
-    runner = GpuRunner(worker, job, reference, plan, second, recorded, binaries)
-    if job.time and any(isinstance(step, Choice) for step in plan.steps):
+    for plan in plans:
+        yield from compile_kernels(job, worker, plan, binaries, refused)
+    runner = GpuRunner(worker, job, reference, plans, recorded, names, binaries)
+    if job.time and any(isinstance(step, Choice) for step in plans[0].steps):
         tune(job, worker, reference, runner)
     yield from add_halves(job, worker, runner)
     return runner
@@ -118,7 +118,7 @@ def compile_kernels(
     """Compile the kernels that a plan needs, into `binaries` or `refused`, and drop configurations that are
     refused.
 
-    Both plans of a recording have the same configurations in the same order, and so lose the same ones.
+    All plans of a recording have the same configurations in the same order, and so lose the same ones.
     """
     while True:
         kernels = [plan.kernels[number] for number in sorted(needed_kernels(plan, job.time))]

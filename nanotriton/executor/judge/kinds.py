@@ -15,7 +15,7 @@ TRIALS = (
     ),
     ("wild", "holes", "infinite"),
 )
-BEFORE = ("sunk", "plain")  # the same for the first of two calls (second.py)
+BEFORE = ("sunk", "plain")  # the same for the first of several calls (calls.py)
 MOVED = "moved "  # begins the kind of a draw whose constant arguments are moved too (moves.py)
 
 # Others let NaN through, or meet it as it comes.
@@ -92,12 +92,27 @@ def fits(kind: str, called: set[str]) -> bool:
 class Trial:
     kind: str  # one of draws.KINDS, or MOVED and one of them
     inputs: int  # seed
-    # Seed. If it is negative, the weights are those of its opposite after some training (construct.train_).
+    # Seed. If it is negative, the weights are those of its opposite after some training (training.train_).
     # If it has the bit of OTHER_NUMBERS, Python's numbers are others: it takes a recording of its own.
+    # If it has the bit of SAME_BUFFERS, training leaves buffers as they are.
     weights: int
 
 
-OTHER_NUMBERS = 1 << 62
+OTHER_NUMBERS, SAME_BUFFERS = 1 << 62, 1 << 61
+
+
+def untrained(weights: int) -> int:
+    """The seed of weights before their training: that of the constructor."""
+    return abs(weights) & ~SAME_BUFFERS
+
+
+def with_same_buffers(weights: int) -> int:
+    """The seed for weights whose training leaves buffers as they are; others have no training."""
+    return -(-weights | SAME_BUFFERS) if weights < 0 else weights
+
+
+def trains_buffers(weights: int) -> bool:
+    return weights < 0 and not -weights & SAME_BUFFERS
 
 
 def has_other_numbers(weights: int) -> bool:

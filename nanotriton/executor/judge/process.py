@@ -7,19 +7,21 @@ the answer's size capped by the reference's own. There is no trusted clock here:
 
 import glob
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from nanotriton.executor.child.process import NO_ROOM
-from nanotriton.executor.judge.candidate import SLACK, check_rules
+from nanotriton.executor.judge.between import Training
+from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.candidate import check_rules
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.kinds import Trial, untrained
+from nanotriton.executor.judge.recording import SLACK
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.second import OTHER, judge_second
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
@@ -41,7 +43,9 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     reference: Reference = worker.reference(job.task)
     # whether its weights have the names only it knows
     with worker.stage("task", worker.patience):
-        trials = [replace(t, weights=abs(t.weights)) for t in reference.trials(worker.secret, job.source)]
+        trials = [
+            replace(t, weights=untrained(t.weights)) for t in reference.trials(worker.secret, job.source)
+        ]
     fd = os.memfd_create("trials")
     try:
         with worker.stage("task", worker.patience):
@@ -51,7 +55,7 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         limits, options = confinement(job, answers, args["bytes"])
         child = Spawn("process", args, limits, (fd,), options)
         (outputs, after), second, *others = yield from run_child(job, worker, child)
-        judge_calls(job, worker, reference, trials, [(outputs, after), *others], second)
+        judge_answers(job, worker, reference, trials, [(outputs, after), *others], second)
         if job.policy in ("strict", "kernelbench"):
             effective = yield from launches_matter(job, worker, child, outputs)
             job.facts["effective_launches"] = int(effective)
@@ -100,7 +104,7 @@ def launches_matter(job: Job, worker, child: Spawn, outputs: object) -> Generato
         return not passes(without, Answer(outputs, None, None, []))
 
 
-def judge_calls(
+def judge_answers(
     job: Job, worker, reference: Reference, trials: list[Trial], calls: list[tuple], second: list
 ) -> None:
     """Compare every call with the reference's. Raises Fault.
@@ -113,22 +117,29 @@ def judge_calls(
             judged = judge_trial(reference, trial, partial(as_judged, reference, call))
         job.note(number, judged)
     with worker.stage("judge", worker.patience):
-        judge_second(reference, trials[0], Called(reference, *second))
+        judge_calls(reference, process_calls(reference, trials[0]), Called(reference, *second))
+
+
+def process_calls(reference: Reference, trial: Trial) -> list[Trial]:
+    """The two calls that the child makes: the trial's own, and another one."""
+    _, second, *_ = calls_of(reference, trial)
+    return [trial, second]
 
 
 @dataclass
 class Called:
-    """What the child said of a second call, in the form in which `judge_second` asks for it."""
+    """What the child said of a second call, in the form in which `judge_calls` asks for it."""
 
     reference: Reference
     outputs: object
     after: list
     state: dict[str, torch.Tensor]
 
-    def twice(self, inputs: list, more: list, seed: int) -> tuple[None, object, dict, dict]:
-        outputs, changed = as_judged(self.reference, (self.outputs, self.after), more, seed)
+    def calls(self, draws: list[Callable[[], list]], training: Training | None) -> Calls:
+        """Nothing is trained, and `judge_trial` has seen the first answer."""
+        outputs, written = as_judged(self.reference, (self.outputs, self.after), draws[1](), 0)
         state = mapped(self.state, lambda t: t.to(self.reference.device))
-        return None, outputs, state, changed
+        return Calls([None, outputs], [{}, written], state)
 
 
 def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
@@ -141,7 +152,8 @@ def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
         written = {"inputs": inputs, "init": init, "state": state, "seed": trial.weights}
         write_all(fd, [*drawn, *weights])
         if number == 0:
-            written["more"], drawn = wire.describe(reference.inputs(trial.kind, trial.inputs + OTHER))
+            _, second = process_calls(reference, trial)
+            written["more"], drawn = wire.describe(reference.inputs(second.kind, second.inputs))
             write_all(fd, drawn)
         described.append(written)
     device = reference.device.type

@@ -16,6 +16,7 @@ import torch
 
 from nanotriton.executor.common import construct
 from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
@@ -32,6 +33,9 @@ from nanotriton.executor.judge.kinds import (
     fits,
     has_other_numbers,
     late_leaves,
+    trains_buffers,
+    untrained,
+    with_same_buffers,
 )
 from nanotriton.executor.judge.module import (
     Allowance,
@@ -45,6 +49,7 @@ from nanotriton.executor.judge.module import (
 )
 from nanotriton.executor.judge.moves import Moves, with_leaves
 from nanotriton.executor.judge.nudging import Nudge
+from nanotriton.executor.judge.origins import what_to_train
 from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import in_float64
 from nanotriton.executor.judge.values import Precision
@@ -125,7 +130,8 @@ class Reference:
             self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
-        self.keeps_nothing = False  # known to leave no state between two calls (second.py)
+        self.keeps_nothing = False  # known to leave no state between calls (calls.py)
+        self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
         self.prints = Allowance(task.name)
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
@@ -140,8 +146,9 @@ class Reference:
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
         self.moves = Moves()  # what never differs, moved
         self.unvaried: list[str] = []  # what no trial varies
-        self.before = "plain"  # the kind of the first of two calls
-        self.trains = False
+        self.before = "plain"  # the kind of the first of several calls
+        self.trains = False  # whether candidates are judged on trained weights
+        self.trained = Trained(())
         self.calibrate()
         self.examined = True
 
@@ -222,20 +229,28 @@ class Reference:
 
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
-            moved = construct.moved_constants(abs(seed), found=self.moved_buffers)
-            # no graph: it can't be copied
-            with self.its_code(), torch.no_grad(), moved as settled:
-                arguments = self.init_arguments(seed)
-                construct.seed_everything(abs(seed))
-                model = self.names["Model"](*arguments)
-                if construct.is_unfinished(model):
-                    self.finish_lazy(model)
-                self.built[seed] = settled(model)
+            if untrained(seed) in self.built:  # a copy is quicker than a constructor that draws
+                model = copy.deepcopy(self.built[untrained(seed)])
+            else:
+                model = self.construct(untrained(seed))
             if seed < 0:
-                construct.train_(self.built[seed], seed)
+                train_(model, untrained(seed), self.trained_with(seed))
+            self.built[seed] = model
             while len(self.built) > BUILT:
                 del self.built[next(iter(self.built))]
         return self.built[seed]
+
+    def construct(self, seed: int) -> torch.nn.Module:
+        """The module as its constructor leaves it, with moved constants."""
+        moved = construct.moved_constants(seed, found=self.moved_buffers)
+        # no graph: it can't be copied
+        with self.its_code(), torch.no_grad(), moved as settled:
+            arguments = self.init_arguments(seed)
+            construct.seed_everything(seed)
+            model = self.names["Model"](*arguments)
+            if construct.is_unfinished(model):
+                self.finish_lazy(model)
+            return settled(model)
 
     def finish_lazy(self, model: torch.nn.Module) -> None:
         """Give lazy layers the weights that they would draw if they had been given their shapes at once."""
@@ -246,13 +261,17 @@ class Reference:
         if construct.is_unfinished(model):
             raise TaskFault("unsupported", "forward does not call a lazy layer of the module")
 
+    def trained_with(self, seed: int) -> Trained:
+        """What training changes of the weights of a seed."""
+        return self.trained if trains_buffers(seed) else self.trained.without_buffers()
+
     def forget_weights(self) -> None:
         self.built.clear()
         self.digests.clear()
 
     def init_arguments(self, weights: int) -> list:
         with self.its_code():
-            construct.seed_everything(abs(weights))
+            construct.seed_everything(untrained(weights))
             given = self.arguments("get_init_inputs")
         return self.moves.of_init(given) if has_other_numbers(weights) else given
 
@@ -343,7 +362,7 @@ class Reference:
 
         running = partial(self.running, "nudged" if nudge or change else kind)
         twin = in_float64(build, [draw], weights if noise is None else noise, running, nudge)
-        return (None, None) if twin is None else (twin.answer, twin.inputs)
+        return (None, None) if twin is None else (twin.answers[-1], twin.inputs[-1])
 
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
@@ -383,9 +402,7 @@ class Reference:
         if self.stress:
             fixed, places = self.find_fixed()
             self.find_stress(fakes)
-        self.trains = construct.trainable(self.on_host(seed)) and self.stands(
-            self.chosen(TRIALS[1]), fakes, -seed
-        )
+        self.trains = self.find_training(fakes)
         if self.stress:
             self.find_moves(Search(self, fixed, places), fakes)
         if fakes.passing:
@@ -438,6 +455,17 @@ class Reference:
                 "unsupported",
                 "the reference is not deterministic: run twice on the same inputs, it gives two answers",
             )
+
+    def find_training(self, fakes: Fakes) -> bool:
+        """Find which weights may change, and return whether the reference survives it."""
+        seed = self.seed
+        anew = partial(self.construct, seed)
+        self.trained = what_to_train(self.on_host(seed), self.on_host(seed + 1), anew)
+        kind = self.chosen(TRIALS[1])
+        if self.trained and self.stands(kind, fakes, -seed):
+            return True
+        self.trained = self.trained.without_buffers()
+        return bool(self.trained) and self.stands(kind, fakes, with_same_buffers(-seed))
 
     def find_stress(self, fakes: Fakes) -> None:
         """Find which kinds of inputs the reference survives."""

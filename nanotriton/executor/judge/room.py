@@ -35,7 +35,7 @@ class Room:
     def __init__(self) -> None:
         self.known: OrderedDict[str, str | None] = OrderedDict()
 
-    def check(self, job: Job, worker, plans: tuple[Plan, ...]) -> Generator[Spawn, Ended, None]:
+    def check(self, job: Job, worker, plans: list[Plan]) -> Generator[Spawn, Ended, None]:
         """Raise Fault if a kernel that is launched in any case does not fit.
 
         Of an autotuned kernel the tuner would take another configuration, which was not recorded.

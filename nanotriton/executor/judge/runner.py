@@ -1,31 +1,54 @@
 """Replay of one recording on the CPU, in the form in which the judge asks for it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
 from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge.between import Training
+from nanotriton.executor.judge.calls import Calls
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.backend import CpuBackend
-from nanotriton.executor.replay.replayer import Replay, ReplayError
+from nanotriton.executor.replay.poison import drawn
+from nanotriton.executor.replay.replayer import Replay, ReplayError, any_differ
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
-from nanotriton.plan.plan import DTYPES, Choice, Plan, Weight
+from nanotriton.plan.plan import DTYPES, Choice, Plan, Tensor, Weight
+from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault, Unrecordable, out_of_memory
 
 
-class Runner:
-    """Replays what one child recorded: the plan of a first call of forward, and that of a second.
+@dataclass(frozen=True)
+class Kept:
+    """An output of a call (both by number) whose memory later calls have.
 
-    recorded: the seed of the weights that the child had.
+    value: a copy. tensor: its layout. storage: where the plan of the last call has it.
     """
 
-    def __init__(self, worker, job: Job, reference: Reference, plan: Plan, second: Plan, recorded: int):
+    call: int
+    output: int
+    value: torch.Tensor
+    tensor: Tensor
+    storage: int
+
+
+class Runner:
+    """Replays what one child recorded: the plan of a first call of forward, and those of further calls.
+
+    recorded: the seed of the weights that the child had. names: of the candidate's parameters -> the
+    reference's, where these are alike.
+    """
+
+    def __init__(
+        self, worker, job: Job, reference: Reference, plans: list[Plan], recorded: int, names: dict[str, str]
+    ):
         self.worker, self.job, self.reference = worker, job, reference
-        self.plan, self.second, self.recorded = plan, second, recorded
+        self.plans, self.plan, self.recorded, self.names = plans, plans[0], recorded, names
+        plan = self.plan
         self.launches = len(plan.launches())
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.unread: Unread | None = None  # what the first call on a CPU never looked at
@@ -67,31 +90,90 @@ class Runner:
         """What a call never looks at. None: that is not known. worth: it may cost another run."""
         return self.unread
 
-    def twice(
-        self, inputs: list, more: list, seed: int
-    ) -> tuple[object, object, dict[str, torch.Tensor], dict[int, torch.Tensor]]:
-        """Two calls, the second on what the first left.
+    def calls(self, draws: list[Callable[[], list]], training: Training | None) -> Calls:
+        """Call again and again, each call on what those before left (calls.Caller). Raises Fault."""
+        found, kept = Calls(), []
+        weights, left = self.by_name(self.recorded), {}
+        poisons = drawn(self.seed_of_order())
+        for number, draw in enumerate(draws):
+            replay, inputs = self.replay_of(number), draw()
+            with self.running():
+                try:
+                    replay.backend.number = poisons[number % len(poisons)]
+                    found.answers.append(replay.run(inputs, weights, carried=left))
+                    del inputs
+                    self.note_call(replay, found, kept)
+                    if not self.goes_on(number, len(draws), replay, left):
+                        found.state = {
+                            name: replay.tensor(i).clone() for name, i in replay.plan.state.items()
+                        }
+                        break
+                    left = replay.left(self.plan_of(number + 1))
+                    if number == 0 and training is not None:
+                        self.train(left, training)
+                finally:
+                    replay.backend.number = None
+                    replay.forget()
+        return found
 
-        Returns (answer of the first, answer of the second, {name: parameter or buffer afterwards} of those
-        that the candidate may have written to, {input tensor's number: what the second call changed it to}).
-        more: the inputs of the second call. Raises Fault.
-        """
-        weights = self.by_name(seed)
-        replay = self.make_replay(self.second)
-        replay.chosen = {
-            key: n for key, n in self.replay.chosen.items() if n < fewest_alternatives(self.second, key)
-        }
-        with self.running():
-            before = self.replay.run(inputs, weights)
-            left = self.replay.left(self.second)
-            try:
-                found = replay.run(more, weights, carried=left)
-                state = {name: replay.tensor(i).clone() for name, i in self.second.state.items()}
-                ids = tensor_ids(self.second.inputs)
-                changed = {i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs}
-            finally:
-                replay.forget()
-        return before, found, state, changed
+    def plan_of(self, number: int) -> Plan:
+        """The plan of a call. A later call than the last that was recorded repeats that one."""
+        if number < len(self.plans):
+            return self.plans[number]
+        last = self.plans[-1]
+        return replace(last, carried=[(here, here) for here, _ in last.carried])
+
+    def replay_of(self, number: int) -> Replay:
+        if number == 0:
+            return self.replay
+        plan = self.plan_of(number)
+        replay = self.make_replay(plan)
+        chosen = self.replay.chosen.items()
+        replay.chosen = {key: n for key, n in chosen if n < fewest_alternatives(plan, key)}
+        return replay
+
+    def goes_on(self, number: int, most: int, replay: Replay, left: dict[int, torch.Tensor]) -> bool:
+        """Whether another call may give what this one did not tell: it does other things, or starts from
+        other memory. left: what this call has started from. most: calls that are made."""
+        if number + 1 == most:
+            return False
+        return number + 1 < len(self.plans) or replay.changed_carried(left)
+
+    def note_call(self, replay: Replay, found: Calls, kept: list["Kept"]) -> None:
+        """Add a call, which was just made, to what was found. kept: answers whose memory the calls so far
+        have."""
+        plan, number = replay.plan, len(found.answers) - 1
+        ids = tensor_ids(plan.inputs)
+        found.plans.append(plan)
+        found.written.append({i: replay.tensor(ids[i]).clone() for i in replay.modified_inputs})
+        here = {source: index for index, source in plan.carried}
+        kept[:] = [replace(k, storage=here[k.storage]) for k in kept if k.storage in here]
+        for k in kept:
+            if any_differ([(replay.view(k.storage, k.tensor), k.value)]):
+                found.overwritten.add((k.call, k.output))
+        for output, (index, value) in enumerate(
+            zip(plan.output_tensors(), tensors(found.answers[-1]), strict=True)
+        ):
+            tensor = plan.tensors[index]
+            kept.append(Kept(number, output, value, tensor, tensor.storage))
+
+    def train(self, left: dict[int, torch.Tensor], training: Training) -> None:
+        """Train the weights in the memory that the second call takes over, save those that the first has
+        changed."""
+        known = self.by_name(self.recorded)
+        for weight in self.plan.weights:
+            names = [name if known else self.names.get(name) for name in weight.names]
+            name = next((name for name in names if name in training.after), None)
+            tensor = self.plan.tensors[weight.tensor]
+            if name is None or tensor.storage not in left:
+                continue
+            memory, before = left[tensor.storage], training.before[name]
+            if (before.shape, before.dtype) != (tensor.shape, DTYPES[tensor.dtype]):
+                continue
+            empty = torch.empty(0, dtype=before.dtype, device=memory.device)
+            there = empty.set_(memory.untyped_storage(), tensor.offset, tensor.shape, tensor.stride)
+            if not any_differ([(there, before.to(memory.device))]):
+                there.copy_(training.after[name])
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -123,6 +205,11 @@ class Runner:
             twins = [self.twin(weight, state) for weight in self.plan.weights]
             self.weights[seed] = state if None not in twins and not pulled_apart(twins) else {}
         return self.weights[seed]
+
+    def has(self, name: str) -> bool:
+        """Whether the candidate has a weight of the reference's name, shape and dtype."""
+        state = {name: self.reference.weights(self.recorded)[name]}
+        return any(self.twin(weight, state) is not None for weight in self.plan.weights)
 
     def twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:
         twin = next((state[name] for name in weight.names if name in state), None)

@@ -25,14 +25,15 @@ HALF_TO_FLOAT = {"_softmax", "_log_softmax"}
 
 Draw = Callable[[], list]
 State = dict[str, torch.Tensor]
+Train = Callable[[State], None]
 
 
 @dataclass(frozen=True)
 class Twin:
-    """What float64 gives: the last call's answer, its inputs as it left them, the state afterwards."""
+    """What float64 gives: the answer of each call, its inputs as it left them, the state after the last."""
 
-    answer: object
-    inputs: list
+    answers: list[object]
+    inputs: list[list]
     state: State
 
 
@@ -42,15 +43,17 @@ def in_float64(
     seed: int,
     running: Callable[[], AbstractContextManager],
     nudge: Nudge | None = None,
+    train: Train | None = None,
 ) -> Twin | None:
     """Call a module once for each draw, in float64. None where neither way works.
 
     build, draws: give the module and its inputs anew whenever they are called. running: a context for the
     task's own code. nudge: moves a floating input by what rounding may do, where something is rounded.
+    train: changes the module's state in place, between the first call and the second.
     """
     for way in (widened, beside):
         try:
-            return way(build(), draws, seed, running, nudge)
+            return way(build(), draws, seed, running, nudge, train)
         except (RuntimeError, TypeError, ValueError) as error:
             if out_of_memory(error):
                 raise
@@ -58,7 +61,12 @@ def in_float64(
 
 
 def widened(
-    model: torch.nn.Module, draws: list[Draw], seed: int, running: Callable, nudge: Nudge | None
+    model: torch.nn.Module,
+    draws: list[Draw],
+    seed: int,
+    running: Callable,
+    nudge: Nudge | None,
+    train: Train | None,
 ) -> Twin:
     """Widen the module and its inputs. Raises where the task insists on its dtype."""
     mode = contextlib.nullcontext() if nudge is None else Nudging(nudge)
@@ -76,14 +84,19 @@ def widened(
             construct.seed_everything(seed)
             model = model.double()
             with mode:
-                answers = [model(*given) for given in wide]
+                answers = call_each(model, wide, train)
         finally:
             torch.set_default_dtype(default)
-    return Twin(answers[-1], wide[-1], state_of(model))
+    return Twin(answers, wide, state_of(model))
 
 
 def beside(
-    model: torch.nn.Module, draws: list[Draw], seed: int, running: Callable, nudge: Nudge | None
+    model: torch.nn.Module,
+    draws: list[Draw],
+    seed: int,
+    running: Callable,
+    nudge: Nudge | None,
+    train: Train | None,
 ) -> Twin:
     """Run the module as it is, and the float64 twin of each operator beside it."""
     mode = Beside()
@@ -93,9 +106,19 @@ def beside(
             mode.twins[t] = nudge(t)
     with running(), mode:
         construct.seed_everything(seed)
-        answers = [model(*given) for given in inputs]
+        answers = call_each(model, inputs, train)
     state = {name: mode.twin(t) for name, t in construct.named_state(model).items()}
-    return Twin(mapped(answers[-1], mode.twin), mapped(inputs[-1], mode.twin), state)
+    return Twin(mapped(answers, mode.twin), mapped(inputs, mode.twin), state)
+
+
+def call_each(model: torch.nn.Module, inputs: list[list], train: Train | None) -> list[object]:
+    """The answers of one module, which `train` changes after the first call."""
+    answers = []
+    for number, given in enumerate(inputs):
+        if number == 1 and train is not None:
+            train(state_of(model))
+        answers.append(model(*given))
+    return answers
 
 
 def state_of(model: torch.nn.Module) -> State:

@@ -7,7 +7,7 @@ notice.
 
 import torch
 
-from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.kinds import Trial, untrained
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import Which, named, state_of, tensor_of
 from nanotriton.executor.replay.unread import Unread
@@ -70,7 +70,7 @@ def redrawn(reference: Reference, trial: Trial, which: Which, mask: torch.Tensor
         if isinstance(which, int):
             source = tensors(reference.inputs(trial.kind, trial.inputs + OTHER))[which]
         else:
-            source = state_of(reference.build(abs(trial.weights) + OTHER))[which].detach()
+            source = state_of(reference.build(untrained(trial.weights) + OTHER))[which].detach()
         target.copy_(torch.where(mask, source, target))
 
     try:

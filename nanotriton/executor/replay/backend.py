@@ -9,11 +9,9 @@ import torch
 
 from nanotriton.executor import ttir
 from nanotriton.executor.common.card import DEFAULT
-from nanotriton.plan.plan import DTYPES, Kernel, Launch, Storage
+from nanotriton.executor.replay.poison import Number, poison
+from nanotriton.plan.plan import Kernel, Launch, Storage
 
-POISON = 0x7FF9  # 16 bits: repeated it is a NaN in every float type but float8
-POISON_FLOAT8 = 0xFF
-POISON_BYTE, OTHER_POISON_BYTE = 0x81, 0x5A
 MOST_BLOCKS = 32  # of a launch that a multiprocessor has at once
 # The verdict's status for each of the evaluator's errors. TTIR that it can't read says nothing of the kernel.
 STATUS = {
@@ -44,9 +42,13 @@ class ReplayError(Exception):
 
 
 class Backend(Protocol):
-    """Memory and kernels of one device."""
+    """Memory and kernels of one device.
+
+    number: what fresh memory holds; None for NaN and absurd integers (poison.py).
+    """
 
     device: torch.device
+    number: Number | None
 
     def reset(self, storages: list[Storage]) -> None:
         """Forget the last run: all memory is poison."""
@@ -72,22 +74,6 @@ class Backend(Protocol):
         """
 
 
-def poison(data: torch.Tensor, dtype: str, other: bool = False) -> None:
-    """Fill bytes (uint8, any length) with NaN for every float type, and with an absurd integer of that width.
-
-    No byte is absurd. For types of one byte every second run has the `other` value, so that neither of the
-    two can stand for an answer.
-    """
-    if DTYPES[dtype].itemsize > 1:
-        even = data[: data.numel() // 2 * 2]
-        even.view(torch.int16).fill_(POISON)
-        data[even.numel() :].fill_(0xFF)
-    elif dtype.startswith("float8"):
-        data.fill_(POISON_FLOAT8)
-    else:
-        data.fill_(OTHER_POISON_BYTE if other else POISON_BYTE)
-
-
 class CpuBackend:
     """Buffers of exactly the right size at made-up addresses. Kernels run in the TTIR evaluator.
 
@@ -99,6 +85,7 @@ class CpuBackend:
 
     def __init__(self, notes: bool = False, budget: int = ttir.BUDGET, seed: int = 0):
         self.runs = 0
+        self.number: Number | None = None
         self.order = random.Random(seed)
         self.notes = notes
         self.budget = budget
@@ -110,7 +97,7 @@ class CpuBackend:
 
     def allocate(self, index: int, storage: Storage) -> tuple[torch.UntypedStorage, int]:
         data = torch.empty(storage.nbytes, dtype=torch.uint8)
-        poison(data, storage.dtype, other=self._second())
+        poison(data, storage.dtype, self._second(), self.number)
         self.addresses[index] = self.memory.add(data)
         return data.untyped_storage(), 0
 

@@ -18,7 +18,7 @@ from nanotriton.executor import ttir
 from nanotriton.executor.replay.backend import STATUS, Backend, CpuBackend, ReplayError
 from nanotriton.executor.replay.operators import SOURCE, as_torch_runs, copies, operator, writes_into
 from nanotriton.plan.aten import decode, tensor_ids
-from nanotriton.plan.plan import DTYPES, Aten, Call, Choice, Launch, Plan, Storage
+from nanotriton.plan.plan import DTYPES, Aten, Call, Choice, Launch, Plan, Storage, Tensor
 from nanotriton.verdict import out_of_memory
 
 __all__ = ["Replay", "ReplayError"]
@@ -73,7 +73,7 @@ class Replay:
         inputs: the arguments of forward: shapes, dtypes and other values as recorded. They are copied,
         never written.
         weights: by name, instead of the plan's own. skip_launch: leave out that launch (counted from 0), or
-        those. carried: for the plan of a second call, what `left` gave after the first.
+        those. carried: for the plan of a later call, what `left` gave after the one before.
         Raises ReplayError for the candidate's failures, ValueError if inputs or weights do not fit the
         plan.
         """
@@ -81,9 +81,14 @@ class Replay:
         self.execute(skip_launch)
         return self.outputs()
 
-    def left(self, second: Plan) -> dict[int, torch.Tensor]:
-        """After a run: the bytes that the plan of a second call takes over, by storage of this plan."""
-        return {source: self._bytes(source).clone() for _, source in second.carried}
+    def left(self, following: Plan) -> dict[int, torch.Tensor]:
+        """After a run: the bytes that the plan of the next call takes over, by storage of this plan."""
+        return {source: self._bytes(source).clone() for _, source in following.carried}
+
+    def changed_carried(self, carried: dict[int, torch.Tensor]) -> bool:
+        """After a run: whether it has changed something of what it took over (`left` of the call before)."""
+        pairs = [(self._bytes(here), carried[source]) for here, source in self.plan.carried]
+        return any_differ(pairs)
 
     def load(
         self,
@@ -203,11 +208,14 @@ class Replay:
         """A tensor of the plan as a view of its storage, which is allocated at first use."""
         if index not in self._tensors:
             t = self.plan.tensors[index]
-            storage, start = self._allocate(t.storage)
-            empty = torch.empty(0, dtype=DTYPES[t.dtype], device=self.backend.device)
-            offset = start // empty.element_size() + t.offset
-            self._tensors[index] = empty.set_(storage, offset, t.shape, t.stride)
+            self._tensors[index] = self.view(t.storage, t)
         return self._tensors[index]
+
+    def view(self, index: int, like: Tensor) -> torch.Tensor:
+        """A storage of the plan, seen as a tensor of another plan is."""
+        storage, start = self._allocate(index)
+        empty = torch.empty(0, dtype=DTYPES[like.dtype], device=self.backend.device)
+        return empty.set_(storage, start // empty.element_size() + like.offset, like.shape, like.stride)
 
     def _allocate(self, index: int) -> Place:
         if index not in self._storages:
@@ -446,6 +454,11 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
 def _differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Whether any bit differs, so that NaN equals itself: a bool tensor, on its device."""
     return (_bits(a) != _bits(b)).any()
+
+
+def any_differ(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether any bit differs in any of these pairs of tensors. On a GPU there is one wait."""
+    return bool(pairs) and bool(torch.stack([_differ(a, b) for a, b in pairs]).any())
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:

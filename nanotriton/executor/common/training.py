@@ -1,0 +1,101 @@
+"""What training makes of a module's weights, in the judge and in the candidate's child alike.
+
+A constructor may make things of its weights: a copy, a norm, a table. Once these have changed, what was
+made of them is no longer that of them. So a candidate is judged on trained weights too.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+Parameters = list[list]  # [shape, dtype] of each, in the order of their registration: fit for JSON
+
+
+def parameters_of(model: object) -> Parameters | None:
+    """What must be the same of two modules if `train_` is to change them alike. None if it is no module."""
+    if not isinstance(model, nn.Module):
+        return None
+    return [[list(p.shape), str(p.dtype)] for p in model.parameters()]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training changes: numbers of parameters, counted in the order of their registration, and names of
+    buffers."""
+
+    parameters: tuple[int, ...]
+    buffers: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.parameters or self.buffers)
+
+    def without_buffers(self) -> "Trained":
+        return Trained(self.parameters)
+
+
+def may_change(t: torch.Tensor) -> bool:
+    return t.is_floating_point() and t.numel() > 1
+
+
+def every_parameter(model: nn.Module) -> Trained:
+    return Trained(tuple(i for i, p in enumerate(model.parameters()) if may_change(p)))
+
+
+def train_(model: nn.Module, seed: int, trained: Trained) -> None:
+    """Change weights as training may.
+
+    Each element gets a factor of its own, from 3/4 to 1, so that no recurrence explodes. No parameter of
+    several elements has one sign alone; a buffer keeps its signs, because it may be a variance. Single zeros
+    of a parameter, which an initialisation may have left, become numbers; those of a padding index stay,
+    because no training moves them. Half of the rows of an embedding with a `max_norm` are above it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parameters, buffers = list(model.parameters()), dict(model.named_buffers())
+    changed = set()
+    with torch.no_grad():
+        for number in trained.parameters:
+            _train_parameter(parameters[number].detach(), generator)
+            changed.add(id(parameters[number]))
+        for name in trained.buffers:
+            buffers[name].mul_(_factors(buffers[name], generator).to(buffers[name].dtype))
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in changed:
+                _train_rows(module)
+
+
+def fits(model: nn.Module, buffers: Collection[tuple[str, list[int], str]]) -> bool:
+    """Whether a module has buffers of these names, shapes and dtypes."""
+    own = dict(model.named_buffers())
+    return all(
+        name in own and [list(own[name].shape), str(own[name].dtype)] == [shape, dtype]
+        for name, shape, dtype in buffers
+    )
+
+
+def _factors(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(0.75, 1, generator=generator)
+
+
+def _train_parameter(param: torch.Tensor, generator: torch.Generator) -> None:
+    factor = _factors(param, generator)
+    zero = param == 0
+    if bool((param > 0).all()) or bool((param < 0).all()):
+        factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
+    param.mul_(factor.to(param.dtype))
+    if bool(zero.any()):
+        size = float(param.float().square().mean().sqrt())
+        noise = torch.empty_like(factor).uniform_(-size, size, generator=generator)
+        param.copy_(torch.where(zero, noise.to(param.dtype), param))
+
+
+def _train_rows(module: nn.Embedding | nn.EmbeddingBag) -> None:
+    table = module.weight.detach()
+    if module.max_norm is not None:
+        norms = torch.linalg.vector_norm(table.float(), module.norm_type, dim=1, keepdim=True)
+        wanted = torch.full_like(norms, module.max_norm / 2)
+        wanted[::2] *= 4
+        table.mul_((wanted / norms.clamp(min=1e-6)).to(table.dtype))
+    if module.padding_idx is not None:
+        table[module.padding_idx] = 0

@@ -1,0 +1,324 @@
+"""Further calls of the same module: do they start from what the calls before left behind?
+
+One answer says little about a module that has state: running statistics, a cache, a counter, a buffer that
+should be cleared, a parameter that was used as scratch memory. So the candidate is called again, with other
+inputs each time, and the reference too. Each answer is compared, and so is every parameter and buffer of the
+reference's that either of them may have written to, and every input that the reference writes to. An answer
+must stay as it is while the module is called again (memory.py).
+
+The first call has inputs that are all below -200, if the reference survives them. They are not a later
+call's, because beside such numbers what is left of a usual call would not show. There is a third call where
+the candidate's third does other things than its second, or where the second has changed memory that lives
+on.
+
+Between the first call and the second the weights are trained, where the task and the candidate allow it. So
+what a module keeps of a weight from its first call is no longer that of it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.judge.between import Training, training_of
+from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
+from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, sensitivity, spread_of
+from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.memory import check_memory
+from nanotriton.executor.judge.nudging import Nudge
+from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.twin import State, Twin, in_float64, state_of
+from nanotriton.plan.plan import Plan
+from nanotriton.plan.trees import identical, tensors
+from nanotriton.verdict import Fault, ValueFault
+
+ORDINALS = ("first", "second", "third")  # the calls that are judged
+COUNTER = "num_batches_tracked"  # of torch's batch norms
+
+
+@dataclass
+class Calls:
+    """What a candidate's calls gave. `written` and `answers` have an item for each call that was made.
+
+    written: {number of an input tensor that the call changed: its new values}. state: parameters and buffers
+    after the last call, those that it may have written to. plans: of the calls, if they were recorded.
+    overwritten: (call, number of an output tensor) of answers that a later call has changed.
+    """
+
+    answers: list[object] = field(default_factory=list)
+    written: list[dict[int, torch.Tensor]] = field(default_factory=list)
+    state: State = field(default_factory=dict)
+    plans: list[Plan] = field(default_factory=list)
+    overwritten: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Caller(Protocol):
+    """A candidate that can be called again and again (judge/runner.py)."""
+
+    def calls(self, draws: list[Callable[[], list]], training: Training | None) -> Calls:
+        """Make the first two calls, and as many of the others as may differ. Raises Fault.
+
+        draws: give the inputs of each call. training: of the weights, between the first call and the second.
+        """
+
+
+@dataclass
+class Wanted:
+    """What later calls of the reference give. In float64 there is nothing where the task insists on its
+    dtype."""
+
+    answers: list[Answer]  # of each later call; its inputs are as they were afterwards
+    state: State  # after the last call
+    exact_state: State | None
+    updated: frozenset[str]  # names of parameters and buffers that forward changed
+    written: list[frozenset[int]]  # for each later call the numbers of its input tensors that forward changed
+
+
+def calls_of(reference: Reference, trial: Trial) -> list[Trial]:
+    """The calls that a trial's candidate is given, each with inputs of its own."""
+    first = replace(trial, kind=reference.before)
+    later = range(1, len(ORDINALS))
+    return [first, *(replace(trial, kind="plain", inputs=trial.inputs + number) for number in later)]
+
+
+def judge_calls(
+    reference: Reference, trials: list[Trial], caller: Caller, training: Training | None = None
+) -> None:
+    """Call the candidate again and again, then the reference, and compare what they give. Raises Fault.
+
+    trials: from `calls_of`. training: of the weights, between the first call and the second.
+    """
+    got = caller.calls([partial(drawn, reference, trial) for trial in trials], training)
+    trials = trials[: len(got.answers)]
+    if trials[0].kind != "plain":  # or judge_trial has compared it
+        judge_first(reference, trials[0], got.answers[0])
+    got.answers[0] = None  # it may take gigabytes
+    with excused("on its own inputs, called again"):
+        want = called(reference, trials, training, bool(got.state))
+
+    def sensitive(number: int, want: Answer) -> Sensitivity | None:
+        if not reference.stress:
+            return None
+        return spread_of(want, partial(moved, number), reference.device, trials[0].inputs)
+
+    def moved(number: int, nudge: Nudge) -> object | None:
+        twin = called_exactly(reference, trials[: number + 1], training, nudge)
+        return None if twin is None else twin.answers[-1]
+
+    with excused("comparing answers"):
+        for number, answer in enumerate(want.answers, start=1):
+            where = f"in a {ORDINALS[number]} call of the same module"
+            compare_again(where, got.answers[number], answer, partial(sensitive, number))
+        compare_state(f"after a {ORDINALS[len(trials) - 1]} call", got.state, want)
+        compare_inputs(got.written[1:], want)
+    check_memory(reference, trials, got)
+
+
+def drawn(reference: Reference, trial: Trial) -> list:
+    with excused("drawing inputs"):
+        return reference.inputs(trial.kind, trial.inputs)
+
+
+def judge_first(reference: Reference, trial: Trial, got: object) -> None:
+    """Compare the answer of the first call. It does not count where the reference's is not finite."""
+    with excused("on its own inputs"):
+        answer = reference.answer(trial.kind, trial.inputs, trial.weights)
+    if all_finite(answer.own) and not breaks_down(answer):
+        with excused("comparing answers"):
+            compare_fairly(got, answer, partial(sensitivity, reference, trial))
+
+
+def compare_state(where: str, state: State, want: Wanted) -> None:
+    """state: the candidate's, of what it may have written to.
+
+    What the reference updates may have another name in the candidate: any tensor of its state will do that
+    has the right shape, dtype and values. A parameter that the candidate keeps in another shape is its own
+    matter, as long as its answers are right.
+    """
+    if not want.updated and same_bits(state, want.state):
+        return
+    for name in sorted(want.state):
+        twin = Answer(want.state[name], want.exact_state and want.exact_state[name], None, None)
+        got = state.get(name)
+        alike = got is not None and (got.shape, got.dtype) == (twin.own.shape, twin.own.dtype)
+        if alike:
+            compare_again(f"{where}, in {name}", got, twin)
+        elif name in want.updated and not any(is_right(t, twin) for t in state.values()):
+            raise Fault("wrong_value", f"forward of the reference updates {name}; the candidate's does not")
+
+
+def same_bits(state: State, own: State) -> bool:
+    """Whether the candidate's state is the reference's to the bit, where both have a tensor of that name and
+    form."""
+    pairs = [(t, own[name]) for name, t in state.items() if name in own]
+    alike = [(a, b) for a, b in pairs if (a.shape, a.dtype) == (b.shape, b.dtype)]
+    return not alike or bool(torch.stack([(a == b).all() for a, b in alike]).all())  # one wait for the GPU
+
+
+def is_right(got: torch.Tensor, answer: Answer) -> bool:
+    return (got.shape, got.dtype) == (answer.own.shape, answer.own.dtype) and passes(got, answer)
+
+
+def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted) -> None:
+    """written: for each later call the inputs that the candidate wrote to, as they were afterwards.
+
+    What it should not have written to, `judge_trial` has refused before.
+    """
+    for number, (changed, answer, numbers) in enumerate(
+        zip(written, want.answers, want.written, strict=True), start=1
+    ):
+        own, exact = tensors(answer.inputs or []), tensors(answer.inputs_exact or [])
+        for i in sorted(numbers):
+            if i not in changed:
+                raise Fault(
+                    "wrong_value", f"forward of the reference writes to input {i}; the candidate's does not"
+                )
+            twin = Answer(own[i], exact[i] if exact else None, None, None)
+            compare_again(f"after a {ORDINALS[number]} call, in input {i}", changed[i], twin)
+
+
+def compare_again(
+    where: str, got: object, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None = None
+) -> None:
+    """`compare_fairly`, with a message that says where."""
+    try:
+        compare_fairly(got, answer, sensitive)
+    except ValueFault as fault:
+        raise ValueFault(f"{where}: {fault.message}", fault.max_error, fault.reduced) from None
+    except Fault as fault:
+        raise Fault(fault.status, f"{where}: {fault.message}") from None
+
+
+# ---- the reference ----
+
+
+def called(reference: Reference, trials: list[Trial], training: Training | None, keeps_state: bool) -> Wanted:
+    """What the reference gives. Where it is known to keep nothing, only the later calls are made, each by
+    itself.
+
+    keeps_state: whether the candidate has state to compare with the reference's.
+    """
+    if not reference.keeps_nothing:
+        want = called_again(reference, trials, training)
+        nothing = not want.updated and not any(want.written)
+        reference.keeps_nothing = nothing and not hides_state(reference, trials)
+        return want
+    weights = trials[0].weights if training is None else training.weights
+    later = [replace(trial, weights=weights) for trial in trials[1:]]
+    answers = [reference.answer(trial.kind, trial.inputs, trial.weights) for trial in later]
+    state = state_of(reference.build(weights)) if keeps_state else {}
+    return Wanted(answers, state, None, frozenset(), [frozenset()] * len(answers))
+
+
+def called_again(reference: Reference, trials: list[Trial], training: Training | None) -> Wanted:
+    """Call the reference again and again, in its own dtype and in float64.
+
+    Nothing is kept that nobody compares: a task may take gigabytes.
+    """
+    reference.pause()
+    model = reference.build(trials[0].weights)
+    before = {name: t.clone() for name, t in state_of(model).items()}
+    answers, written = [], []
+    for number, (own, inputs) in enumerate(run_calls(reference, model, trials)):
+        if number:
+            trial = trials[number]
+            numbers = changed(inputs, reference.inputs(trial.kind, trial.inputs))
+            answers.append(Answer(own, None, None, inputs if numbers else None, reference.precision))
+            written.append(numbers)
+        elif training is not None:
+            # what forward itself changes is its own matter
+            training = training.without(changed_names(model, before))
+            for state in (before, state_of(model)):
+                training.apply(state)
+        del own, inputs
+    state, updated = state_of(model), changed_names(model, before)
+    for name in unread_counters(model):
+        state.pop(name, None)
+        updated -= {name}
+    twin = called_exactly(reference, trials, training)
+    if twin is None:
+        return Wanted(answers, state, None, updated, written)
+    for number, answer in enumerate(answers):
+        inputs = twin.inputs[number + 1] if written[number] else None
+        answers[number] = replace(answer, exact=twin.answers[number + 1], inputs_exact=inputs)
+    return Wanted(answers, state, twin.state, updated, written)
+
+
+def run_calls(
+    reference: Reference, model: torch.nn.Module, trials: list[Trial]
+) -> Iterator[tuple[object, list]]:
+    """(answer, inputs afterwards) of each call of one module."""
+    for number, trial in enumerate(trials):
+        inputs = reference.inputs(trial.kind, trial.inputs)
+        with reference.own(trial.kind), torch.no_grad(), reference.default_device():
+            if number == 0:
+                seed_everything(trial.weights)
+            own = model(*inputs)
+        yield own, inputs
+
+
+def changed(inputs: list, drawn: list) -> frozenset[int]:
+    """The numbers of the input tensors that are not what they were when they were drawn."""
+    pairs = enumerate(zip(tensors(inputs), tensors(drawn), strict=True))
+    return frozenset(i for i, (now, then) in pairs if not identical([now], [then]))
+
+
+def changed_names(model: torch.nn.Module, before: State) -> frozenset[str]:
+    """Names of the parameters and buffers that are not what they were."""
+    now = state_of(model)
+    return frozenset(n for n in now if n not in before or not identical([now[n]], [before[n]]))
+
+
+def called_exactly(
+    reference: Reference, trials: list[Trial], training: Training | None, nudge: Nudge | None = None
+) -> Twin | None:
+    """The reference in float64, called again and again."""
+    draws = [partial(reference.inputs, trial.kind, trial.inputs) for trial in trials]
+    running = partial(reference.running, trials[0].kind if nudge is None else "nudged")
+    train = None if training is None else training.apply
+    weights = trials[0].weights
+    return in_float64(partial(reference.build, weights), draws, weights, running, nudge, train)
+
+
+def hides_state(reference: Reference, trials: list[Trial]) -> bool:
+    """Whether a second call of the reference depends on what a first one left beside parameters and buffers,
+    such as a weight that it has cached. This is found out once."""
+    if reference.hides_state is None:
+        reference.hides_state = differs_from_fresh(reference, trials)
+    return reference.hides_state
+
+
+def differs_from_fresh(reference: Reference, trials: list[Trial]) -> bool:
+    """Whether a second call, after training where that is possible, answers otherwise than a module with the
+    same parameters and buffers that was never called."""
+    model = reference.build(trials[0].weights)
+    calls = run_calls(reference, model, trials[:2])
+    next(calls)
+    if reference.trains:
+        training_of(reference, -trials[0].weights).apply(state_of(model))
+    state = {name: t.clone() for name, t in state_of(model).items()}
+    again, _ = next(calls)
+    fresh = reference.build(trials[0].weights)
+    own = state_of(fresh)
+    if own.keys() != state.keys() or any(own[name].shape != t.shape for name, t in state.items()):
+        return True
+    for name, t in state.items():
+        own[name].copy_(t)
+    alone, _ = next(run_calls(reference, fresh, [replace(trials[1], weights=trials[0].weights)]))
+    return not passes(alone, Answer(again, None, None, None, reference.precision))
+
+
+def unread_counters(model: torch.nn.Module) -> frozenset[str]:
+    """Names of the counters that batch norms keep and never read, because they have a momentum.
+
+    Hand-written batch norms leave them out, and nobody can tell from any answer.
+    """
+    prefixes = (
+        f"{name}." if name else ""
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.momentum is not None
+    )
+    return frozenset(prefix + COUNTER for prefix in prefixes)
