@@ -8,7 +8,7 @@ CANCELLED = (
     "; so small an error comes of numbers that cancel (a variance as E[x^2] - E[x]^2: sum (x - mean)^2"
     " instead), of a sum kept in a coarser type, or of a fast approximation"
 )
-OVERFLOWN = "; exp is infinite above 88 in fp32: subtract the maximum first"
+OVERFLOWN = "; exp is infinite above 88 in fp32, and log at 0: subtract the maximum first"
 
 
 def hinted(fault: Fault, plan: Plan) -> Fault:
