@@ -209,7 +209,7 @@ def test_numbers_that_a_module_keeps_reach_the_kernel_as_arguments():
 
 @pytest.mark.parametrize("forward", [
     "torch.clamp(x, -self.a, 2 * self.a)", "torch.min(x, torch.tensor(self.a, device=x.device))",
-    "x * (1.0 / self.a) + (self.a - 1)", "F.leaky_relu(x, self.a)",
+    "x * (1.0 / self.a) + (self.a - 1)", "F.leaky_relu(x, self.a)", "torch.pow(torch.abs(x), 0.13 + self.a)",
 ])  # fmt: skip
 def test_a_number_of_the_constructor_is_no_constant(forward, executor):
     """The judge makes the module with another number."""
@@ -284,6 +284,15 @@ def test_reasoning_is_about_the_kernel_that_follows_it():
     assert "Parameters" not in reasoning(compose(MODULES["softmax"]))
 
 
+def test_reasoning_begins_with_what_a_module_has_and_lacks():
+    first = lambda name: reasoning(compose(MODULES[name])).splitlines()[0]
+    assert first("softmax").endswith("dimensions.") and "parameters" not in first("softmax")
+    assert ".weight" in first("linear") and ".bias" in first("linear") and "no bias" not in first("linear")
+    task = MODULES["linear"]
+    bare = Task("bare", re.sub(r"(nn\.Linear\([^()]*)\)", r"\1, bias=False)", task.source))
+    assert "has no bias" in reasoning(compose(bare)).splitlines()[0]
+
+
 NORMS = {
     "pictures": ("nn.BatchNorm2d(3)", "torch.randn(4, 3, 5, 7)"),
     "features": ("nn.BatchNorm1d(19, momentum=0.3)", "torch.randn(7, 19)"),
@@ -313,6 +322,7 @@ LONG = {
     "cumprod": "torch.cumprod(1 + x * 0.01, dim=1)",
     "logcumsumexp": "torch.logcumsumexp(x, dim=1)",
     "exclusive": "torch.cumsum(x, dim=1) - x",
+    "sort": "torch.sort(x, dim=1)[0]",
     "entropy": "-(torch.softmax(x, dim=1) * torch.log_softmax(x, dim=1)).sum(dim=1)",
 }
 
@@ -333,6 +343,11 @@ SPELLINGS = {
     "einsum of four dimensions": ('torch.einsum("bijl,lk->bijk", x, y)', "torch.randn(2, 3, 5, 37), torch.randn(37, 19)"),
     "vector times matrix": ("y @ x", "torch.randn(9, 37), torch.randn(9)"),
     "gram with an epilogue": ("torch.relu(x @ x.T + y)", "torch.randn(9, 37), torch.randn(9)"),
+    "a column": ("x[:, 3] * 2", "torch.randn(9, 37)"),
+    "the last row": ("x[-1] + 1", "torch.randn(9, 37)"),
+    "the end of a row": ("x[..., -5:]", "torch.randn(9, 37)"),
+    "a window": ("torch.relu(x[:, 1:4, :, 2:])", "torch.randn(2, 5, 6, 7)"),
+    "selected": ("x.select(1, 2)", "torch.randn(3, 5, 7)"),
     "one column": ("x @ y", "torch.randn(9, 37), torch.randn(37, 1)"),
     "features as a picture": ("F.instance_norm(x[:, None, None]).squeeze(1).squeeze(1) + y", "torch.randn(9, 37), torch.randn(37)"),
     "pooled features": ("F.max_pool1d(x.unsqueeze(1), 2).squeeze(1).sum(dim=1)", "torch.randn(9, 38)"),

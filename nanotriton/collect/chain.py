@@ -97,6 +97,8 @@ class Chain:
         the old ones."""
         if step.result == ("-1",):
             self.dims = self.dims[:-1]
+        elif step.result == ("pooled",):
+            self.dims = [*self.dims[:2], *["1"] * (len(self.dims) - 2)]
         elif step.result and "*" in step.result:
             rest = self.dims[:-1] if step.result[0] == "*" else self.dims[2:]
             self.dims = [
@@ -137,7 +139,7 @@ class Chain:
         if "{c}" not in spelling or op.name not in KEPT or self.rng.random() > 0.4:
             return spelling
         name = self.rng.choice(KEPT[op.name])
-        if name in self.draft.fixed:
+        if name in self.draft.fixed or any(f"self.{name} " in line for line in self.draft.init):
             return spelling
         self.draft.fixed[name] = float(c)
         if self.rng.random() < 0.3:

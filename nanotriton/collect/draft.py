@@ -13,6 +13,7 @@ from nanotriton.collect.style import (
     Style,
     docstring,
     forward_docstring,
+    numbered,
     renamed,
     with_layers,
     without_clashes,
@@ -79,6 +80,7 @@ TINY = {  # of volumes, which have so many elements
     "channels": (4, 4),
     "out_channels": (4, 8),
 }
+SORTED = 4096  # longest row that is sorted by comparing each element with each other
 MOST = 1 << 27  # elements of the first input at the large sizes
 
 
@@ -110,9 +112,8 @@ class Draft:
     def source(self, large: bool) -> str:
         """The task's text."""
         style = self.style
-        words = set(
-            re.findall(r"\w+", " ".join([*self.inputs, *self.inputs.values(), *self.init, *self.lines]))
-        )
+        plain = numbered(self.lines, style.steps) if style.steps else self.lines
+        words = set(re.findall(r"\w+", " ".join([*self.inputs, *self.inputs.values(), *self.init, *plain])))
         names = without_clashes(style.names, words | set(self.sizes))
         attributes = set(re.findall(r"self\.(\w+)", " ".join([*self.init, *self.lines])))
         layers = without_clashes(style.layers, attributes)
@@ -120,7 +121,7 @@ class Draft:
         values = {names.get(n, n): pair[large] for n, pair in self.sizes.items()}
         values = {n: Formula(renamed(v, names)) if isinstance(v, Formula) else v for n, v in values.items()}
         defaults = {names.get(n, n): v for n, v in self.defaults.items()}
-        init, lines = [rename(line) for line in self.init], [rename(line) for line in self.lines]
+        init, lines = [rename(line) for line in self.init], [rename(line) for line in plain]
         arguments = [names.get(n, n) for n in self.inputs]
         draws = {names.get(n, n): self.draw(renamed(d, names)) for n, d in self.inputs.items()}
         used = [n for n in values if any(re.search(rf"(?<![\w.]){n}\b(?!=)", line) for line in init)]
@@ -234,6 +235,8 @@ def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple]:
         if name in ("channels", "out_channels") or halved:
             small = 4 * max(small // 4, 1) if "channels" in name else 2 * (small // 2)
             large = 4 * max(large // 4, 1)
+        if draft.family == "sort" and name in ("cols", "features"):
+            large = min(large, SORTED)
         if n := draft.multiples.get(name):
             small, large = n * -(-small // n), n * -(-large // n)
         found[name] = (small, large)

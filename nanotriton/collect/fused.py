@@ -5,7 +5,7 @@ import random
 from nanotriton.collect.chain import Chain
 from nanotriton.collect.draft import Draft, Formula, Misfit
 from nanotriton.collect.operators import OPS
-from nanotriton.collect.steps import IMAGES, REDUCE_STEPS, ROW_STEPS, SPATIAL, Step
+from nanotriton.collect.steps import CHANNEL_STEPS, IMAGES, REDUCE_STEPS, ROW_STEPS, SPATIAL, Step
 from nanotriton.collect.windows import convolution, pooling
 
 # What stands after a layer, and how often.
@@ -119,6 +119,10 @@ def other(made: Chain) -> bool:
     if picture:
         of_picture(made, SPATIAL[made.kind])
         return True
+    if made.kind in IMAGES and made.dims[2:] == ["1"] * SPATIAL[made.kind] and made.dims[1] != "1":
+        table = [s for s in CHANNEL_STEPS if s.name in OF_POOLED and made.kind in s.kinds]
+        by_weight(rng, made, table)
+        return True
     if made.kind in IMAGES or len(made.dims) < 2 or made.dims[-1] in ("?", "1"):
         return False
     if made.kind == "matrix" and rng.random() < 0.25:
@@ -197,9 +201,10 @@ FEATURES = [
 ]
 
 
-def of_picture(made: Chain, d: int) -> None:
-    from nanotriton.collect.steps import CHANNEL_STEPS
+OF_POOLED = ("channel_softmax", "channel_logsumexp", "channel_sum", "channel_mean", "channel_max")
 
+
+def of_picture(made: Chain, d: int) -> None:
     rng = made.rng
     table = [s for s in CHANNEL_STEPS if made.kind in s.kinds]
     names = sorted({s.name for s in table} | {"max_pool", "avg_pool"})

@@ -109,10 +109,11 @@ def integers(rng: random.Random) -> Draft:
 def operators() -> set[str]:
     """The names of all element-wise operators, steps and whole modules that can be drawn."""
     from nanotriton.collect.heads import HEAD_STEPS
+    from nanotriton.collect.loss_modules import LOSSES
     from nanotriton.collect.singles import BY_HAND, NORMS, REDUCTIONS, SOFTMAXES
     from nanotriton.collect.steps import SCAN_STEPS
     from nanotriton.collect.whole import WHOLES
 
-    names = {op.name for op in MAPS + INTEGER_MAPS} | {w.name for w in WHOLES} | {*BY_HAND, *NORMS}
+    names = {op.name for op in MAPS + INTEGER_MAPS} | {w.name for w in WHOLES + LOSSES} | {*BY_HAND, *NORMS}
     names |= {*REDUCTIONS, *SOFTMAXES} | {s.name for s in HEAD_STEPS + SCAN_STEPS}
     return names | {s.name for table in STEPS.values() for s in table}

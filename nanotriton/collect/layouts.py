@@ -222,19 +222,47 @@ def getitem(b: Builder, x: Node, index, op="") -> Node:
             shape.append(1 if i is None else next(dims))
         said = ", ".join("None" if i is None else ":" for i in items)
         return b.view(x, shape, f"{{0}}[{said}]", alias=True)
-    return strided(b, x, items)
+    if None in items:
+        raise Unfit("a new dimension next to an index")
+    for d in reversed(range(len(items))):  # from the last, so that a dimension that goes moves no other
+        if isinstance(items[d], slice):
+            x = x if items[d] == slice(None) else strided(b, x, d, items[d])
+        elif isinstance(items[d], int):
+            x = select(b, x, d, items[d])
+        else:
+            raise Unfit("an index that is neither a number nor a slice")
+    return x
 
 
-def strided(b: Builder, x: Node, items: list) -> Node:
+def from_start(x: Node, dim: int, place):
+    """A place along a dimension, counted from the start."""
+    if isinstance(place, NamedInt) or place >= 0:
+        return place
+    said = x.name if x.op == "input" else f"@{x.name}@"
+    return NamedInt(x.shape[dim] + place, f"{said}.shape[{dim}] - {-place}")
+
+
+@lowers("select")
+def select(b: Builder, x: Node, dim, index, op="") -> Node:
+    """One place of a dimension, which is gone then."""
+    dim = dim % x.rank
+    start = from_start(x, dim, index)
+    shape = [1 if d == dim else n for d, n in enumerate(x.shape)]
+    stop = NamedInt(int(start) + 1, f"{text_of(start)} + 1")
+    one = b.anchor("slice", [x], shape, dim=dim, start=start, step=1, stop=stop, one=True)
+    return b.view(one, [n for d, n in enumerate(shape) if d != dim], f"{{0}}.squeeze({dim})", alias=True)
+
+
+@lowers("narrow")
+def narrow(b: Builder, x: Node, dim, start, length, op="") -> Node:
+    stop = NamedInt(int(start) + int(length), f"{text_of(start)} + {text_of(length)}")
+    return strided(b, x, dim % x.rank, slice(start, stop if hasattr(length, "text") else int(stop)))
+
+
+def strided(b: Builder, x: Node, dim: int, cut: slice) -> Node:
     """A slice along one dimension."""
-    special = [d for d, i in enumerate(items) if i != slice(None)]
-    if len(special) != 1 or None in items or not isinstance(items[special[0]], slice):
-        raise Unfit("an index of several dimensions")
-    dim = special[0]
-    cut = items[dim]
     start, stop, step = cut.indices(x.shape[dim])
-    if cut.start is not None and not isinstance(cut.start, NamedInt) and cut.start < 0:
-        raise Unfit("a slice that counts from the end")
+    first = from_start(x, dim, cut.start) if cut.start is not None else 0
     shape = list(x.shape)
     shape[dim] = len(range(start, stop, step))
-    return b.anchor("slice", [x], shape, dim=dim, start=cut.start or 0, step=cut.step or 1, stop=cut.stop)
+    return b.anchor("slice", [x], shape, dim=dim, start=first, step=cut.step or 1, stop=cut.stop)

@@ -348,7 +348,9 @@ def expression(op: Op, bound: dict[str, object]) -> tuple[str, list]:
             (bound["min"] is None, bound["max"] is None), triton
         )
     if op.name == "pow":
-        triton = POWERS.get(bound["exponent"] if not hasattr(bound["exponent"], "op") else None, triton)
+        exponent = bound["exponent"]
+        fixed = not hasattr(exponent, "op") and not hasattr(exponent, "text")  # a number of the text itself
+        triton = POWERS.get(exponent, triton) if fixed else triton
     used = [p for p in bound if re.search(rf"(?<![\w.]){p}\b", triton)]
     return substituted(triton, {p: f"{{{i}}}" for i, p in enumerate(used)}), [bound[p] for p in used]
 

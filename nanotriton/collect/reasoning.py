@@ -9,31 +9,54 @@ from nanotriton.collect.compose import UNSAID, Composed
 from nanotriton.collect.fuse import Stage
 
 ACCESS = {
-    "pointwise": "Each program takes a block of the flat output; every element is read once and written once.",  # noqa: E501
-    "total": "Each program sums a block and adds its part to the result with an atomic add, so the result starts at zero.",  # noqa: E501
-    "matmul": "Each program computes a tile of the result, goes along the inner dimension block by block and accumulates in fp32 with tl.dot.",  # noqa: E501
-    "conv": "The convolution is an implicit matrix product: rows are output places, columns are output channels, and the sum runs over input channels and taps.",  # noqa: E501
+    "pointwise": "Each program takes a block of the flat output.",
+    "total": "Each program reduces a block and joins its part to the result with an atomic {atomic}.",
+    "matmul": "Each program computes a tile with tl.dot, block by block along the inner dimension, in fp32.",
+    "conv": "It is an implicit matrix product: rows are output places, columns output channels, and the sum runs over input channels and taps.",  # noqa: E501
+    "grouped": "Each lane has one output element and adds up its group's channels and taps.",
     "pool": "Each lane has one output element and goes over its window.",
-    "scan": "The scan goes along the dimension and carries what it has come to, so it works at any length.",
+    "scan": "The scan carries what it has come to along the dimension, so it works at any length.",
     "rank": "An element's place is the number of elements that come before it, so a row is compared with each of its elements in turn.",  # noqa: E501
     "attention": "Each program has a block of queries and goes over the keys; a running maximum and sum make the softmax, so no score is stored.",  # noqa: E501
+    "lanes": "Each lane has a column of its own and goes down it, as the reduced dimension isn't the last.",
+    "rows": "One program per row goes over it block by block, so rows of any length work.",
 }
 QUIET = (*UNSAID, "cast")  # steps of something that has a name of its own
 GATHER = "Each lane has one place of the output and works out which element of the input belongs there."
 
 
 def reasoning(composed: Composed) -> str:
-    """A paragraph for one kernel; for several, what each does, in order."""
-    parts = []
-    if len(composed.stages) > 1:
-        parts.append(
-            f"The module needs {number(len(composed.stages))} kernels, because each needs the whole result of the one before."  # noqa: E501
-        )
+    """A paragraph for one kernel; for several, a line for each, in order."""
+    several = len(composed.stages) > 1
+    lines = [given(composed)]
     for stage, kernel in zip(composed.stages, composed.kernels):
-        prefix = f"`{kernel.name}`: " if len(composed.stages) > 1 else ""
-        parts.append(prefix + what(stage) + " " + how(stage, kernel.source()))
-    parts.append(wrapper(composed))
-    return "\n\n".join(parts)
+        prefix = f"`{kernel.name}`: " if several else "One kernel: "
+        lines.append(f"{prefix}{what(stage)}. {how(stage, kernel.source())}")
+    if several:
+        count = number(len(composed.stages))
+        lines.insert(1, f"It takes {count} kernels, as each needs the whole result of the one before.")
+    lines.append(wrapper(composed))
+    return "\n".join(lines)
+
+
+def given(composed: Composed) -> str:
+    """What is read off the module before a line of the kernel is written: the ranks of the inputs, and the
+    parameters that there are. What a layer does not have, such as a bias that its maker turned off, is said
+    too: a small model loads it otherwise.
+    """
+    inputs = [n for n in composed.graph.nodes if n.op == "input"]
+    parameters = [n.text.removeprefix("self.") for n in composed.graph.nodes if n.op == "param"]
+    text = ", ".join(f"{n.text or n.name} has {count(n.rank)}" for n in inputs)
+    if parameters:
+        text += f"; parameters: {', '.join(parameters)}"
+        layers = [p.removesuffix(".weight") for p in parameters if p.endswith(".weight")]
+        bare = [layer for layer in layers if f"{layer}.bias" not in parameters]
+        text += "".join(f"; {layer} has no bias" for layer in bare)
+    return f"{text}."
+
+
+def count(rank: int) -> str:
+    return f"{rank} dimension{'s' * (rank != 1)}"
 
 
 def number(n: int) -> str:
@@ -41,38 +64,29 @@ def number(n: int) -> str:
 
 
 def what(stage: Stage) -> str:
+    """The operators of a kernel, as their names stand in PyTorch."""
     own = [n for n in stage.nodes if n.op != "reduce" or n.attrs.get("asked")]
     said = list(dict.fromkeys(n.said for n in own if n.said not in QUIET))
     said = said or list(dict.fromkeys(n.said for n in stage.nodes if n.op == "reduce"))
-    names = [s.replace("_", " ") for s in said]
-    listed = (
-        names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "the copy"
-    )
-    return f"It computes {listed}" + (" in one kernel." if len(names) > 1 else ".")
+    return ", ".join(s.replace("_", " ") for s in said) or "the copy"
 
 
 def how(stage: Stage, source: str) -> str:
-    text = rows(source) if stage.kind == "rows" else ACCESS.get(stage.kind, GATHER)
-    if "mask" in source:
-        text += " Lanes past the end are masked"
-        text += (
-            ", and filled with what the reduction ignores."
-            if "other=-float" in source or "tl.where(mask" in source
-            else "."
-        )
+    kind = stage.kind
+    if kind == "rows":
+        kind = "lanes" if "lane = " in source else "rows"
+    elif kind == "conv" and "tl.dot" not in source:
+        kind = "grouped"
+    atomic = next((a for a in ("max", "min") if f"atomic_{a}" in source), "add")
+    text = ACCESS.get(kind, GATHER).format(atomic=atomic)
     if ".to(tl.float32)" in source:
-        text += " Half precision is widened to fp32 for the arithmetic."
+        text += " Half precision is widened to fp32."
     return text
 
 
-def rows(source: str) -> str:
-    if "lane = " in source:
-        return "The reduced dimension isn't the last, so each lane has a column of its own and goes down it; neighbouring lanes read neighbouring addresses."  # noqa: E501
-    return "One program per row goes over it block by block, so rows of any length work."
-
-
 def wrapper(composed: Composed) -> str:
-    text = "Sizes come from the input's shape, and the wrapper only allocates the output and launches."
+    text = "Lanes past the end are masked. "
+    text += "Sizes come from shapes, and forward only allocates and launches."
     if any(n.op == "param" for n in composed.graph.nodes):
-        text += " Parameters are made as in `Model`, so that they are the same."
+        text += " Parameters are made as in `Model`."
     return text

@@ -7,9 +7,10 @@ import random
 from nanotriton.collect.chain import MAPS, Chain
 from nanotriton.collect.draft import Draft
 from nanotriton.collect.heads import HEAD_STEPS
+from nanotriton.collect.loss_modules import LOSSES
 from nanotriton.collect.operators import OPS
 from nanotriton.collect.steps import IMAGES, ROWS, SCAN_STEPS, SHAPES, SPATIAL, Step
-from nanotriton.collect.whole import ATTENTION, LOSSES, whole
+from nanotriton.collect.whole import ATTENTION, whole
 from nanotriton.collect.windows import convolution, pooling
 
 ACTIVATIONS = [

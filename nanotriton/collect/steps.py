@@ -214,13 +214,13 @@ def _channels() -> list[Step]:
                 f"self.layer = nn.InstanceNorm{d}d({{channels}})",
             ),
             Step("global_avg_pool", "channel", (kind,), f"x.mean(dim={dims})", result=("0", "1")),
-            Step("global_avg_pool", "channel", (kind,), f"F.adaptive_avg_pool{d}d(x, 1)", result=("?",)),
+            Step("global_avg_pool", "channel", (kind,), f"F.adaptive_avg_pool{d}d(x, 1)", result=("pooled",)),
             Step(
                 "global_avg_pool",
                 "channel",
                 (kind,),
                 f"F.adaptive_avg_pool{d}d(x, {(1,) * d if d > 1 else 1})",
-                result=("?",),
+                result=("pooled",),
             ),
             Step(
                 "global_avg_pool",
@@ -228,10 +228,23 @@ def _channels() -> list[Step]:
                 (kind,),
                 "self.pooled(x)",
                 f"self.pooled = nn.AdaptiveAvgPool{d}d({(1,) * d if d > 1 else 1})",
-                result=("?",),
+                result=("pooled",),
+            ),
+            Step(
+                "global_avg_pool",
+                "channel",
+                (kind,),
+                f"torch.mean(x, dim={dims}, keepdim=True)",
+                result=("pooled",),
             ),
             Step("global_max_pool", "channel", (kind,), f"torch.amax(x, dim={dims})", result=("0", "1")),
-            Step("global_sum", "channel", (kind,), f"torch.sum(x, dim={dims}, keepdim=True)", result=("?",)),
+            Step(
+                "global_sum",
+                "channel",
+                (kind,),
+                f"torch.sum(x, dim={dims}, keepdim=True)",
+                result=("pooled",),
+            ),
         ]
     return made
 

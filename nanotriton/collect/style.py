@@ -38,10 +38,11 @@ SIZES = {
 }
 LAYERS = {
     "fc": ("fc", "linear", "gemm", "matmul", "proj"),
-    "conv": ("conv", "conv", "layer", "conv_layer"),
-    "layer": ("layer", "norm", "module"),
-    "pool": ("pool", "pooling", "pool_layer"),
-    "act": ("act", "activation", "fn"),
+    "conv": ("conv", "conv", "conv_transpose", "conv1d", "conv2d", "conv3d", "conv_layer"),
+    "layer": ("layer", "norm", "bn", "ln", "gn", "group_norm", "batch_norm", "instance_norm"),
+    "norm": ("norm", "group_norm", "bn", "gn"),
+    "pool": ("pool", "maxpool", "max_pool", "avg_pool", "pooling"),
+    "act": ("act", "activation", "fn", "act_fn"),
 }
 SAID = ("Computes", "Applies", "Performs", "A module with", "Simple model:", "Benchmark of")
 
@@ -59,6 +60,7 @@ class Style:
     spelled_out: bool = False  # torch.nn.functional for F
     inputs_named: bool = False  # get_inputs gives each tensor a name first
     returned_last: bool = False  # `return x` on a line of its own
+    steps: str = ""  # each line's result has a name of its own, which begins so; "": all are called x
     heading: str = ""  # a comment above the sizes
 
 
@@ -81,6 +83,7 @@ def draw_style(rng: random.Random) -> Style:
         spelled_out=rng.random() < 0.35,
         inputs_named=rng.random() < 0.5,
         returned_last=rng.random() < 0.35,
+        steps=rng.choice(("h", "x", "t")) if rng.random() < 0.2 else "",
         heading=rng.choice(("", "", "# Sizes", "# Test code", "# Parameters of the test")),
     )
 
@@ -101,6 +104,19 @@ def renamed(text: str, names: dict[str, str]) -> str:
         return text
     pattern = r"(?<![\w.])(" + "|".join(map(re.escape, names)) + r")\b"
     return re.sub(pattern, lambda m: names[m[1]], text)
+
+
+def numbered(lines: list[str], prefix: str) -> list[str]:
+    """Lines of `x = f(x)` with another name for each result."""
+    found, current = [], "x"
+    for number, line in enumerate(lines, 1):
+        target, sign, value = line.partition(" = ")
+        if sign and target == "x":
+            found.append(f"{prefix}{number} = {renamed(value, {'x': current})}")
+            current = f"{prefix}{number}"
+        else:
+            found.append(renamed(line, {"x": current}))
+    return found
 
 
 def with_layers(text: str, layers: dict[str, str]) -> str:

@@ -43,10 +43,14 @@ def _shuffle_dims(node: Node, texts: list[str], host) -> list[str]:
 
 def _slice_dims(node: Node, texts: list[str], host) -> list[str]:
     a = node.attrs
+    if a.get("one"):
+        return _replaced(texts, a["dim"], "1")
     whole = texts[a["dim"]] if a["stop"] is None else text_of(a["stop"])
     if a["stop"] is not None and not hasattr(a["stop"], "text") and a["stop"] < 0:
         whole = f"{texts[a['dim']]} - {-a['stop']}"
-    text = f"{whole} - {text_of(a['start'])}" if int(a["start"]) else whole
+    start = text_of(a["start"])
+    start = f"({start})" if " " in start else start
+    text = f"{whole} - {start}" if int(a["start"]) else whole
     return _replaced(
         texts,
         a["dim"],

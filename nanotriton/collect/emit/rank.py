@@ -1,10 +1,12 @@
-"""Sorting by rank: an element's place is the number of those that come before it. A row is compared with each
-of its elements in turn.
+"""Sorting by rank: an element's place is the number of those that come before it. A block of a row is
+compared with each of the row's elements in turn.
 """
 
 from nanotriton.collect.emit.kernel import Kernel
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import FLOATS, Node, Unfit, text_of
+
+BLOCK = 1024
 
 
 def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
@@ -26,14 +28,14 @@ def emit(
         kernel.pointer(Node("out", "out", (), (), x.dtype), outs[stage.stored[0]]),
     )
     cols = kernel.size("cols", f"{host[x]}.shape[{x.rank - 1}]")
-    kernel.constant("BLOCK", f"triton.next_power_of_2({kernel.sizes[cols]})")
+    kernel.constant("BLOCK", str(BLOCK))
     rows = " * ".join(f"{host[x]}.shape[{i}]" for i in range(x.rank - 1)) or "1"
-    kernel.grid = f"({rows},)"
+    kernel.grid = f"({rows}, triton.cdiv({kernel.sizes[cols]}, {BLOCK}))"
     sign = ">" if attrs["descending"] else "<"
     address = f"{px} + row * {cols} + " if x.rank > 1 else f"{px} + "
     kernel.add(
         *["row = tl.program_id(0)"] * (x.rank > 1),
-        "col = tl.arange(0, BLOCK)",
+        "col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)",
         f"mask = col < {cols}",
         f"x = tl.load({address}col, mask=mask)",
     )
