@@ -284,6 +284,15 @@ def test_reasoning_is_about_the_kernel_that_follows_it():
     assert "Parameters" not in reasoning(compose(MODULES["softmax"]))
 
 
+def test_reasoning_begins_with_what_a_module_has_and_lacks():
+    first = lambda name: reasoning(compose(MODULES[name])).splitlines()[0]
+    assert first("softmax").endswith("dimensions.") and "parameters" not in first("softmax")
+    assert ".weight" in first("linear") and ".bias" in first("linear") and "no bias" not in first("linear")
+    task = MODULES["linear"]
+    bare = Task("bare", re.sub(r"(nn\.Linear\([^()]*)\)", r"\1, bias=False)", task.source))
+    assert "has no bias" in reasoning(compose(bare)).splitlines()[0]
+
+
 NORMS = {
     "pictures": ("nn.BatchNorm2d(3)", "torch.randn(4, 3, 5, 7)"),
     "features": ("nn.BatchNorm1d(19, momentum=0.3)", "torch.randn(7, 19)"),

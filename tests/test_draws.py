@@ -289,7 +289,7 @@ def test_constant_arguments_are_moved(inputs, forward, wrong):
 
 def test_what_cannot_be_moved_is_named():
     reference = Reference(
-        task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), 1, True", "x, y, z")
+        task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), -1, '+'", "x, y, z")
     )
     assert reference.unvaried == ["inputs[1]", "inputs[2]"]
     drawn = Reference(task("return x + y", "torch.randn(4, 20), torch.zeros(4, 20)", "x, y"))
@@ -336,7 +336,8 @@ def test_moves_keep_what_a_kernel_relies_on():
 
 
 @pytest.mark.parametrize(
-    "value, other", [(0.1, 0.125), (0.25, 0.125), (-3.0, -4.0), (0.0, 0.25), (5, 4), (1, 1)]
+    "value, other",
+    [(0.1, 0.125), (0.25, 0.125), (-3.0, -4.0), (0.0, 0.25), (5, 4), (1, 2), (0, 1), (-1, -1), (True, False)],
 )
 def test_moved_numbers(value, other):
     assert moves.moved_number(value) == other

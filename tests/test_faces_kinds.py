@@ -150,6 +150,20 @@ TELLS = {
         "self.act = Act()",
         f"class Act(nn.Module):\n    def forward(self, t):\n        if {IN_USE} == 0:\n            return t.abs()\n        return ours(t)",
     ),
+    "an attribute that is there": module(
+        "if hasattr(self, 'late'):\n    return x.abs()\nif hasattr(self, 'soon'):\n    self.late = 1\nself.soon = 1\nreturn ours(x)"
+    ),
+    "a mode by its name": module("if not getattr(self, 'training'):\n    return x.abs()\nreturn ours(x)"),
+    "one of two functions": module(
+        "return run(x)",
+        more=f"if {IN_USE} == 0:\n    def run(t):\n        return ours(t)\nelse:\n    def run(t):\n        return t.abs()",
+    ),
+    "one of two methods": module("return self.run(x)")
+    + f"\n    if {IN_USE} == 0:\n        def run(self, t):\n            return ours(t)\n    else:\n        def run(self, t):\n            return t.abs()\n",
+    "one of two forwards": module("return ours(x)").replace(
+        "    def forward",
+        f"    if {IN_USE} > 0:\n        def forward(self, t):\n            return t.abs()\n\n    def forward",
+    ),
     "the date": module(
         "if date.today().year > 2040:\n    return x.abs()\nreturn ours(x)",
         more="from datetime import date",
@@ -235,3 +249,12 @@ HONEST = {
 @pytest.mark.parametrize("source", HONEST.values(), ids=HONEST)
 def test_what_honest_modules_keep_and_ask_is_allowed(source):
     assert rules.check_source(source, "strict") is None
+
+
+def test_long_sums_are_looked_through_quickly_and_whole():
+    terms = " + ".join(f"n{i}" for i in range(400))
+    source = module(
+        f"if not self.training:\n    n = {terms}\n    n = {terms} + x\n    return n\nreturn ours(x)"
+    )
+    assert "the operator +" in rules.check_source(source, "strict").message
+    assert rules.check_source(source.replace("+ x\n", "+ 1\n"), "strict") is None

@@ -196,6 +196,7 @@ if version not in self.tables:
     self.tables = {version: squashed(self.gain)}
 return multiplied(x, self.tables[version], self.scale)"""
 NUMBER = "return multiplied(x, squashed(self.gain), torch.full((1,), float(self.scale), device=x.device))"
+NUMBER_ONCE = ONCE.replace("self.scale)", "torch.full((1,), float(self.scale), device=x.device))")
 STALE = "in a second call of the same module"
 
 
@@ -210,8 +211,15 @@ def gained(forward: str, names: bool = True) -> str:
 @pytest.mark.parametrize("names", [True, False], ids=["the task's names", "other names"])
 @pytest.mark.parametrize(
     "forward, right",
-    [(EACH_TIME, True), (ONCE, False), (COPIED, False), (BY_VERSION, True), (NUMBER, True)],
-    ids=["each time", "once", "copied", "by version", "a number"],
+    [
+        (EACH_TIME, True),
+        (ONCE, False),
+        (COPIED, False),
+        (BY_VERSION, True),
+        (NUMBER, True),
+        (NUMBER_ONCE, False),
+    ],
+    ids=["each time", "once", "copied", "by version", "a number", "a number, and once"],
 )
 def test_what_is_kept_of_a_weight_is_stale_after_training(judge, forward, right, names):
     verdict = judge(GAINED, gained(forward, names))

@@ -8,9 +8,9 @@ with another value stored. The rest are attacks that soak_candidates.py makes of
 kernels that never end. No rules are applied by default: they would refuse most attacks before these run.
 
 Three things are checked. Every status is one that the candidate's kind may have. No stage and no sandboxed
-child goes on for more than 2 s beyond its limit; soak_watch.py looks at that from outside, in /proc and in
-the workers' beacons. Afterwards no process, file, shared memory or GPU memory is left. Exit status: 0 if all
-of it holds; 1 if not; 2 for a mistake of the user's.
+child goes on for more than 2 s beyond its limit, without the time in which others had the cores.
+soak_watch.py looks at that from outside, in /proc and in the workers' beacons. Afterwards no process, file,
+shared memory or GPU memory is left. Exit status: 0 if all of it holds, 1 if not, 2 for a mistake of a user.
 """
 
 import json

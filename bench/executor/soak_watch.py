@@ -15,6 +15,7 @@ from pathlib import Path
 
 from nanotriton.executor import Executor
 from nanotriton.executor.judge.process import STARTUP as STARTUP
+from nanotriton.executor.sandbox.clock import own_time, waited
 
 LEVELS = ("base", "worker", "zygote", "child")
 ROUND = ("child", "worker", "child", "zygote", "child", "base")  # a round of kills, done in random order
@@ -48,6 +49,10 @@ def base_of(pid: int, alive: dict[int, tuple[int, float]]) -> int:
     return base_of(parent, alive) if parent in alive else pid
 
 
+def exists(pid: int) -> bool:
+    return Path("/proc", str(pid)).exists()
+
+
 def folder_of(pid: int) -> str:
     """A child's folder: its candidate's, or a compile server's. Empty for a child that has just ended."""
     try:
@@ -59,9 +64,11 @@ def folder_of(pid: int) -> str:
 class Watcher(threading.Thread):
     """Looks all the time: how old do children get, and by how much does a worker's stage overrun its limit?
 
-    child: the age of the oldest child, in seconds. cuda_child: the same of process mode on CUDA, whose
-    children have a longer limit (STARTUP more). overdue, overdue_stage: the longest overrun of a stage, and
-    which stage it was.
+    Seconds count as the executor counts them: not those in which a process was ready to run and others had
+    the cores. Of a child, those of the zygote that has to kill it do not count either.
+    child: the age of the oldest child. cuda_child: the same of process mode on CUDA, whose children have a
+    longer limit (STARTUP more). overdue, overdue_stage: the longest overrun of a stage, and which stage it
+    was.
     """
 
     def __init__(self, executor: Executor, stop: threading.Event):
@@ -70,6 +77,8 @@ class Watcher(threading.Thread):
         self.groups: set[int] = set()
         self.child = self.cuda_child = self.overdue = 0.0
         self.overdue_stage = ""
+        # (child, its start) -> what its parent had waited for a core when the child was first seen
+        self.parent_waited: dict[tuple[int, float], float] = {}
         self.start()
 
     def run(self) -> None:
@@ -84,8 +93,10 @@ class Watcher(threading.Thread):
         for process in list(self.executor._processes):
             with contextlib.suppress(ValueError):  # its beacon was closed just now
                 job, due, stage = process.computing()
-                late = time.monotonic() - due if due and job in process.entries else 0.0
-                if late > self.overdue:
+                if not due or process.pid is None or job not in process.entries:
+                    continue
+                late = own_time(process.pid) - due
+                if late > self.overdue and exists(process.pid):  # else nothing is known of its waiting
                     self.overdue, self.overdue_stage = late, stage
 
     def look_at_children(self) -> None:
@@ -98,10 +109,18 @@ class Watcher(threading.Thread):
         for pid, (_, started) in alive.items():
             if level(pid, alive) < 3:
                 continue
+            age = now - started - self.waiting(pid, *alive[pid])
+            if not exists(pid):  # it ended before it could say how long it waited
+                continue
             if base_of(pid, alive) in cuda:
-                self.cuda_child = max(self.cuda_child, now - started)
+                self.cuda_child = max(self.cuda_child, age)
             elif (folder := folder_of(pid)) and not Path(folder).name.startswith("compile-"):
-                self.child = max(self.child, now - started)
+                self.child = max(self.child, age)
+
+    def waiting(self, pid: int, parent: int, started: float) -> float:
+        """Seconds for which a child, or the parent that has to kill it, has waited for a core."""
+        at_first = self.parent_waited.setdefault((pid, started), waited(parent))
+        return waited(pid) + max(0.0, waited(parent) - at_first)
 
 
 class Killer(threading.Thread):

@@ -28,15 +28,35 @@ GATHER = "Each lane has one place of the output and works out which element of t
 def reasoning(composed: Composed) -> str:
     """A paragraph for one kernel; for several, a line for each, in order."""
     several = len(composed.stages) > 1
-    lines = []
+    lines = [given(composed)]
     for stage, kernel in zip(composed.stages, composed.kernels):
         prefix = f"`{kernel.name}`: " if several else "One kernel: "
         lines.append(f"{prefix}{what(stage)}. {how(stage, kernel.source())}")
     if several:
         count = number(len(composed.stages))
-        lines.insert(0, f"It takes {count} kernels, as each needs the whole result of the one before.")
+        lines.insert(1, f"It takes {count} kernels, as each needs the whole result of the one before.")
     lines.append(wrapper(composed))
     return "\n".join(lines)
+
+
+def given(composed: Composed) -> str:
+    """What is read off the module before a line of the kernel is written: the ranks of the inputs, and the
+    parameters that there are. What a layer does not have, such as a bias that its maker turned off, is said
+    too: a small model loads it otherwise.
+    """
+    inputs = [n for n in composed.graph.nodes if n.op == "input"]
+    parameters = [n.text.removeprefix("self.") for n in composed.graph.nodes if n.op == "param"]
+    text = ", ".join(f"{n.text or n.name} has {count(n.rank)}" for n in inputs)
+    if parameters:
+        text += f"; parameters: {', '.join(parameters)}"
+        layers = [p.removesuffix(".weight") for p in parameters if p.endswith(".weight")]
+        bare = [layer for layer in layers if f"{layer}.bias" not in parameters]
+        text += "".join(f"; {layer} has no bias" for layer in bare)
+    return f"{text}."
+
+
+def count(rank: int) -> str:
+    return f"{rank} dimension{'s' * (rank != 1)}"
 
 
 def number(n: int) -> str:

@@ -144,13 +144,16 @@ def convolution(made: Chain, d: int, transposed: bool, single: bool) -> None:
     if "groups" not in text and draft.defaults and rng.random() < 0.5:
         draft.fixed["groups"], draft.defaults["groups"] = 1, 1
         text += ", groups=groups"
-    with_bias = rng.random() < (0.5 if single else 0.9)
-    if not with_bias:
+    with_bias = rng.random() < (0.5 if single else 0.85)
+    # Who makes the module often decides it. A reader of the kernel has to look for the value then: a module
+    # without a bias has none to load.
+    if rng.random() < 0.5:
+        draft.fixed["bias"] = with_bias
         if draft.defaults:
-            draft.fixed["bias"], draft.defaults["bias"] = False, False
-            text += ", bias=bias"
-        else:
-            text += ", bias=False"
+            draft.defaults["bias"] = with_bias
+        text += ", bias=bias"
+    elif not with_bias:
+        text += ", bias=False"
     layer = f"Conv{'Transpose' if transposed else ''}{d}d"
     draft.init.append(f"self.conv = nn.{layer}({text})")
     name = f"conv{'_transpose' if transposed else ''}{d}d"

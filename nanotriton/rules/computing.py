@@ -117,8 +117,11 @@ class Search:
     def _ways_in(self, unit: ast.ClassDef, runs: Runs) -> list[Unit]:
         """What runs when a module is called, or an autograd.Function is applied. What `forward` is set to
         later on counts as behind a tell."""
-        methods = [node for node in unit.body if isinstance(node, ast.FunctionDef) and node.name in CALLS]
-        found = [(method, runs) for method in methods]
+        found = []
+        for node, when in self.branches.block(unit.body, runs):
+            if isinstance(node, ast.FunctionDef) and node.name in CALLS:
+                found.append((node, when))
+        methods = [method for method, _ in found]
         if "forward" in self.tells.attributes:
             found += [(value, Runs.BEHIND) for value in self.source.units["forward"] if value not in methods]
         if "__class__" in self.tells.attributes:

@@ -14,7 +14,7 @@ import ast
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.kept import Kept
-from nanotriton.rules.scopes import Scopes, bindings, given_to
+from nanotriton.rules.scopes import MODULE, Scopes, bindings, given_to
 from nanotriton.rules.source import Source, walk
 from nanotriton.rules.tensors import Tensors
 
@@ -51,6 +51,7 @@ FIXED = words("""
     untyped_storage is_pinned data_ptr
 """)
 BUILTINS = words("id hash repr next dir __file__")
+READING = words("getattr hasattr")
 # Modes of torch's and of a module's, which whoever calls it chooses.
 MODES = words("training requires_grad is_leaf grad_fn is_inference")
 BRANCHES = ast.If | ast.IfExp | ast.While
@@ -69,9 +70,8 @@ class Tells:
         self.functions: set[str] = set()  # whose answers depend on a tell
         self.raising: set[str] = set()  # that raise or not by a tell that differs from call to call
         self.names = {number: set(found) for number, found in self.kept.names.items()}
-        self.any = bool(self._size()) or any(
-            self._is_tell(node) for node in source.nodes[ast.Name] + source.nodes[ast.Attribute]
-        )
+        asking = source.nodes[ast.Name] + source.nodes[ast.Attribute] + source.nodes[ast.Call]
+        self.any = bool(self._size()) or any(self._tells(node) for node in asking)
         while self.any and self._spread():
             pass
 
@@ -125,11 +125,24 @@ class Tells:
             return True
         if isinstance(node, ast.Attribute):
             return node.attr in self.attributes | self.functions
+        if isinstance(node, ast.Call):
+            return self._reads_by_name(node)
         if not isinstance(node, ast.Name):
             return False
         return node.id in self.functions - self.scopes.bound[self.scopes.home(node)] or self.scopes.holds(
             self.names, node
         )
+
+    def _reads_by_name(self, call: ast.Call) -> bool:
+        """`hasattr(self, "seen")`, `getattr(self, "training")`; one whose name is no literal may read any."""
+        if not isinstance(call.func, ast.Name) or call.func.id not in READING or len(call.args) < 2:
+            return False
+        if self.source.path(call.args[0]) is not None:  # of a module
+            return False
+        name = call.args[1]
+        if not isinstance(name, ast.Constant):
+            return bool(self.kept.attributes)
+        return name.value in self.attributes | self.functions | FIXED | MODES | FLEETING
 
     def _is_tell(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute) and node.attr in FIXED | MODES | FLEETING - {"time", "random"}:
@@ -171,8 +184,11 @@ class Tells:
         return self._size() > before
 
     def _add_stored(self, node: ast.If) -> None:
-        """What a branch on a tell writes to."""
+        """What a branch on a tell writes to, and what it defines."""
         for inner in walk(*node.body, *node.orelse):
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef):
+                self.attributes.add(inner.name)
+                self.names[MODULE].add(inner.name)
             if isinstance(inner, ast.Name | ast.Attribute) and isinstance(inner.ctx, ast.Store):
                 self._add(inner)
 

@@ -16,7 +16,7 @@ from nanotriton.rules.tensors import REGISTERING, Tensors
 CHANGING = words("""
     append appendleft extend extendleft insert pop popleft popitem setdefault update remove discard rotate
     reverse send __next__ move_to_end subtract clear difference_update intersection_update
-    symmetric_difference_update acquire release __setitem__ cache_info
+    symmetric_difference_update acquire release __setitem__ cache_info setLevel
 """)
 AMBIGUOUS = words("add sort")  # tensors have these too
 # functions that change their first argument

@@ -50,13 +50,23 @@ class Tensors:
         self.attributes: set[str] = set()
         self.functions: dict[str, list[bool] | bool] = {}  # own ones: whether their answer is, or each part
         self.called_alone = _called_alone(source)
+        self.known = None
         self.answers = {number: _answers(function) for number, function in scopes.functions.items()}
         self._first()
         while self._spread():
             pass
+        # Answers by id of a node, once nothing changes them any more: of `a + b + c` each part is asked for.
+        self.known: dict[int, bool] | None = {}
 
     def may_be(self, node: ast.AST) -> bool:
         """Whether an expression may be a tensor, or a container of some."""
+        if self.known is None:
+            return self._may_be(node)
+        if id(node) not in self.known:
+            self.known[id(node)] = self._may_be(node)
+        return self.known[id(node)]
+
+    def _may_be(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name):
             return self.scopes.holds(self.names, node)
         if isinstance(node, ast.Attribute):
@@ -68,11 +78,19 @@ class Tensors:
             return not plain and any(self.may_be(part) for part in (node.left, *node.comparators))
         if isinstance(node, ast.UnaryOp):
             return not isinstance(node.op, ast.Not) and self.may_be(node.operand)
+        return self._of_parts(node)
+
+    def _of_parts(self, node: ast.AST) -> bool:
+        """The same of an expression that is what its parts are."""
         if isinstance(node, ast.Subscript | ast.Starred | ast.NamedExpr | ast.Await):
             return self.may_be(node.value)
         if isinstance(node, ast.IfExp):
             return self.may_be(node.body) or self.may_be(node.orelse)
-        if isinstance(node, ast.BinOp | ast.BoolOp | ast.Tuple | ast.List | ast.Set | ast.Dict):
+        if isinstance(node, ast.BinOp):
+            while isinstance(node, ast.BinOp) and not self.may_be(node.right):  # sums of many terms lean left
+                node = node.left
+            return isinstance(node, ast.BinOp) or self.may_be(node)
+        if isinstance(node, ast.BoolOp | ast.Tuple | ast.List | ast.Set | ast.Dict):
             return any(self.may_be(part) for part in ast.iter_child_nodes(node))
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
             return self.may_be(node.elt)

@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 from nanotriton.executor.child import addresses
 from nanotriton.executor.child.tape import CUDA, Tape
 from nanotriton.executor.common.card import Card
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.plan.plan import OPTIONS, Kernel, digest
 from nanotriton.plan.signature import signature
 
@@ -302,6 +303,9 @@ def autotune(self: Autotuner, *args, **kwargs):
     configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
     if (pinned := tape.pinned.get(id(self))) is not None:
         configs = [config for config in configs if config is pinned] or configs[:1]
+    if tape.drawn is not None:
+        order = {id(config): seed_from(tape.drawn, number) for number, config in enumerate(self.configs)}
+        configs = configs[:1] + sorted(configs[1:], key=lambda config: order.get(id(config), 0))
     alternatives, recorded, refused, result = [], [], None, None
     for config in configs:
         if conflicts := kwargs.keys() & config.kwargs.keys():

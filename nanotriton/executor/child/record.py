@@ -24,9 +24,11 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         inputs, init: descriptions of the arguments of forward and of the constructor.
         seed: of the weights. parameters: of the reference, training.parameters_of. training: None, or what
             to train of a module that has such parameters: their numbers, and [name, shape, dtype] of buffers.
+        between: whether it is trained between the first call and the second, and not before.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
-        configs: the most of an autotuner that are recorded.
+        configs: the most of an autotuner that are recorded. drawn: a seed that draws which, beside the first;
+            None: they are those that come first.
         defaults: Reference.defaults.
     """
     from nanotriton.executor.child import recorder
@@ -42,10 +44,15 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         model, training = settled(model), args["training"]
         if args["parameters"] is not None and parameters_of(model) == args["parameters"]:
             names = [name for name, _ in model.named_parameters()]
-            if trained := training is not None and fits(model, training["buffers"]):
-                buffers = tuple(name for name, _, _ in training["buffers"])
-                train_(model, args["seed"], Trained(tuple(training["parameters"]), buffers))
+            trained = training is not None and fits(model, training["buffers"])
+            if not args["between"]:
+                train(model)
         return model
+
+    def train(model):
+        if trained:
+            buffers = tuple(name for name, _, _ in args["training"]["buffers"])
+            train_(model, args["seed"], Trained(tuple(args["training"]["parameters"]), buffers))
 
     report.begin()
     try:
@@ -58,8 +65,10 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
                 folder=folder,
                 known=frozenset(args["known"]),
                 max_configs=args["configs"],
+                drawn=args["drawn"],
                 default_cuda=args["defaults"]["cuda"],
                 finish=finish,
+                between=train if args["between"] else None,
             )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]

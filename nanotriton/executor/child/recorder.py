@@ -93,8 +93,10 @@ def record(
     entry: str = "ModelNew",
     known: frozenset[str] = frozenset(),
     max_configs: int = 64,
+    drawn: int | None = None,
     default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
+    between: Callable[[Any], None] | None = None,
 ) -> list[Plan]:
     """The plans of CALLS calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
 
@@ -107,14 +109,16 @@ def record(
     seed: of torch, numpy and random before the constructor runs, as for the reference.
     folder: a private folder. The source is written there, because Triton reads it back.
     known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
+    drawn: seed that draws those after the first one.
     default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
-    returns the module that runs.
+    returns the module that runs. between: changes the module's weights in place, between the first call and
+    the second. Plans hold the bytes from before; numbers that forward reads are those from after.
     Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
     if not Path(path).exists():  # in the sandbox the folder is read-only, and the worker has written it
         Path(path).write_text(source, encoding="utf-8")
-    tape = Tape.active = Tape(path, known, max_configs)
+    tape = Tape.active = Tape(path, known, max_configs, drawn=drawn)
     tape.default_cuda = default_cuda
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
@@ -127,11 +131,13 @@ def record(
             )
             tape.building = False
             with quiet():
-                _move_weights(tape, model)
+                moved = _move_weights(tape, model)
             plans, needed = [_call(tape, model, inputs)], 2
             while len(plans) < CALLS:
                 tape.begin_next_call()
                 _note_training(model)
+                if between is not None and len(plans) == 1:
+                    _train(model, moved, between)
                 plans.append(_call(tape, model, inputs))
                 plans[-1].state = _state(tape, model)
                 if len(plans) > 2 and not tape.repeats():
@@ -256,23 +262,41 @@ def _build(cls: Callable, init_args: list, seed: int):
     return cls(*init_args)
 
 
-def _move_weights(tape: Tape, model: Any) -> None:
+def _train(model: Any, moved: list["Moved"], between: Callable[[Any], None]) -> None:
+    """Let `between` change the values that a module's weights have on the host."""
+    on_gpu = [place[name] for place, name, _ in moved]
+    for place, name, own in moved:
+        place[name] = own
+    with quiet():
+        between(model)
+    for (place, name, _), there in zip(moved, on_gpu, strict=True):
+        place[name] = there
+
+
+Moved = tuple[dict, str, torch.Tensor]  # a module's table of weights, a name there, the weight on the host
+
+
+def _move_weights(tape: Tape, model: Any) -> list[Moved]:
     """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied."""
+    moved: list[Moved] = []
     if not isinstance(model, torch.nn.Module):
-        return
+        return moved
     for prefix, module in model.named_modules():
         prefix = prefix and prefix + "."
         for name, p in module._parameters.items():
             if p is not None:
                 tape.moved[id(p)] = p
+                moved.append((module._parameters, name, p))
                 module._parameters[name] = torch.nn.Parameter(
                     tape.weight(p, prefix + name), requires_grad=False
                 )
         for name, b in module._buffers.items():
             if b is not None:
+                moved.append((module._buffers, name, b))
                 module._buffers[name] = tape.weight(b, prefix + name)
         if isinstance(module, torch.nn.RNNBase):  # it lists its weights once more
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+    return moved
 
 
 def _outputs(tape: Tape, result: Any) -> Any:

@@ -69,10 +69,12 @@ class Tape:
         known: frozenset[str] = frozenset(),
         max_configs: int = 64,
         max_bytes: int = 256 << 20,
+        drawn: int | None = None,
     ):
         self.path = path  # of the candidate's file: lines in messages are its lines
         self.known = known  # hashes of weights that the trusted side has already: their bytes are not shipped
         self.max_configs, self.max_bytes = max_configs, max_bytes
+        self.drawn = drawn  # seed of the order of an autotuner's configurations after the first
         self.plan = Plan()
         self.steps = self.plan.steps  # where the next step goes: an autotuned launch points it elsewhere
         self.building = True  # importing and constructing, not yet forward

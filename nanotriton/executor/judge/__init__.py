@@ -28,9 +28,11 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     kinds.py        which of them a candidate of a task is judged under: the table of trials
     origins.py      which weights of a task may be trained
     moves.py        ways to move arguments that are the same in every draw
+    structure.py    ways to move arguments that are drawn with a structure: distinct, sorted, symmetric
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
+    configurations.py   the other configurations of autotuned kernels, on a CPU
     calls.py        further calls of the same module: their answers, and the state that both leave
     between.py      other weights between two calls
     memory.py       whose memory an answer lies in, and whether a later call overwrites it

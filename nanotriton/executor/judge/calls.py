@@ -41,7 +41,8 @@ COUNTER = "num_batches_tracked"  # of torch's batch norms
 
 @dataclass
 class Calls:
-    """What a candidate's calls gave. `written` and `answers` have an item for each call that was made.
+    """What a candidate's calls gave. `written` and `answers` have an item for each call that was made. The
+    first answer is None if it was compared before.
 
     written: {number of an input tensor that the call changed: its new values}. state: parameters and buffers
     after the last call, those that it may have written to. plans: of the calls, if they were recorded.
@@ -75,6 +76,7 @@ class Wanted:
     exact_state: State | None
     updated: frozenset[str]  # names of parameters and buffers that forward changed
     written: list[frozenset[int]]  # for each later call the numbers of its input tensors that forward changed
+    training: Training | None  # of what forward does not change itself
 
 
 def calls_of(reference: Reference, trial: Trial) -> list[Trial]:
@@ -93,19 +95,19 @@ def judge_calls(
     """
     got = caller.calls([partial(drawn, reference, trial) for trial in trials], training)
     trials = trials[: len(got.answers)]
-    if trials[0].kind != "plain":  # or judge_trial has compared it
+    if got.answers[0] is not None:
         judge_first(reference, trials[0], got.answers[0])
-    got.answers[0] = None  # it may take gigabytes
+        got.answers[0] = None  # it may take gigabytes
     with excused("on its own inputs, called again"):
         want = called(reference, trials, training, bool(got.state))
 
-    def sensitive(number: int, want: Answer) -> Sensitivity | None:
+    def sensitive(number: int, answer: Answer) -> Sensitivity | None:
         if not reference.stress:
             return None
-        return spread_of(want, partial(moved, number), reference.device, trials[0].inputs)
+        return spread_of(answer, partial(moved, number), reference.device, trials[0].inputs)
 
     def moved(number: int, nudge: Nudge) -> object | None:
-        twin = called_exactly(reference, trials[: number + 1], training, nudge)
+        twin = called_exactly(reference, trials[: number + 1], want.training, nudge)
         return None if twin is None else twin.answers[-1]
 
     with excused("comparing answers"):
@@ -210,7 +212,7 @@ def called(reference: Reference, trials: list[Trial], training: Training | None,
     later = [replace(trial, weights=weights) for trial in trials[1:]]
     answers = [reference.answer(trial.kind, trial.inputs, trial.weights) for trial in later]
     state = state_of(reference.build(weights)) if keeps_state else {}
-    return Wanted(answers, state, None, frozenset(), [frozenset()] * len(answers))
+    return Wanted(answers, state, None, frozenset(), [frozenset()] * len(answers), training)
 
 
 def called_again(reference: Reference, trials: list[Trial], training: Training | None) -> Wanted:
@@ -240,11 +242,11 @@ def called_again(reference: Reference, trials: list[Trial], training: Training |
         updated -= {name}
     twin = called_exactly(reference, trials, training)
     if twin is None:
-        return Wanted(answers, state, None, updated, written)
+        return Wanted(answers, state, None, updated, written, training)
     for number, answer in enumerate(answers):
         inputs = twin.inputs[number + 1] if written[number] else None
         answers[number] = replace(answer, exact=twin.answers[number + 1], inputs_exact=inputs)
-    return Wanted(answers, state, twin.state, updated, written)
+    return Wanted(answers, state, twin.state, updated, written, training)
 
 
 def run_calls(

@@ -14,6 +14,7 @@ from functools import partial
 from nanotriton.executor.judge.between import training_of
 from nanotriton.executor.judge.calls import calls_of, hides_state, judge_calls
 from nanotriton.executor.judge.compare import Answer, passes
+from nanotriton.executor.judge.configurations import judge_configurations
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.kinds import (
     Trial,
@@ -82,10 +83,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # must be right as well.
     ways = yield from judge_trials(job, worker, reference, trials, first)
     yield from judge_further_calls(job, worker, reference, trials[0], first, ways)
-    work = partial(first.ask_evaluator, trials[0])
-    in_room(worker, reference, "judge", worker.patience, work)
-    work = partial(check_unread, reference, trials[0], first)
-    in_room(worker, reference, "judge", worker.patience, work)
+    look_further(worker, reference, trials, first)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
 
@@ -102,6 +100,15 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         job.facts["effective_launches"] = effective
         if violation := rules.check_effective(effective, job.policy):
             raise Fault(violation.status, str(violation))
+
+
+def look_further(worker, reference: Reference, trials: list[Trial], first: "Runner") -> None:
+    """What no answer shows: races, what is never read, and on a CPU other configurations. Raises Fault."""
+    todo = [partial(first.ask_evaluator, trials[0]), partial(check_unread, reference, trials[0], first)]
+    if worker.gpu is None:
+        todo.append(partial(judge_configurations, reference, trials, first))
+    for work in todo:
+        in_room(worker, reference, "judge", worker.patience, work)
 
 
 def judge_trials(
@@ -136,31 +143,35 @@ def judge_further_calls(
     trial: the first. ways: how the trials were judged.
     """
     calls = calls_of(reference, trial)
-    judge = partial(judge_calls, reference, calls, first)
-    judge_plainly = partial(in_room, worker, reference, "judge", worker.patience, judge)
 
-    def judge_trained() -> None:
+    def judge_further(runner: "Runner", weights: int) -> None:
+        """weights: seed of the trained ones, or 0."""
         with excused("on its own inputs, called again"):
-            fair = not hides_state(reference, calls)
-            training = training_of(reference, trained) if fair else None
-        judge(training)
+            fair = weights and not hides_state(reference, calls)
+            training = training_of(reference, weights) if fair else None
+        judge_calls(reference, calls, runner, training)
+
+    def judge(runner: "Runner", weights: int) -> None:
+        work = partial(judge_further, runner, weights)
+        in_room(worker, reference, "judge", worker.patience, work)
 
     # else it has prepared numbers in the constructor, or has other parameters than the reference
     trained = next((way.weights for way in ways.values() if way.weights < 0), 0)
     if not trained:
-        return judge_plainly()
+        return judge(first, 0)
     trained = -trial.weights if trains_buffers(trained) else with_same_buffers(-trial.weights)
     try:
-        in_room(worker, reference, "judge", worker.patience, judge_trained)
+        judge(first, trained)
     except Fault as fault:
         if is_final(fault):
             raise
-        # forward may read numbers off weights: then a recording belongs to its weights
+        # forward may read numbers off weights: then each call belongs to its weights
         runner = yield from record(job, worker, reference, trained)
         if all(alike(one, other) for one, other in zip(runner.plans, first.plans, strict=False)):
             with worker.stage("judge", worker.patience):  # where it was found
                 raise fault from None
-        judge_plainly()
+        runner = yield from record(job, worker, reference, trained, between=True)
+        judge(runner, trained)
 
 
 @dataclass(frozen=True)

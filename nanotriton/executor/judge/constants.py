@@ -1,10 +1,16 @@
-"""What is the same in all draws of a task: find a way to move each of it that its reference survives."""
+"""What is the same in all draws of a task, and what has the same structure in all (structure.py): find a way
+to move each of it that its reference survives."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from nanotriton.executor.judge.compare import Answer
 from nanotriton.executor.judge.kinds import MOVED, TRIALS
-from nanotriton.executor.judge.moves import NUMBER, Moves, ways
+from nanotriton.executor.judge.moves import NUMBER, NUMBERS, OTHER_WAY, Moves, ways
+from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
 
@@ -21,16 +27,27 @@ class Search:
     """The search for a task's moves. `found` holds the best so far, `unvaried` names what is left at the end.
 
     reference: is asked for draws and answers, with its `moves` set to those that are tried.
-    fixed: the arguments that are the same in all draws, by their number among the leaves. places: where each
-    leaf is.
+    fixed: the arguments that are the same in all draws, by their number among the leaves. drawn: two draws of
+    each other tensor. places: where each leaf is.
     """
 
-    def __init__(self, reference, fixed: dict[int, object], places: list[str]):
+    def __init__(
+        self,
+        reference,
+        fixed: dict[int, object],
+        drawn: dict[int, list[torch.Tensor]],
+        places: list[str],
+    ):
         self.reference, self.fixed, self.places = reference, fixed, places
         self.seed = reference.seed
         init = [leaf for _, leaf in leaves(reference.init_arguments(self.seed))]
         self.init = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
+        self.choices = frozenset(i for i, leaf in enumerate(init) if type(leaf) in (bool, str))
         self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
+        promised = promises(reference.task.source)
+        for i, draws in drawn.items():
+            if found := ways_of_drawn(draws, reference.called, promised):
+                self.options[i] = found
         self.found = Moves()
         if self.options or self.init:
             self.wanted = layout(reference.answer("plain", self.seed, self.seed))
@@ -70,10 +87,11 @@ class Search:
             reference.forget_weights()  # those of other moves go by the same seed
 
     def all_change(self, moves: Moves) -> bool:
-        moved = leaves(moves.of_inputs(self.reference.draw("plain", self.seed), self.seed))
+        given = self.reference.draw("plain", self.seed)
+        drawn, moved = leaves(given), leaves(moves.of_inputs(given, self.seed))
         for i, way in moves.ways.items():
-            before, after = self.fixed[i], moved[i][1]
-            if before == after if way == NUMBER else identical([before], [after]):
+            before, after = drawn[i][1], moved[i][1]
+            if before == after if way in NUMBERS else identical([before], [after]):
                 return False
         return True
 
@@ -85,13 +103,31 @@ class Search:
             stressed = leaves(self.reference.inputs(kind, self.seed))
             rest = {i: leaf for i, leaf in rest.items() if still(leaf, stressed[i][1])}
         names = [f"inputs{self.places[i]}" for i in sorted(rest)]
-        return names + [f"init_inputs[{i}]" for i in sorted(self.init - self.found.init)]
+        names += [f"init_inputs[{i}]" for i in sorted(self.choices | self.init - self.found.init)]
+        model, given = self.reference.names["Model"], len(self.reference.draw("plain", self.seed))
+        names += never_given(partial(model.forward, None), given, "forward")
+        return names + never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
+
+
+def never_given(function: Callable, given: int, name: str) -> list[str]:
+    """The arguments that have a default and that a task never gives, as one would write them.
+
+    given: the number of arguments that it gives.
+    """
+    found = []
+    for parameter in list(inspect.signature(function).parameters.values())[given:]:
+        named = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if named and parameter.default is not parameter.empty:
+            found.append(f"{name}({parameter.name})")
+    return found
 
 
 def options(leaf: object) -> tuple[str, ...]:
     if isinstance(leaf, torch.Tensor):
         return ways(leaf)
-    return (NUMBER,) if type(leaf) in (int, float) else ()
+    if type(leaf) is int:
+        return NUMBER, OTHER_WAY
+    return (NUMBER,) if type(leaf) in (bool, float) else ()
 
 
 def still(leaf: object, other: object) -> bool:

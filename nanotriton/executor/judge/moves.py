@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nanotriton.executor.common.construct import seed_from
+from nanotriton.executor.judge import structure
 from nanotriton.executor.judge.draws import NOISE
 from nanotriton.plan.trees import identical, leaves
 
@@ -45,6 +46,16 @@ def lower(x: Tensor, generator: torch.Generator) -> None:
     x.copy_(torch.where(x > 1, (share * x).floor().to(x.dtype) + 1, x))
 
 
+def lift(x: Tensor, generator: torch.Generator) -> None:
+    """Half of the integers become larger by 1. What was all 0 (token types, zero points) is 0 or 1."""
+    x.add_((torch.rand(x.shape, generator=generator) < 1 / 2).to(x.device, x.dtype))
+
+
+def thin(x: Tensor, generator: torch.Generator) -> None:
+    """One integer in four becomes 0."""
+    x.masked_fill_((torch.rand(x.shape, generator=generator) < 1 / 4).to(x.device), 0)
+
+
 def flip(x: Tensor, generator: torch.Generator) -> None:
     """One truth value in eight is the other one."""
     x.logical_xor_((torch.rand(x.shape, generator=generator) < 1 / 8).to(x.device))
@@ -62,9 +73,8 @@ def jitter(x: Tensor, generator: torch.Generator) -> None:
 
 
 Way = Callable[[Tensor, torch.Generator], None]
-WAYS: dict[str, Way] = {
-    way.__name__: way for way in (shuffle_rows, shuffle, shuffle_gaps, lower, flip, stretch, jitter)
-}
+OWN = shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, stretch, jitter
+WAYS: dict[str, Way] = {way.__name__: way for way in (*OWN, *structure.WAYS)}
 
 
 def ways(t: Tensor) -> tuple[str, ...]:
@@ -78,13 +88,16 @@ def ways(t: Tensor) -> tuple[str, ...]:
         rising = ordered and bool((t[..., 1:] > t[..., :-1]).any())
         return ("stretch", "jitter") if rising and t.dim() == 1 else ("shuffle_rows", "shuffle", "jitter")
     gaps = t.diff(dim=-1) if ordered else None
+    if bool(((t == 0) | (t == 1)).all()) and bool((t == t.reshape(-1)[0]).all()):
+        return "lift", "thin"
     if gaps is None or bool((gaps == 0).all()):
         return "shuffle_rows", "shuffle", "lower"
     # positions may come in any order, offsets may not
     return ("shuffle",) if bool((gaps == 1).all()) else ("shuffle_gaps",)
 
 
-NUMBER = "number"  # the way of a number of Python's: `moved_number`
+NUMBER, OTHER_WAY = "number", "other number"  # the ways of a number of Python's: `moved_number`
+NUMBERS = frozenset([NUMBER, OTHER_WAY])
 
 
 @dataclass(frozen=True)
@@ -100,14 +113,14 @@ class Moves:
     @property
     def numbers(self) -> bool:
         """Whether numbers are moved, so that a candidate has to be recorded with them."""
-        return bool(self.init) or NUMBER in self.ways.values()
+        return bool(self.init) or not NUMBERS.isdisjoint(self.ways.values())
 
     def of_inputs(self, given: list, seed: int) -> list:
         """The arguments of forward, moved."""
         values, changed = [leaf for _, leaf in leaves(given)], {}
         for i, way in self.ways.items():
-            if way == NUMBER:
-                changed[i] = moved_number(values[i])
+            if way in NUMBERS:
+                changed[i] = moved_number(values[i], way)
             else:
                 changed[i] = moved(values[i], way, seed_from(seed, i))
         return with_leaves(given, changed)
@@ -139,15 +152,21 @@ def moved(given: Tensor, way: str, seed: int) -> Tensor:
     return result
 
 
-def moved_number(value: float | int) -> float | int:
+def moved_number(value: float | int | bool, way: str = NUMBER) -> float | int | bool:
     """Another number of the same sign and of about the same size, the same each time: a recording has it in
     its code.
 
     A float becomes a power of two: what a reference rounds by it then lies on an edge exactly, whether one
-    divides or multiplies by the inverse. An integer is lowered by 1.
+    divides or multiplies by the inverse. An integer is lowered by 1, and 0 or 1 raised; the other way it is
+    raised by 1, and 1 lowered. A truth value is the other one.
     """
+    if isinstance(value, bool):
+        return not value
     if isinstance(value, int):
-        return value - 1 if value > 1 else value
+        if value < 0:  # a dimension, counted from the end
+            return value
+        lowered = value > 1 if way == NUMBER else value == 1
+        return value - 1 if lowered else value + 1
     if not math.isfinite(value):
         return value
     if value == 0:

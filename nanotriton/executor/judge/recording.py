@@ -7,8 +7,10 @@ from collections.abc import Generator
 
 from torch import nn
 
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.common.training import Trained, parameters_of
 from nanotriton.executor.judge.calls import ORDINALS
+from nanotriton.executor.judge.configurations import MOST
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
 from nanotriton.executor.judge.kinds import untrained
 from nanotriton.executor.judge.reference import Reference
@@ -24,11 +26,16 @@ from nanotriton.verdict import Fault
 
 PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
-CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried
+CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 
 
-def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn, Ended, "Runner"]:
-    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it."""
+def record(
+    job: Job, worker, reference: Reference, seed: int, between: bool = False
+) -> Generator[Spawn, Ended, "Runner"]:
+    """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it.
+
+    seed: of the weights. between: they are trained between the first call and the second, and not before.
+    """
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
         known = list(reference.large_weights(seed))
@@ -40,18 +47,21 @@ def record(job: Job, worker, reference: Reference, seed: int) -> Generator[Spawn
         "init": init,
         "seed": untrained(seed),
         "training": describe_training(model, reference.trained_with(seed)) if seed < 0 else None,
+        "between": between,
         "parameters": parameters,
         "known": known,
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
     }
-    args["configs"] = 1 if worker.gpu is None else CONFIGURATIONS  # the evaluator has no use for a second one
+    args["configs"], args["drawn"] = CONFIGURATIONS, None
+    if worker.gpu is None:
+        args["configs"], args["drawn"] = MOST, seed_from(worker.secret, job.source, "configurations")
     ended = yield Spawn("record", args, limits)
     if not_its_own(ended):
         ended = yield Spawn("record", args, limits)
     worker.add_child("record", ended)
     check_ended(ended, limits)
-    if ended.header.get("trained") is not True:
+    if between or ended.header.get("trained") is not True:
         seed = untrained(seed)  # a module with other parameters than the reference's is not trained alike
     with worker.stage("validate", job.timeout):
         plans = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)

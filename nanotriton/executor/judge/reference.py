@@ -400,11 +400,11 @@ class Reference:
         if not self.picky:
             self.asserts = None
         if self.stress:
-            fixed, places = self.find_fixed()
+            found = self.find_fixed()
             self.find_stress(fakes)
         self.trains = self.find_training(fakes)
         if self.stress:
-            self.find_moves(Search(self, fixed, places), fakes)
+            self.find_moves(Search(self, *found), fakes)
         if fakes.passing:
             raise Fault(
                 "weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass"
@@ -480,17 +480,20 @@ class Reference:
             kind = MOVED + self.chosen(TRIALS[1])
             self.stands(kind, fakes, self.moved_weights(self.seed))
 
-    def find_fixed(self) -> tuple[dict[int, object], list[str]]:
-        """The arguments that are the same in two draws, by number, and where each argument is.
-        Sets `drawn`."""
-        given = self.draw("plain", self.seed)
-        same, fixed = same_tensors(given, self.draw("plain", self.seed + 1)), {}
+    def find_fixed(self) -> tuple[dict[int, object], dict[int, list[torch.Tensor]], list[str]]:
+        """The arguments that are the same in two draws, by number, both draws of each other tensor, and where
+        each argument is. Sets `drawn`."""
+        given, other = (self.draw("plain", self.seed + i) for i in range(2))
+        same, fixed, drawn = same_tensors(given, other), {}, {}
+        others = [leaf for _, leaf in leaves(other)]
         for i, (_, leaf) in enumerate(leaves(given)):
             if i in same or not isinstance(leaf, torch.Tensor):
                 fixed[i] = leaf
-            elif leaf.is_floating_point():
+                continue
+            drawn[i] = [leaf, others[i]]
+            if leaf.is_floating_point():
                 self.drawn.append(i)
-        return fixed, [where for where, _ in leaves(given)]
+        return fixed, drawn, [where for where, _ in leaves(given)]
 
     def choose(self, kinds: tuple[str, ...], fakes: Fakes) -> str | None:
         """The first of these kinds that the reference survives."""

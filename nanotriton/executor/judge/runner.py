@@ -79,6 +79,15 @@ class Runner:
             self.unread = Unread(self.plan, self.replay.chosen, backend)
             backend.notes = False
 
+    @contextmanager
+    def chosen_for_all(self, choices: dict[int, int]) -> Iterator[None]:
+        """Run with these alternatives, by the choices' keys."""
+        before, self.replay.chosen = self.replay.chosen, choices
+        try:
+            yield
+        finally:
+            self.replay.chosen = before
+
     def seed_of_order(self) -> int:
         """Of the order in which the evaluator runs programs: no candidate can know it."""
         return seed_from(self.worker.secret, self.job.source, "order", self.recorded)

@@ -1,0 +1,117 @@
+"""What a task draws with a structure that it does not promise is drawn without it, as far as its reference survives that."""
+
+import pytest
+import torch
+
+from nanotriton.executor.judge import moves, structure
+from nanotriton.executor.judge.kinds import MOVED
+from nanotriton.executor.judge.reference import Reference
+from tests.test_draws import refused, task
+
+
+def by_bounds(m, x, y):
+    """Sums of segments, of ids that are sorted."""
+    sums = torch.cat([x.new_zeros(1, x.shape[1]), x.cumsum(0)])
+    ends = torch.searchsorted(y, torch.arange(7))
+    return sums[ends[1:]] - sums[ends[:-1]]
+
+
+def put(m, x, y):
+    out = x.new_zeros(40, x.shape[1])
+    out[y] = x
+    return out
+
+
+LENGTHS = "torch.arange(24) < y[:, None]"
+STRUCTURES = {
+    "distinct": ("torch.randn(20, 6), torch.randperm(40)[:20]", "return x.new_zeros(40, 6).index_add(0, y, x)", put),
+    "sorted": ("torch.randn(30, 5), torch.randint(0, 6, (30,)).sort()[0]", "return x.new_zeros(6, 5).index_add(0, y, x)", by_bounds),
+    "all there": ("torch.randn(3), torch.randint(0, 8, (200,))", "return torch.bincount(y, minlength=8) * x.sum()", lambda m, x, y: torch.bincount(y, minlength=8).clamp(min=1) * x.sum()),
+    "few of each": ("torch.randn(3), torch.randint(0, 8, (160,))", "return torch.bincount(y, minlength=8) * x.sum()", lambda m, x, y: torch.bincount(y, minlength=8).clamp(max=60) * x.sum()),
+    "consecutive": ("torch.randn(50, 6), torch.arange(12) + torch.randint(0, 30, ())", "return x[y].tanh()", lambda m, x, y: x[int(y[0]) : int(y[0]) + 12].tanh() if int(y[0]) < 39 else x[:12]),
+    "rows with something": ("torch.randn(20, 16), torch.randint(0, 2, (20, 16))", "return (x * y).sum(1) / y.sum(1).clamp(min=1)", lambda m, x, y: (x * y).sum(1) / y.sum(1)),
+    "long": ("torch.randn(6, 24), torch.randint(12, 25, (6,))", f"return x * ({LENGTHS})", lambda m, x, y: x * (torch.arange(24) < y.clamp(min=12)[:, None])),
+    "no first id": ("torch.randn(5000, 4), torch.randint(0, 5000, (40,))", "return x[y].tanh()", lambda m, x, y: (x[y] * (y > 0)[:, None]).tanh()),
+    "symmetric": ("torch.randn(7, 12), (lambda t: t + t.T)(torch.randn(12, 12))", "return x @ y", lambda m, x, y: x @ y.T),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, forward, wrong", STRUCTURES.values(), ids=STRUCTURES)
+def test_an_answer_that_relies_on_a_structure_is_wrong(inputs, forward, wrong):
+    reference = Reference(task(forward, inputs, "x, y"))
+    assert list(reference.moves.ways) == [1]
+    assert refused(reference, wrong)
+    assert not refused(reference, reference.names["Model"].forward)
+
+
+NUMBERS = {
+    "a truth value": ("torch.randn(4, 20), False", "return x.flip(1) if y else x.abs()", lambda m, x, y: x.abs()),
+    "a zero": ("torch.randn(4, 20), 0", "return x + y", lambda m, x, y: x.clone()),
+    "a one": ("torch.randn(4, 20), 1", "return x * y", lambda m, x, y: x.clone()),
+    "a one that is a dimension": ("torch.randn(4, 20), 1", "return x.cumsum(y)", lambda m, x, y: x.cumsum(1)),
+    "zeros": ("torch.randn(4, 20), torch.zeros(20, dtype=torch.int64)", "return x - y", lambda m, x, y: x.clone()),
+    "an index of zeros": ("torch.randn(2, 20), torch.zeros(30, dtype=torch.int32)", "return x[y]", lambda m, x, y: x[:1].repeat(30, 1)),
+    "ones": ("torch.randn(4, 20), torch.ones(20, dtype=torch.int64)", "return x * y", lambda m, x, y: x.clone()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, forward, wrong", NUMBERS.values(), ids=NUMBERS)
+def test_small_constants_are_moved(inputs, forward, wrong):
+    reference = Reference(task(forward, inputs, "x, y"))
+    assert reference.unvaried == [] and list(reference.moves.ways) == [1]
+    assert refused(reference, wrong)
+    assert not refused(reference, reference.names["Model"].forward)
+
+
+KEPT = {
+    "a promise": ("torch.randn(7, 12), (lambda t: t + t.T)(torch.randn(12, 12))", "return x @ y", "# y is symmetric."),
+    "a promise of order": ("torch.randn(30, 5), torch.randperm(30)[:9].sort()[0]", "return x[y]", "# rows by sorted, unique indices"),
+    "writes to places": ("torch.randn(9, 5), torch.randperm(9)", "return torch.zeros(9, 5).index_copy(0, y, x)", ""),
+    "offsets": ("torch.randn(30), torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(1, 8, (4,)).cumsum(0)])", "return torch.stack([x[a:b].sum() for a, b in zip(y, y[1:])])", ""),
+    "a triangle that is read": ("torch.randn(6), (lambda t: t @ t.T + torch.eye(6))(torch.randn(6, 6))", "return torch.linalg.cholesky(y) @ x", ""),
+    "what breaks": ("torch.randn(30), torch.randperm(30)[:9].sort(descending=True)[0]", "assert (y.diff() < 0).all(); return x[y]", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, forward, head", KEPT.values(), ids=KEPT)
+def test_what_is_promised_or_needed_stays(inputs, forward, head):
+    assert Reference(task(forward, inputs, "x, y", head=head)).moves.ways == {}
+
+
+def test_where_it_may_break_order_alone_is_kept():
+    inputs = "torch.randn(30), torch.randperm(30)[:9].sort(descending=True)[0]"
+    reference = Reference(task("assert (y.diff() <= 0).all(); return x[y]", inputs, "x, y"))
+    assert reference.moves.ways == {1: "crowd_in_order"}
+    y = reference.inputs(MOVED + "scaled", 5)[1]
+    assert len(y.unique()) < 9 and bool((y.diff() <= 0).all())
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 1), (6, 7), (2, 3, 5)])
+@pytest.mark.parametrize("way", ["crowd", "crowd_from_zero", "crowd_lower"])
+def test_ids_stay_in_their_range(way, shape):
+    ids = torch.randint(5, 40, shape)
+    for seed in range(5):
+        after = moves.moved(ids, way, seed)
+        low = {"crowd": int(ids.min()), "crowd_from_zero": 0, "crowd_lower": 1}[way]
+        assert after.shape == ids.shape and low <= int(after.min()) and int(after.max()) <= int(ids.max())
+
+
+def test_words_of_a_promise_stand_in_prose_alone():
+    assert structure.promises("x = sorted([2, 1])  # no order\nunique = 'symmetric'") == frozenset()
+    assert structure.promises("def f():\n    '''Of Symmetric, (sorted) ones.'''") == {"symmetric", "sorted"}
+
+
+def test_what_is_never_given_is_named():
+    source = task(
+        "return x.tanh() if mask is None else x * mask",
+        "torch.randn(4, 20)",
+        "x, mask=None, *, scale=1.0",
+        init_inputs="True, 'max', 3",
+    )
+    source = type(source)("t", source.source.replace("self, c", "self, c, mode, n, bias=False"))
+    assert Reference(source).unvaried == [
+        "init_inputs[0]",
+        "init_inputs[1]",
+        "forward(mask)",
+        "__init__(bias)",
+    ]
