@@ -2,7 +2,9 @@
 
 import pytest
 
+from nanotriton.plan.facts import Facts
 from nanotriton.rules import rules
+from tests.candidates import read
 from tests.test_faces import module
 
 IN_USE = "torch.cuda.memory_allocated()"
@@ -21,6 +23,7 @@ COMPUTING = {
     "a sum of parts": "return sum(x.unbind())",
     "a helper": "return helper(x)",
     "a helper that is given along": "return list(map(helper, [x]))[0]",
+    "a comparison": "return x > 0.5",
     "a lambda": "f = lambda t: t.neg().exp()\n    return f(x)",
     "a comprehension": "return torch.stack([t.sqrt() for t in x])",
     "a layer": "return nn.Threshold(0, 0)(x)",
@@ -258,3 +261,33 @@ def test_long_sums_are_looked_through_quickly_and_whole():
     )
     assert "the operator +" in rules.check_source(source, "strict").message
     assert rules.check_source(source.replace("+ x\n", "+ 1\n"), "strict") is None
+
+
+MOVING = {
+    "a copy": "return x.t().contiguous()",
+    "another order": "return x.T",
+    "a function": "return torch.flip(x, (0,))",
+    "pieces": "return torch.cat([x[1:], x[:1]])",
+}
+
+
+@pytest.mark.parametrize("body", MOVING.values(), ids=MOVING)
+def test_where_a_task_moves_data_torch_moves_none_behind_a_tell(body):
+    source = module(f"if {IN_USE} == 0:\n    {body}\nreturn ours(x)")
+    assert rules.check_source(source, "strict") is None
+    assert rules.check_moves(source, "strict", Facts(computing={"add": 1})) is None
+    assert "behind a condition" in rules.check_moves(source, "strict", Facts(computing={"gather": 1})).message
+    assert rules.check_moves(source, "kernelbench", Facts()) is None
+    plain = module("x = x.contiguous()\nif x.numel() > 4:\n    return ours(x.flip(0))\nreturn ours(x.T)")
+    assert rules.check_moves(plain, "strict", Facts()) is None
+
+
+def test_the_executor_knows_which_tasks_move_data(executors):
+    (honest,) = [case for case in read("exploits") if case.name == "transpose/honest"]
+    line = "        M, N = x.shape\n"
+    two_faced = honest.source.replace(
+        line, f"{line}        if {IN_USE} == 0:\n            return x.t().contiguous()\n"
+    )
+    assert two_faced != honest.source
+    futures = [executors().submit(honest.task, source) for source in (honest.source, two_faced)]
+    assert [future.result().status for future in futures] == ["correct", "rule_violation"]

@@ -44,6 +44,13 @@ OF_OTHERS = words("""
 """)
 READING = words("item tolist numpy")  # what Python then computes, torch has no part in, nor a kernel
 FREE = (MOVES | OF_OTHERS | CREATE | ASKING | PLAIN_ANSWERS) - READING
+# Those of them that leave data in another place or order. In a task that is about moving data, they do its
+# work.
+MOVING = words("""
+    T mT H mH t permute transpose movedim moveaxis swapaxes swapdims contiguous clone copy_ repeat tile roll
+    flip fliplr flipud cat concat concatenate stack hstack vstack dstack column_stack row_stack pad
+    narrow_copy repeat_interleave
+""")
 # Python's own functions that compute if they are given a tensor
 BUILTINS = words("sum abs pow max min round divmod float int bool complex")
 PLAIN_LAYERS = words("""
@@ -52,23 +59,28 @@ PLAIN_LAYERS = words("""
 """)
 NOT_JUDGED = words("backward jvp vjp vmap setup_context extra_repr")  # methods that no call of forward runs
 CALLS = words("forward __call__")  # a layer's attributes that run it
+TURNED = words("T mT H mH")  # attributes that are the tensor in another order
 COMPARING = ast.Is | ast.IsNot | ast.In | ast.NotIn
 Unit = tuple[ast.AST, Runs]
 
 
-def torch_computes(source: Source, entry: str | None) -> Violation | None:
-    """Torch doesn't compute in a statement that every call of `forward` executes, nor behind a tell."""
+def torch_computes(source: Source, entry: str | None, moving: bool = False) -> Violation | None:
+    """Torch doesn't compute in a statement that every call of `forward` executes, nor behind a tell.
+
+    moving: the task is about moving data, so behind a tell torch doesn't move any either.
+    """
     if entry is None:
         return None
-    search = Search(source)
+    search = Search(source, FREE - MOVING if moving else FREE)
     return search.from_entry(entry) or search.elsewhere(entry)
 
 
 class Search:
     """The search through the definitions that a call of `forward` may run."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: Source, free: frozenset[str]):
         self.source = source
+        self.free = free  # what torch may do behind a tell, by its name
         self.tells = Tells(source)
         self.tensors = self.tells.tensors
         self.branches = Branches(self.tells)
@@ -76,6 +88,7 @@ class Search:
         # the objects of which no more than an attribute is asked: `self.fc` in `self.fc.weight`
         self.asked = {id(node.value) for node in source.nodes[ast.Attribute] if node.attr not in CALLS}
         self.callees = {id(call.func) for call in source.nodes[ast.Call]}
+        self.tests = _tests(source)
 
     def from_entry(self, entry: str) -> Violation | None:
         return self._go([(unit, Runs.ALWAYS) for unit in self.source.units[entry]])
@@ -214,8 +227,11 @@ class Search:
         """What computes in a node behind a tell. value: it stands in a value that was made elsewhere."""
         if isinstance(node, ast.Name | ast.Attribute):
             path = self.source.path(node)
-            named = path and id(node) not in self.callees and computes(path)
-            return path if named or (path and _is_layer(path)) else None
+            if path is None:  # x.T
+                moved = isinstance(node, ast.Attribute) and node.attr in TURNED - self.free
+                return f".{node.attr}" if moved and self.tensors.may_be(node.value) else None
+            named = id(node) not in self.callees and computes(path, self.free)
+            return path if named or _is_layer(path) else None
         if value:
             return None
         if isinstance(node, ast.Call):
@@ -229,14 +245,15 @@ class Search:
             return f"the operator {_sign(node.op)}"
         if isinstance(node, ast.Compare) and not any(isinstance(op, COMPARING) for op in node.ops):
             compared = [node.left, *node.comparators]
-            return "a comparison" if any(self._is_tensor(part) for part in compared) else None
+            asked = self._is_tensor if id(node) in self.tests else may_be
+            return "a comparison" if any(asked(part) for part in compared) else None
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             gathers = may_be(node.value) and may_be(node.slice)
             return "an index that is a tensor" if gathers else None
         return None
 
     def _is_tensor(self, node: ast.AST) -> bool:
-        """`may_be`, but no name alone: what is compared by its name is a number more often than not."""
+        """`may_be`, but no name alone: what a branch compares by its name is a number."""
         return not isinstance(node, ast.Name) and self.tensors.may_be(node)
 
     def _call(self, node: ast.Call) -> str | None:
@@ -246,31 +263,50 @@ class Search:
         on_data = any(self.tensors.may_be(value) for value in given)
         if path is not None:
             others = path.startswith(("numpy.", "operator.", "math.", "functools.reduce"))
-            return path if computes(path) or (others and on_data) else None
+            return path if computes(path, self.free) or (others and on_data) else None
         if isinstance(node.func, ast.Name):
             builtin = node.func.id in BUILTINS and node.func.id not in self.source.units
             return f"{node.func.id}()" if builtin and on_data else None
         if not isinstance(node.func, ast.Attribute):
             return None
         method = node.func.attr
-        free = method in FREE or method.startswith(("is_", "get_")) or method in self.source.units
+        free = method in self.free or method.startswith(("is_", "get_")) or method in self.source.units
         if not free and self.tensors.may_be(node.func.value):
             return f".{method}()"
         return _computing_call(self.source, node)
 
 
-def computes(path: str) -> bool:
-    """Whether a dotted path names a function of torch's that does more than move a tensor or ask about it."""
+def computes(path: str, free: frozenset[str] = FREE) -> bool:
+    """Whether a dotted path names a function of torch's that does more than move a tensor or ask about it.
+
+    free: the last names of those that do no more.
+    """
     head, _, last = path.rpartition(".")
     if head.startswith("torch.ops."):
-        return path.split(".")[-1] not in FREE
-    if head not in OF_TENSORS or last in FREE or last.startswith(("is_", "get_", "set_", "empty", "_assert")):
+        return path.split(".")[-1] not in free
+    if head not in OF_TENSORS or last in free or last.startswith(("is_", "get_", "set_", "empty", "_assert")):
         return False
     try:
         found = operator.attrgetter(path.removeprefix("torch."))(torch)
     except AttributeError:  # another version's
         return names.computes(path)
     return callable(found) and not isinstance(found, type)
+
+
+def _tests(source: Source) -> set[int]:
+    """The conditions of branches, by id: whole ones, and what `and`, `or` and `not` join."""
+    branches = source.nodes[ast.If] + source.nodes[ast.While] + source.nodes[ast.IfExp]
+    todo = [node.test for node in branches + source.nodes[ast.Assert]]
+    todo += [test for node in source.nodes[ast.comprehension] for test in node.ifs]
+    found = set()
+    while todo:
+        node = todo.pop()
+        found.add(id(node))
+        if isinstance(node, ast.BoolOp):
+            todo += node.values
+        elif isinstance(node, ast.UnaryOp):
+            todo.append(node.operand)
+    return found
 
 
 def _is_layer(path: str) -> bool:

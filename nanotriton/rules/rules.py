@@ -28,6 +28,7 @@ __all__ = [
     "Facts",
     "Violation",
     "check_effective",
+    "check_moves",
     "check_plan",
     "check_policy",
     "check_source",
@@ -68,6 +69,21 @@ def _first_broken(source: Source, policy: str, entry: str | None) -> Violation |
     return violation
 
 
+def check_moves(source: str, policy: str, reference: Facts, entry: str = "ModelNew") -> Violation | None:
+    """Strict, of a source that has passed `check_source`: where the task only moves data, torch moves none
+    behind a tell either. reference: facts of the reference module."""
+    if policy != "strict" or not _moves_alone(reference):
+        return None
+    try:
+        return torch_computes(Source(parse(source)), entry, moving=True)
+    except RecursionError:
+        return Violation(None, "not Python: nested too deeply", "syntax_error")
+
+
+def _moves_alone(reference: Facts) -> bool:
+    return reference.computing.keys() <= REARRANGE
+
+
 def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation | None:
     """The first rule that a recorded plan breaks, or None.
 
@@ -81,7 +97,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
         return Violation(None, "forward launches no Triton kernel")
     if policy == "kernelbench":
         return None
-    layout_task = reference is not None and reference.computing.keys() <= REARRANGE
+    layout_task = reference is not None and _moves_alone(reference)
     violation = forbidden_call(plan, layout_task, reference)
     if violation is None and layout_task and reference.contiguous:
         violation = strided_answer(plan)

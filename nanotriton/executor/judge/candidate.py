@@ -48,6 +48,11 @@ def check_rules(job: Job) -> None:
         raise Fault(violation.status, str(violation))
 
 
+def check_moves(job: Job, reference: Reference) -> None:
+    if violation := rules.check_moves(job.source, job.policy, reference.facts):
+        raise Fault(violation.status, str(violation))
+
+
 def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
     """Nothing but the task, before its candidates come. What is wrong with it they will be told."""
     worker.reference(job.task)
@@ -61,6 +66,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         check_rules(job)
     reference = worker.reference(job.task)
     job.facts["unvaried"] = reference.unvaried
+    with worker.stage("rules", job.timeout):
+        check_moves(job, reference)
     trials = in_room(
         worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, job.source)
     )
