@@ -51,6 +51,13 @@ def candidate(forward: str, top: str = "") -> str:
 
 
 HONEST = {
+    "configurations that a generator leaves": (
+        "def fitting(configs, given, **others):\n"
+        "    yield from (config for config in configs if config.kwargs['BLOCK'] >= 48)\n\n"
+        "configs = [triton.Config({'BLOCK': b}) for b in (16, 64, 128)]\n"
+        "pruned = triton.autotune(configs, key=['n'], prune_configs_by={'early_config_prune': fitting})(rows)\n"
+        "pruned[(x.shape[0],)](x, self.scale, out, x.shape[1])"
+    ),
     "alignment of a weight": f"assert self.scale.data_ptr() % 16 == 0 and x[1].data_ptr() % 8 == 0\n{PLAIN}",
     "no overlap": f"assert x.data_ptr() + x.numel() * 4 <= out.data_ptr() or out.data_ptr() < x.data_ptr()\n{PLAIN}",
     "one storage": (

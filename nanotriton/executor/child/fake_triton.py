@@ -300,7 +300,7 @@ def autotune(self: Autotuner, *args, **kwargs):
     """
     tape = _tape()
     self.nargs = dict(zip(self.arg_names, args))
-    configs = self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs
+    configs = list(self.prune_configs(kwargs)) if len(self.configs) > 1 else self.configs
     if (pinned := tape.pinned.get(id(self))) is not None:
         configs = [config for config in configs if config is pinned] or configs[:1]
     if tape.drawn is not None:
