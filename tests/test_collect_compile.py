@@ -44,6 +44,7 @@ MODULES = {
         "self.conv(x)", "torch.randn(2, 4, 8)", "self.conv = nn.ConvTranspose1d(4, 6, 3, stride=2)"
     ),
     "running statistics": task("self.norm(x)", "torch.randn(2, 6, 8, 9)", "self.norm = nn.BatchNorm2d(6)"),
+    "list of answers": task("[torch.relu(x), x * 2.0]", "torch.randn(5, 33)"),
     "concatenation": task(
         "torch.cat([x, y], 1)", "torch.randn(2, 3, 5), torch.randn(2, 4, 5)", arguments="x, y"
     ),

@@ -354,6 +354,7 @@ SPELLINGS = {
     "masked scan": ("torch.cumsum(x * (y > 0), dim=1)", "torch.randn(9, 37), torch.randn(9, 37)"),
     "largest of everything": ("torch.max(x)", "torch.randn(9, 370)"),
     "shape of an intermediate": ("torch.relu(x @ y).view(x.shape[0], -1, 4).mean(dim=2)", "torch.randn(9, 37), torch.randn(37, 12)"),
+    "computed number of a row": ("(x / (torch.abs(y) + 1)).amax(dim=(2, 3))", "torch.randn(3, 7, 5, 4), torch.randn(7, 1, 1)"),
     "computed operand of a squeezed statistic": ("x.mean(dim=(2, 3)) / (torch.abs(y) + 1)", "torch.randn(3, 7, 5, 4), torch.randn(3, 1)"),
     "operand of a squeezed statistic": ("torch.amax(x, dim=(2, 3)) * y", "torch.randn(3, 7, 5, 4), torch.randn(7)"),
     "statistics of one element": (

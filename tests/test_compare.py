@@ -206,8 +206,9 @@ def test_a_twin_follows_views_and_what_is_written_in_place():
     wide = x.bfloat16().double()
     y = torch.stack([torch.zeros(6, dtype=torch.float64), wide / 3])
     y[:, ::2] = y[:, ::2] * 2 + torch.arange(3)
-    assert torch.allclose(twin.answer[0], torch.softmax(y, 1), rtol=1e-12)
-    assert torch.equal(twin.answer[1], y > 0) and torch.equal(twin.inputs[0], wide + 1)
+    (softmax, above), (after,) = twin.answers[0], twin.inputs[0]
+    assert torch.allclose(softmax, torch.softmax(y, 1), rtol=1e-12)
+    assert torch.equal(above, y > 0) and torch.equal(after, wide + 1)
 
 
 def test_a_trial_on_which_the_reference_breaks_down_does_not_count():

@@ -19,7 +19,7 @@ from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.measure import needed_bytes, reference_work
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.backend import ReplayError
-from nanotriton.executor.replay.poison import poison
+from nanotriton.executor.replay.poison import Number, poison
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task
@@ -205,6 +205,22 @@ def _is_locked(fd: int) -> bool:
         return True
     finally:
         os.close(other)
+
+
+@pytest.mark.parametrize("number", [None, Number(0.5), Number(1.0, 0.5)], ids=["NaN", "usual", "large"])
+def test_numbers_fill_what_the_candidate_allocates_and_no_guard(number):
+    backend = arena.CudaBackend.__new__(arena.CudaBackend)
+    backend.storages = [Storage("temp", 32, "float32"), Storage("temp", 8, "int8")]
+    backend.offsets, backend.guards = [32, 96], [(0, 32), (64, 96), (104, 128)]
+    backend.arena, backend.resets, backend.number = torch.zeros(128, dtype=torch.uint8), 0, number
+    backend.reset(backend.storages)
+    assert not backend._broken(backend.guards)
+    floats = backend.arena[32:64].view(torch.float32)
+    if number is None:
+        assert floats.isnan().all()
+    else:
+        assert (floats == number.of(torch.float32)).all()
+    assert len(set(backend.arena[96:104].tolist())) == 1
 
 
 def test_what_a_run_left_is_read_with_its_guards():

@@ -14,6 +14,7 @@ from nanotriton.collect.fingerprint import Fingerprint, exact, fingerprint, ngra
 from nanotriton.python_text import read_anyhow
 
 COPIED = 0.6  # share of a problem's n-grams in a text that makes it a copy
+COPIED_ALONE = 0.9  # of a problem that is a single operator: much of its text is how such a layer is made
 BOILERPLATE = 3  # problems that share an n-gram for it to say nothing
 NEAR = 0.9  # two texts whose n-grams overlap so much (Jaccard) are near-duplicates
 
@@ -61,12 +62,14 @@ class Decontaminator:
             (name for name, p in self.problems.items() if found.operators and found.operators == p.operators),
             "",
         )
-        if same:
+        # Where shapes are known, other ones make it another task, whose text may well be the problem's own.
+        if same and found.shapes:
             return "same operator", same
         for name, telling in self.telling.items():
-            if len(telling) >= 8 and share(telling, texts) >= COPIED:
+            single = len(self.problems[name].operators) == 1
+            if len(telling) >= 8 and share(telling, texts) >= (COPIED_ALONE if single else COPIED):
                 return "copy", name
-        return "", ""
+        return ("same operator", same) if same else ("", "")
 
 
 class Duplicates:

@@ -40,7 +40,7 @@ def compiled(task: Task) -> str:
         torch.manual_seed(0)
         model, inputs = names["Model"](*names["get_init_inputs"]()), list(names["get_inputs"]())
         with torch.no_grad():
-            single = isinstance(model(*inputs), torch.Tensor)
+            kind = type(model(*inputs))
     except Exception as error:
         raise Unfit(f"it doesn't run: {type(error).__name__}: {error}".split("\n")[0]) from None
     arguments = list(inspect.signature(names["Model"].forward).parameters)[1:]
@@ -53,7 +53,7 @@ def compiled(task: Task) -> str:
         try:
             model = names["Model"](*names["get_init_inputs"]())  # tracing leaves its tensors fake
             code, signature = emit(model, inputs, dynamic)
-            return File(task, code, Host(signature, model, tensors, single)).write()
+            return File(task, code, Host(signature, model, tensors, kind)).write()
         except Unfit as error:
             why = why or error
             break

@@ -31,11 +31,11 @@ class Buffer:
 class Host:
     """Reads the statements of Inductor's `call`.
 
-    tensors: the forward's arguments that are tensors, with their examples. single: the answer is one tensor.
+    tensors: the forward's arguments that are tensors, with their examples. kind: the type of the answer.
     """
 
-    def __init__(self, signature, model, tensors: list, single: bool):
-        self.signature, self.single = signature, single
+    def __init__(self, signature, model, tensors: list, kind: type):
+        self.signature, self.kind = signature, kind
         self.kernels: dict[str, Kernel] = {}
         self.tensors = dict(tensors)
         self.model = model
@@ -341,8 +341,10 @@ class Host:
         tensor = lambda node: isinstance(node, ast.Name | ast.Call)
         rest = self.answer[len(changed) :]
         answer = [self.viewed(node) if tensor(node) else ast.unparse(node) for node in rest]
-        if self.single and len(answer) == 1:
+        if issubclass(self.kind, torch.Tensor) and len(answer) == 1:
             return [*found, f"return {answer[0]}"]
+        if self.kind is list:
+            return [*found, f"return [{', '.join(answer)}]"]
         return [*found, f"return ({', '.join(answer)}{',' * (len(answer) == 1)})"]
 
     def unpacked(self, lines: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from nanotriton.collect.ir import Unfit
 
 # What Inductor begins with, and what is written anew for the form.
 HEADER = re.compile(r"rnumel|[RXYZ]\w*BLOCK|([xyzr]|r0_)(offset|index|mask|base|numel)")
-BLOCKS = {"flat": 1024, "lane": 256, "row": 1024}  # elements; a row that is held at once has its own
+BLOCKS = {"flat": 1024, "lane": 1024, "row": 1024}  # elements; a row that is held at once has its own
 OWN = re.compile(r"triton_helpers\.\w+|tl_math\.\w+|\b[XYZR]\w*BLOCK\b|\b[xyz]\w*mask\b")
 TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
 # What operators are called in a kernel's name, where it isn't as ATen calls them.

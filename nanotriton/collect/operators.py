@@ -216,7 +216,7 @@ _ROWS = (
     _op("remainder", "x, other", "x - other * tl.floor(x / other)"),
     _op("atan2", "x, other", "libdevice.atan2(x, other)", "torch.atan2(x, y)"),
     _op("hypot", "x, other", "tl.sqrt(x * x + other * other)", "torch.hypot(x, y)"),
-    _op("copysign", "x, other", "tl.where(other < 0, -tl.abs(x), tl.abs(x))", "torch.copysign(x, y)"),
+    _op("copysign", "x, other", "libdevice.copysign(x, other)", "torch.copysign(x, y)"),
     _op(
         "logaddexp",
         "x, other",

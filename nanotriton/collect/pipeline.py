@@ -11,7 +11,7 @@ import itertools
 import multiprocessing
 import os
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -47,6 +47,7 @@ class Pipeline:
         self.decontaminator = Decontaminator.of(cfg.exclude)
         # Two routes may solve the same module: each has duplicates of its own, and no pair comes twice.
         self.duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
+        self.classes: Counter = Counter()  # what became of the classes of packages
         self.texts: dict[str, str] = {}  # sha256 of a pair -> its key
         self.length = token_counter(cfg.tokenizer)
         self.workers = cfg.workers or max(len(os.sched_getaffinity(0)), 1)
@@ -61,7 +62,9 @@ class Pipeline:
         yield from itertools.islice(everything, self.shard - 1, None, self.shards)
 
     def module_jobs(self) -> Iterator[dict]:
-        tasks = (t for t in modules(self.cfg.modules) if len(t.source) <= self.cfg.max_chars)
+        self.classes.clear()
+        found = modules(self.cfg.modules, self.classes)
+        tasks = (t for t in found if len(t.source) <= self.cfg.max_chars)
         if self.cfg.count:
             tasks = itertools.islice(tasks, self.cfg.count)
         for task in tasks:
@@ -284,6 +287,7 @@ class Pipeline:
         put_rows(self.out / "manifest.jsonl", map(manifest.line, pairs))
         settings = {k: v for k, v in vars(self.cfg).items() if k != "out"}
         numbers = report.report(order, kept, settings, seconds, self.length)
+        numbers["classes"] = dict(self.classes.most_common())
         report.write(self.out, numbers, kept, self.length)
 
     def ordered(self) -> list[dict]:

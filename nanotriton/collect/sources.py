@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,9 @@ LIMITS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8)  # of a size
 QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies in a second
 
 
-def modules(paths: list[str]) -> Iterator[Task]:
-    """The tasks of every path, in order. A row's own Triton is the task's solution. Raises ValueError (one
-    line) for what is no source.
+def modules(paths: list[str], counts: Counter | None = None) -> Iterator[Task]:
+    """The tasks of every path, in order. A row's own Triton is the task's solution. counts, if given, is told
+    what became of the classes of packages. Raises ValueError (one line) for what is no source.
     """
     for text in paths:
         path = Path(text)
@@ -33,18 +34,18 @@ def modules(paths: list[str]) -> Iterator[Task]:
         elif path.is_file() and path.suffix == ".py":
             yield load_task(path)
         elif path.is_dir():
-            yield from folder(path)
+            yield from folder(path, counts)
         elif text.isidentifier() or text.replace(".", "").isidentifier():
             if importlib.util.find_spec(text.split(".")[0]) is None:
                 raise ValueError(f"--modules {text}: no such file, folder or installed package")
-            yield from extract(text)
+            yield from extract(text, counts)
         else:
             raise ValueError(
                 f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected"  # noqa: E501
             )
 
 
-def folder(path: Path) -> Iterator[Task]:
+def folder(path: Path, counts: Counter | None = None) -> Iterator[Task]:
     """The task files of a folder; other Python files are passed over. A folder without any is a package's
     source.
     """
@@ -57,7 +58,7 @@ def folder(path: Path) -> Iterator[Task]:
         found = True
         yield Task(str(file.relative_to(path).with_suffix("")), source, None, {"origin": path.name})
     if not found:
-        yield from extract(str(path))
+        yield from extract(str(path), counts)
 
 
 def rows(path: Path) -> Iterator[Task]:

@@ -59,7 +59,7 @@ def fits(window: Window, extent: list[int], d: int, transposed: bool, pooling: b
         extent,
     ):
         reach = g * (k - 1) + 1
-        if pooling and (2 * p > k or reach > n + 2 * p):
+        if pooling and (2 * p > k or reach > n):
             return False
         if transposed and ((n - 1) * (s or 1) - 2 * p + reach + e < 2 or e >= max(s or 1, g)):
             return False

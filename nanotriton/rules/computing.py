@@ -212,6 +212,10 @@ class Search:
                 if runs == Runs.BEHIND:
                     where += ", behind a condition that may tell the judge from a card"
                 message = f"{called} computes {where}: under strict, your own Triton kernels compute"
+                if runs == Runs.BEHIND:
+                    message += (
+                        " (a condition on shapes, dtypes, is_cuda or the compute capability may choose)"
+                    )
                 return Violation(node.lineno, message)
         return None
 

@@ -211,17 +211,22 @@ class Looped(Row):
 
     def passes(self) -> None:
         done: set[Node] = set()
+        self.statistics(done)
         while waiting := [r for r in self.reductions if r not in done]:
             now = [r for r in waiting if not self.unknown(r.args[0], done)]
             self.one_pass(now)
             done |= set(now)
-            for node in self.stage.nodes:  # statistics made of statistics
-                if self.per_row(node) and node.op != "reduce" and not self.unknown(node, done):
-                    self.body.compute(node, self.only)
+            self.statistics(done)
         for node in self.stage.stored:
             if self.per_row(node):
                 self.store_row(node)
         self.last_pass()
+
+    def statistics(self, done: set[Node]) -> None:
+        """What has one value a row and is made of what is known by now."""
+        for node in self.stage.nodes:
+            if self.per_row(node) and node.op != "reduce" and not self.unknown(node, done):
+                self.body.compute(node, self.only)
 
     def unknown(self, node: Node, done: set[Node]) -> bool:
         """Whether a node depends on a reduction that hasn't been computed."""

@@ -230,7 +230,8 @@ class Calls(TorchDispatchMode):
         """End the recording if no plan can hold this operator."""
         if name in READ_OPS:
             self.tape.unrecordable(
-                "a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if)"
+                "a GPU tensor's value is read on the host (.item(), bool(), int(), float(), if);"
+                " a kernel can load it from the tensor"
             )
         if name in STORAGE_OPS:
             self.tape.unrecordable(f"{name} changes a tensor's storage")

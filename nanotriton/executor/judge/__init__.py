@@ -42,6 +42,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     nudging.py      the same with operands moved by what rounding may do, where something is rounded
     fairness.py     what the reference is sensitive to is forgiven
     ties.py         which of equal numbers was chosen is forgiven too
+    hints.py        what to change, at the end of a message
     faint.py        weights and inputs whose effect is smaller than the tolerance: is it there?
     unread.py       data that was never looked at: does the reference need it?
     runner.py, gpu_runner.py   a plan as something that a trial can run, on the CPU and on a GPU

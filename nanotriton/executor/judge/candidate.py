@@ -15,6 +15,7 @@ from nanotriton.executor.judge.between import training_of
 from nanotriton.executor.judge.calls import calls_of, hides_state, judge_calls
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.configurations import judge_configurations
+from nanotriton.executor.judge.hints import hinted
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.kinds import (
     Trial,
@@ -33,7 +34,6 @@ from nanotriton.plan.plan import Plan
 from nanotriton.rules import rules
 from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
 
-TF32_HINT = '; it looks like reduced precision: tl.dot is TF32 unless it is given input_precision="ieee"'
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
 # of a plan's last launches at least so many, and as many as replay no more launches than this, are
@@ -288,18 +288,6 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
             raise
     with worker.gpu.alone(), worker.stage(stage, limit):
         return work()
-
-
-def hinted(fault: Fault, plan: Plan) -> Fault:
-    """The same fault; if the plan multiplies in TF32 and the error looks like it, the message says what to
-    do."""
-    if (
-        isinstance(fault, ValueFault)
-        and fault.reduced
-        and any("inputPrecision = tf32" in k.ttir for k in plan.kernels)
-    ):
-        fault.message += TF32_HINT
-    return fault
 
 
 def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:

@@ -66,7 +66,7 @@ def widened(
     seed: int,
     running: Callable,
     nudge: Nudge | None,
-    train: Train | None,
+    train: Train | None = None,
 ) -> Twin:
     """Widen the module and its inputs. Raises where the task insists on its dtype."""
     mode = contextlib.nullcontext() if nudge is None else Nudging(nudge)
@@ -96,7 +96,7 @@ def beside(
     seed: int,
     running: Callable,
     nudge: Nudge | None,
-    train: Train | None,
+    train: Train | None = None,
 ) -> Twin:
     """Run the module as it is, and the float64 twin of each operator beside it."""
     mode = Beside()
