@@ -1,5 +1,6 @@
 """Route compile: what Inductor writes is rewritten as a person writes, and is still right."""
 
+import logging
 import re
 
 import pytest
@@ -139,3 +140,9 @@ def test_no_number_is_computed(name):
 def test_what_has_no_kernel_is_unfit_with_a_reason(forward, why):
     with pytest.raises(Unfit, match=why):
         compiled(task(forward, "torch.randn(3, 8)"))
+
+
+def test_what_others_log_is_heard_afterwards(caplog):
+    compiled(MODULES["map"])
+    logging.getLogger("other").warning("heard")
+    assert "heard" in caplog.text

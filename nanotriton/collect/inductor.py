@@ -7,9 +7,11 @@ kernels that need helpers of Inductor's own.
 """
 
 import ast
+import contextlib
 import inspect
 import logging
 import re
+from collections.abc import Iterator
 from unittest import mock
 
 import torch
@@ -27,11 +29,21 @@ BLOCK_SIZES = {2**i for i in range(4, 12)}
 HOPELESS = re.compile(r"replace_random|mutated in the graph|data-dependent|Could not guard")
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inductor logs a traceback for every module that it can't trace. The reason is in the report."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@quiet()
 def compiled(task: Task) -> str:
     """The source of a ModelNew for a task. Raises Unfit."""
     torch.set_num_threads(1)
-    # Inductor logs a traceback for every module that it can't trace: the reason is in the report
-    logging.disable(logging.CRITICAL)
     names: dict = {"__name__": "task"}
     try:
         # a function that is scripted is traced as the Python that it is
