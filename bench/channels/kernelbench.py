@@ -24,17 +24,16 @@ mistake of the user's.
 
 import hashlib
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from bench.channels import compiled, sources, verified
 from bench.channels.given import read_baseline, read_samples
-from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
+from bench.channels.run import FREE, BenchmarkRun, Job, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from bench.results import usual_device
-from nanotriton import config, log
+from nanotriton import config
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rules import rules
 from nanotriton.rules.extract import defines, extract_candidate, parse
@@ -43,7 +42,6 @@ from nanotriton.run import program
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import kernelbench
 from nanotriton.tasks.kernelbench import Problem
-from nanotriton.tasks.task import Task
 from nanotriton.world import World
 
 # What the baselines that are timed here are called in the results.
@@ -225,7 +223,7 @@ class KernelBench(BenchmarkRun):
                 return verdict
         return None
 
-    def pending_hidden(self, wanted: list[tuple[Problem, int]], policy: str) -> list["Job"]:
+    def pending_hidden(self, wanted: list[tuple[Problem, int]], policy: str) -> list[Job]:
         """The jobs of the right candidates on the hidden inputs of their problems, as far as they are to do.
 
         What a stricter policy found of the same candidate holds for a looser one, which runs the same code.
@@ -250,30 +248,19 @@ class KernelBench(BenchmarkRun):
         """Have the executor judge candidates on their problems as they are."""
         self.run([Job(p.name, s, p.task, source, policy) for p, s, source in pending], policy)
 
-    def run(self, jobs: list["Job"], policy: str) -> None:
-        """Have the executor do these jobs, and write down each verdict as it comes."""
-        cfg, futures = self.cfg, {}
-        with (
-            Executor(
-                cfg.device,
-                policy=policy,
-                timeout=cfg.timeout,
-                workers=cfg.workers,
-                memory_gib=cfg.memory_gib,
-                seed=cfg.seed,
-                time=cfg.device == "cuda",
-            ) as executor,
-            log.bar(total=len(jobs), desc=f"judging ({policy})") as progress,
-        ):
-            for job in jobs:
-                future: Future[Verdict] = executor.submit(job.task, job.source)
-                futures.setdefault(future, []).append(job)
-            while futures:
-                for future in wait(futures, timeout=REFRESH, return_when=FIRST_COMPLETED).done:
-                    for job in futures.pop(future):
-                        self.save(job.problem, job.sample, job.key, future.result())
-                        progress.update()
-                self.refresh()
+    def run(self, jobs: list[Job], policy: str) -> None:
+        """Have an executor with this policy do these jobs."""
+        cfg = self.cfg
+        with Executor(
+            cfg.device,
+            policy=policy,
+            timeout=cfg.timeout,
+            workers=cfg.workers,
+            memory_gib=cfg.memory_gib,
+            seed=cfg.seed,
+            time=cfg.device == "cuda",
+        ) as executor:
+            self.execute_jobs(executor, jobs, f"judging ({policy})")
 
     def measure(self) -> None:
         """Time the other baselines on the problems that some candidate solved.
@@ -373,17 +360,6 @@ class KernelBench(BenchmarkRun):
             return {}
         against = {name: score(baseline, True) for name, baseline in self.baselines.items()}
         return {"": score(None, True)} | against
-
-
-@dataclass(frozen=True)
-class Job:
-    """One candidate for the executor."""
-
-    problem: str  # its name
-    sample: int
-    task: Task  # the problem's, or one with hidden inputs
-    source: str
-    key: str  # what the verdict goes by in the journal: the policy, and which hidden inputs
 
 
 def hidden(policy: str, variant: verified.Variant) -> str:

@@ -9,13 +9,18 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.channels import report, sources
 from bench.channels.journal import Journal
 from bench.results import command, environment, write_json
+from nanotriton import log
 from nanotriton.config import ConfigError, json_object
+from nanotriton.executor import Executor
 from nanotriton.executor.processes import check_card
+from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
@@ -57,6 +62,17 @@ def check(cfg, given: str, expected: str) -> None:
     check_card(cfg.device)
     if any(k < 1 for k in cfg.ks):
         raise ConfigError("--ks: each must be at least 1")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate for the executor."""
+
+    problem: str  # its name
+    sample: int
+    task: Task  # the problem's, or one with hidden inputs
+    source: str
+    key: str  # what the verdict goes by in the journal: the policy, and which hidden inputs
 
 
 class BenchmarkRun:
@@ -209,6 +225,19 @@ class BenchmarkRun:
         else:
             line = {"kind": "verdict", "problem": name, "sample": s, "policy": policy, **more}
             self.journal.append(line | {"verdict": dataclasses.asdict(verdict)})
+
+    def execute_jobs(self, executor: Executor, jobs: list[Job], desc: str) -> None:
+        """Have the executor judge these candidates, and write down each verdict as it comes."""
+        futures: dict[Future[Verdict], list[Job]] = {}
+        with log.bar(total=len(jobs), desc=desc) as progress:
+            for job in jobs:
+                futures.setdefault(executor.submit(job.task, job.source), []).append(job)
+            while futures:
+                for future in wait(futures, timeout=REFRESH, return_when=FIRST_COMPLETED).done:
+                    for job in futures.pop(future):
+                        self.save(job.problem, job.sample, job.key, future.result())
+                        progress.update()
+                self.refresh()
 
     def refresh(self) -> None:
         """Write the results so far, every REFRESH seconds."""

@@ -15,16 +15,15 @@ curriculum for train_grpo.py --order given.
 
 import json
 import sys
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from bench.channels import sources
-from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
+from bench.channels.run import FREE, BenchmarkRun, Job, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from bench.results import usual_device
-from nanotriton import config, log
+from nanotriton import config
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.rules.policy import POLICIES
@@ -144,7 +143,7 @@ class TaskRun(BenchmarkRun):
 
     def judge(self, wanted: list[tuple[Problem, int]]) -> None:
         """Judge the samples that have no verdict yet, and write down each verdict as it comes."""
-        cfg, pending = self.cfg, []
+        cfg, jobs = self.cfg, []
         for problem, s in wanted:
             sample = self.journal.get("sample", problem.name, s)
             if sample is None or self.journal.get("verdict", problem.name, s, cfg.policy):
@@ -153,24 +152,13 @@ class TaskRun(BenchmarkRun):
                 why = sample.get("error") or "no fenced Python block defines ModelNew"
                 self.save(problem.name, s, cfg.policy, Verdict("no_code", "extract", why))
             else:
-                pending.append((problem, s, sample["candidate"]))
-        if not pending:
+                jobs.append(Job(problem.name, s, problem.task, sample["candidate"], cfg.policy))
+        if not jobs:
             return
-        with (
-            Executor(
-                cfg.device, policy=cfg.policy, timeout=cfg.timeout, workers=cfg.workers, seed=cfg.seed
-            ) as executor,
-            log.bar(total=len(pending), desc="judging") as progress,
-        ):
-            futures: dict = {}
-            for problem, s, source in pending:
-                futures.setdefault(executor.submit(problem.task, source), []).append((problem.name, s))
-            while futures:
-                for future in wait(futures, timeout=REFRESH, return_when=FIRST_COMPLETED).done:
-                    for name, s in futures.pop(future):
-                        self.save(name, s, cfg.policy, future.result())
-                        progress.update()
-                self.refresh()
+        with Executor(
+            cfg.device, policy=cfg.policy, timeout=cfg.timeout, workers=cfg.workers, seed=cfg.seed
+        ) as executor:
+            self.execute_jobs(executor, jobs, "judging")
 
     # ---- results ----
 

@@ -113,7 +113,7 @@ def _prose(source: str) -> list[str]:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 found.append(ast.get_docstring(node) or "")
     except (SyntaxError, tokenize.TokenError):
-        pass
+        pass  # a task that is no Python is refused elsewhere; here it promises what was read so far
     return found
 
 
