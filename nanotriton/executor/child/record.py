@@ -23,7 +23,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
         seed: of the weights. parameters: of the reference, training.parameters_of. training: None, or what
-            to train of a module that has such parameters: their numbers, and [name, shape, dtype] of buffers.
+            to train of a module that has such parameters: their numbers, [name, shape, dtype] of buffers, and
+            how (training.Trained).
         between: whether it is trained between the first call and the second, and not before.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
@@ -52,7 +53,9 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     def train(model):
         if trained:
             buffers = tuple(name for name, _, _ in args["training"]["buffers"])
-            train_(model, args["seed"], Trained(tuple(args["training"]["parameters"]), buffers))
+            asked = args["training"]
+            what = Trained(tuple(asked["parameters"]), buffers, asked["flips"], asked["grows"])
+            train_(model, args["seed"], what)
 
     report.begin()
     try:

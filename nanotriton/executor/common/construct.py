@@ -21,9 +21,9 @@ _device_constructors()
 
 
 def seed_from(*parts: bytes | str | int) -> int:
-    """A 61-bit seed that depends on every part: two bits are left for what kinds.Trial says with them."""
+    """A 60-bit seed that depends on every part: three bits are left for what kinds.Trial says with them."""
     text = b"\0".join(p if isinstance(p, bytes) else str(p).encode() for p in parts)
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 3
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 4
 
 
 @contextlib.contextmanager

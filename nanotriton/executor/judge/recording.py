@@ -102,6 +102,8 @@ def describe_training(model: nn.Module, trained: Trained) -> dict:
     return {
         "parameters": list(trained.parameters),
         "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
+        "flips": trained.flips,
+        "grows": trained.grows,
     }
 
 

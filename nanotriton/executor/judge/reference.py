@@ -10,6 +10,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,6 +32,8 @@ from nanotriton.executor.judge.kinds import (
     TRIALS,
     Trial,
     fits,
+    grown,
+    grows,
     has_other_numbers,
     late_leaves,
     trains_buffers,
@@ -148,6 +151,7 @@ class Reference:
         self.unvaried: list[str] = []  # what no trial varies
         self.before = "plain"  # the kind of the first of several calls
         self.trains = False  # whether candidates are judged on trained weights
+        self.grows = False  # and on some that are large
         self.trained = Trained(())
         self.calibrate()
         self.examined = True
@@ -263,7 +267,8 @@ class Reference:
 
     def trained_with(self, seed: int) -> Trained:
         """What training changes of the weights of a seed."""
-        return self.trained if trains_buffers(seed) else self.trained.without_buffers()
+        trained = self.trained if trains_buffers(seed) else self.trained.without_buffers()
+        return replace(trained, grows=grows(seed))
 
     def forget_weights(self) -> None:
         self.built.clear()
@@ -462,10 +467,15 @@ class Reference:
         anew = partial(self.construct, seed)
         self.trained = what_to_train(self.on_host(seed), self.on_host(seed + 1), anew)
         kind = self.chosen(TRIALS[1])
-        if self.trained and self.stands(kind, fakes, -seed):
-            return True
-        self.trained = self.trained.without_buffers()
-        return bool(self.trained) and self.stands(kind, fakes, with_same_buffers(-seed))
+        ways = (self.trained, replace(self.trained, flips=False))
+        for trained in (*ways, *(way.without_buffers() for way in ways)):
+            weights = -seed if trained.buffers else with_same_buffers(-seed)
+            self.trained = trained
+            if trained and self.stands(kind, fakes, weights):
+                self.grows = self.stands("plain", fakes, grown(weights))
+                return True
+            self.forget_weights()  # those of another training go by the same seed
+        return False
 
     def find_stress(self, fakes: Fakes) -> None:
         """Find which kinds of inputs the reference survives."""
