@@ -26,8 +26,8 @@ class Trained:
     """What training changes: numbers of parameters, counted in the order of their registration, and names of
     buffers.
 
-    flips: a parameter of one element changes its sign. grows: some elements become large, so that a limit that
-    the module sets to its weights (a clamp, a saturation) is reached.
+    flips: a parameter of one element changes its sign. grows: some elements become large, so that a limit
+    that the module sets to its weights (a clamp, a saturation) is reached.
     """
 
     parameters: tuple[int, ...]

@@ -21,7 +21,7 @@ from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
+from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes, repeats
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
@@ -108,6 +108,11 @@ def excused(doing: str):
         raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
+def same_answer(one: object, other: object) -> bool:
+    """Whether two answers are the same but for rounding."""
+    return passes(other, Answer(one, None, None, None))
+
+
 class Reference:
     """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no
     fair question.
@@ -151,6 +156,8 @@ class Reference:
         self.unvaried: list[str] = []  # what no trial varies
         self.before = "plain"  # the kind of the first of several calls
         self.trains = False  # whether candidates are judged on trained weights
+        self.evaluates = False  # whether candidates are called in evaluation mode too
+        self.modal = False  # whether its answers, or what they leave behind, are others there
         self.grows = False  # and on some that are large
         self.trained = Trained(())
         self.calibrate()
@@ -409,6 +416,7 @@ class Reference:
             self.find_stress(fakes)
         self.trains = self.find_training(fakes)
         if self.stress:
+            self.find_modes()
             self.find_moves(Search(self, *found), fakes)
         if fakes.passing:
             raise Fault(
@@ -476,6 +484,34 @@ class Reference:
                 return True
             self.forget_weights()  # those of another training go by the same seed
         return False
+
+    def find_modes(self) -> None:
+        """Find whether the reference can be called in evaluation mode, and whether it then does other things.
+
+        A task that chooses evaluation mode itself is not asked for the other one.
+        """
+        if not self.on_host(self.seed).training:
+            return
+        found = []
+        for evaluates in (False, True):
+            model = self.build(self.seed)
+            inputs = self.inputs("plain", self.seed)
+            construct.seed_everything(self.seed)
+            before = construct.whereabouts()
+            try:
+                with self.running("plain"):
+                    construct.seed_everything(self.seed)
+                    answer = model.eval()(*inputs) if evaluates else model(*inputs)
+            except Exception as error:
+                log.debug("%s: in evaluation mode: %s", self.task.name, error)
+                return
+            if construct.whereabouts() != before or not all_finite(answer):
+                return
+            found.append((answer, construct.named_state(model)))
+        (own, state), (other, others) = found
+        self.evaluates = True
+        same_state = all(identical([t.detach()], [others[name].detach()]) for name, t in state.items())
+        self.modal = not (same_state and same_answer(own, other))
 
     def find_stress(self, fakes: Fakes) -> None:
         """Find which kinds of inputs the reference survives."""
