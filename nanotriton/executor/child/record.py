@@ -27,6 +27,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             to train of a module that has such parameters: their numbers, [name, shape, dtype] of buffers, and
             how (training.Trained).
         between: whether it is trained between the first call and the second, and not before.
+        attributes: whether tensors that are plain attributes belong to the state that calls leave.
         further: None, or the fields of recorder.Further.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
@@ -78,6 +79,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             default_cuda=args["defaults"]["cuda"],
             constructing=constructing,
             between=train if args["between"] else None,
+            attributes=args["attributes"],
             further=args["further"] and recorder.Further(**args["further"]),
         )
         data = [plan.to_bytes() for plan in plans]

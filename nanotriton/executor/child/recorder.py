@@ -26,7 +26,7 @@ from triton.runtime.errors import OutOfResources
 from nanotriton.executor.child import fake_cuda, fake_torch, fake_triton
 from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
 from nanotriton.executor.common.card import Card
-from nanotriton.executor.common.construct import named_state
+from nanotriton.executor.common.construct import named_state, plain_attributes
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
@@ -116,6 +116,7 @@ def record(
     default_cuda: bool = False,
     constructing: Callable[[int], Built] = lambda seed: nullcontext(lambda model: model),
     between: Callable[[Any], None] | None = None,
+    attributes: bool = False,
     further: Further | None = None,
 ) -> list[Plan]:
     """The plans of some calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
@@ -134,6 +135,7 @@ def record(
     in which its constructor runs; it gives a function that is called with the module once it is built, and
     returns the module that runs. between: changes the module's weights in place, between the first call and
     the second. Plans hold the bytes from before; numbers that forward reads are those from after.
+    attributes: tensors that are plain attributes of the module belong to the state too.
     Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
@@ -141,6 +143,7 @@ def record(
         Path(path).write_text(source, encoding="utf-8")
     tape = Tape.active = Tape(path, known, max_configs, drawn=drawn)
     tape.default_cuda = default_cuda
+    tape.names_attributes = attributes
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
         with torch.no_grad(), functions, calls:
@@ -253,11 +256,13 @@ def _note_training(model: Any) -> None:
 
 
 def _state(tape: Tape, model: Any) -> dict[str, int]:
-    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part
-    of a plan."""
+    """The tensor of each parameter and buffer that a step may have written to, and of attributes. Those on
+    the host are no part of a plan."""
     with quiet():
         named = named_state(model).items()
         changed = {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+        if tape.names_attributes:
+            changed |= {name: t for name, t in plain_attributes(model).items() if t.is_meta and tape.knows(t)}
     return {name: tape.tensor_id(t) for name, t in changed.items()}
 
 
@@ -358,8 +363,17 @@ def _train(model: Any, moved: list[Moved], between: Callable[[Any], None]) -> No
 
 
 def _move_weights(tape: Tape, model: Any) -> list[Moved]:
-    """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied."""
+    """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied. Others
+    that share memory are pulled apart."""
     moved: list[Moved] = []
+    owners: dict[int, int] = {}  # address of a host storage -> id of the tensor that is moved with it
+
+    def move(t: torch.Tensor, name: str) -> torch.Tensor:
+        address = t.untyped_storage()._cdata
+        if owners.setdefault(address, id(t)) != id(t) and address not in tape.cuda_storages:
+            t = t.detach().clone()
+        return tape.weight(t, name)
+
     if not isinstance(model, torch.nn.Module):
         return moved
     for prefix, module in model.named_modules():
@@ -368,13 +382,11 @@ def _move_weights(tape: Tape, model: Any) -> list[Moved]:
             if p is not None:
                 tape.moved[id(p)] = p
                 moved.append((module._parameters, name, p))
-                module._parameters[name] = torch.nn.Parameter(
-                    tape.weight(p, prefix + name), requires_grad=False
-                )
+                module._parameters[name] = torch.nn.Parameter(move(p, prefix + name), requires_grad=False)
         for name, b in module._buffers.items():
             if b is not None:
                 moved.append((module._buffers, name, b))
-                module._buffers[name] = tape.weight(b, prefix + name)
+                module._buffers[name] = move(b, prefix + name)
         if isinstance(module, torch.nn.RNNBase):  # it lists its weights once more
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
     return moved

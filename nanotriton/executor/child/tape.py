@@ -79,6 +79,7 @@ class Tape:
         self.steps = self.plan.steps  # where the next step goes: an autotuned launch points it elsewhere
         self.building = True  # importing and constructing, not yet forward
         self.draws = False  # random tensors are drawn while recording, and are constants of the plan
+        self.names_attributes = False  # tensors that are plain attributes belong to the state
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
         # by id: `model.cuda()` keeps the objects, so a parameter that is also in a list is on the GPU too

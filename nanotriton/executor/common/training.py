@@ -43,7 +43,14 @@ class Trained:
 
 
 def may_change(t: torch.Tensor) -> bool:
-    return t.is_floating_point() and t.numel() > 0
+    return (t.is_floating_point() or t.is_complex()) and t.numel() > 0
+
+
+def may_shuffle(t: torch.Tensor) -> bool:
+    """Whether a buffer of integers or truth values may be in another order: one of offsets stays."""
+    if t.is_floating_point() or t.is_complex() or not t.dim():
+        return False
+    return bool((t.long().diff(dim=-1) < 0).any())
 
 
 def every_parameter(model: nn.Module) -> Trained:
@@ -57,6 +64,7 @@ def train_(model: nn.Module, seed: int, trained: Trained) -> None:
     several elements has one sign alone; a buffer keeps its signs, because it may be a variance. Single zeros
     of a parameter, which an initialisation may have left, become numbers. So does the row of a padding index:
     no gradient moves it, but loading does. Half of the rows of an embedding with a `max_norm` are above it.
+    A buffer of integers or truth values gets its last dimension in another order.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters, buffers = list(model.parameters()), dict(model.named_buffers())
@@ -66,7 +74,7 @@ def train_(model: nn.Module, seed: int, trained: Trained) -> None:
             _train_parameter(parameters[number].detach(), generator, trained)
             changed.add(id(parameters[number]))
         for name in trained.buffers:
-            buffers[name].mul_(_factors(buffers[name], generator).to(buffers[name].dtype))
+            _train_buffer(buffers[name], generator)
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in changed:
                 _train_rows(module)
@@ -85,7 +93,16 @@ def _factors(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(0.75, 1, generator=generator)
 
 
+def _train_buffer(buffer: torch.Tensor, generator: torch.Generator) -> None:
+    if may_change(buffer):
+        buffer.mul_(_factors(buffer, generator).to(buffer.dtype))
+    else:
+        buffer.copy_(buffer[..., torch.randperm(buffer.shape[-1], generator=generator)])
+
+
 def _train_parameter(param: torch.Tensor, generator: torch.Generator, trained: Trained) -> None:
+    if param.is_complex():
+        param = torch.view_as_real(param)
     factor = _factors(param, generator)
     zero = param == 0
     if param.numel() == 1:

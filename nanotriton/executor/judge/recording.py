@@ -56,6 +56,7 @@ def record(
     }
     # a recording with other numbers is judged by its first call alone
     further = None if has_other_numbers(seed) else {"evaluates": reference.evaluates, "another": another}
+    args["attributes"] = bool(reference.leaves)
     args["further"] = further
     args["configs"], args["drawn"] = CONFIGURATIONS, None
     if worker.gpu is None:

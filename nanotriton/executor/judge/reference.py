@@ -21,6 +21,7 @@ from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
+from nanotriton.executor.judge.attributes import only_left
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes, repeats
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
@@ -108,11 +109,6 @@ def excused(doing: str):
         raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
-def same_answer(one: object, other: object) -> bool:
-    """Whether two answers are the same but for rounding."""
-    return passes(other, Answer(one, None, None, None))
-
-
 class Reference:
     """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no
     fair question.
@@ -158,6 +154,7 @@ class Reference:
         self.trains = False  # whether candidates are judged on trained weights
         self.evaluates = False  # whether candidates are called in evaluation mode too
         self.modal = False  # whether its answers, or what they leave behind, are others there
+        self.leaves: frozenset[str] = frozenset()  # attributes.only_left
         self.grows = False  # and on some that are large
         self.trained = Trained(())
         self.calibrate()
@@ -218,9 +215,10 @@ class Reference:
 
     def build(self, seed: int) -> torch.nn.Module:
         """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy
-        goes to its device."""
+        goes to its device, which pulls weights apart that share memory."""
         host = self.on_host(seed)
-        return copy.deepcopy(host, {} if self.device.type == "cpu" else construct.replicas(host, self.device))
+        stays = self.device.type == "cpu" and not construct.shares_memory(host)
+        return copy.deepcopy(host, {} if stays else construct.replicas(host, self.device))
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
@@ -416,6 +414,7 @@ class Reference:
             self.find_stress(fakes)
         self.trains = self.find_training(fakes)
         if self.stress:
+            self.find_left()
             self.find_modes()
             self.find_moves(Search(self, *found), fakes)
         if fakes.passing:
@@ -485,6 +484,18 @@ class Reference:
             self.forget_weights()  # those of another training go by the same seed
         return False
 
+    def find_left(self) -> None:
+        """Find what forward leaves on the module for others to read."""
+        model = self.build(self.seed)
+
+        def call() -> None:
+            with self.running("plain"):
+                construct.seed_everything(self.seed)
+                model(*self.inputs("plain", self.seed))
+
+        with contextlib.suppress(Exception):  # a second call is not what the task asks for
+            self.leaves = only_left(model, call)
+
     def find_modes(self) -> None:
         """Find whether the reference can be called in evaluation mode, and whether it then does other things.
 
@@ -492,26 +503,26 @@ class Reference:
         """
         if not self.on_host(self.seed).training:
             return
-        found = []
-        for evaluates in (False, True):
-            model = self.build(self.seed)
-            inputs = self.inputs("plain", self.seed)
+        try:
+            own, other = self.called_in_mode(False), self.called_in_mode(True)
+        except Exception as error:
+            log.debug("%s: in evaluation mode: %s", self.task.name, error)
+            return
+        if own is not None and other is not None:
+            self.evaluates = True
+            self.modal = not passes(other, Answer(own, None, None, None))
+
+    def called_in_mode(self, evaluates: bool) -> list | None:
+        """A plain draw's answer and the state that it leaves behind. None: it draws, or isn't finite."""
+        model, inputs = self.build(self.seed), self.inputs("plain", self.seed)
+        construct.seed_everything(self.seed)
+        before = construct.whereabouts()
+        with self.running("plain"):
             construct.seed_everything(self.seed)
-            before = construct.whereabouts()
-            try:
-                with self.running("plain"):
-                    construct.seed_everything(self.seed)
-                    answer = model.eval()(*inputs) if evaluates else model(*inputs)
-            except Exception as error:
-                log.debug("%s: in evaluation mode: %s", self.task.name, error)
-                return
-            if construct.whereabouts() != before or not all_finite(answer):
-                return
-            found.append((answer, construct.named_state(model)))
-        (own, state), (other, others) = found
-        self.evaluates = True
-        same_state = all(identical([t.detach()], [others[name].detach()]) for name, t in state.items())
-        self.modal = not (same_state and same_answer(own, other))
+            answer = model.eval()(*inputs) if evaluates else model(*inputs)
+        if construct.whereabouts() != before or not all_finite(answer):
+            return None
+        return [answer, {name: t.detach() for name, t in construct.named_state(model).items()}]
 
     def find_stress(self, fakes: Fakes) -> None:
         """Find which kinds of inputs the reference survives."""

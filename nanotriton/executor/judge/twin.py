@@ -35,7 +35,8 @@ def as_it_is(model: torch.nn.Module, number: int) -> AbstractContextManager:
 
 @dataclass(frozen=True)
 class Twin:
-    """What float64 gives: the answer of each call, its inputs as it left them, the state after the last."""
+    """What float64 gives: the answer of each call, its inputs as it left them, the state after the last, and
+    tensors that are plain attributes then."""
 
     answers: list[object]
     inputs: list[list]
@@ -95,7 +96,7 @@ def widened(
                 answers = call_each(model, wide, train, mode)
         finally:
             torch.set_default_dtype(default)
-    return Twin(answers, wide, state_of(model))
+    return Twin(answers, wide, state_of(model) | construct.plain_attributes(model))
 
 
 def beside(
@@ -116,7 +117,8 @@ def beside(
     with running(), operators:
         construct.seed_everything(seed)
         answers = call_each(model, inputs, train, mode)
-    state = {name: operators.twin(t) for name, t in construct.named_state(model).items()}
+    named = construct.named_state(model) | construct.plain_attributes(model)
+    state = {name: operators.twin(t) for name, t in named.items()}
     return Twin(mapped(answers, operators.twin), mapped(inputs, operators.twin), state)
 
 
