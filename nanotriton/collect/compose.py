@@ -17,6 +17,7 @@ from nanotriton.collect.emit import attention, conv, flat, gather, matmul, point
 from nanotriton.collect.emit.kernel import Kernel
 from nanotriton.collect.fuse import Stage, fuse
 from nanotriton.collect.ir import Graph, Node, Unfit
+from nanotriton.collect.modes import has_modes, joined
 from nanotriton.collect.names import unpacked
 from nanotriton.collect.trace import trace
 from nanotriton.tasks.task import Task
@@ -53,14 +54,25 @@ class Composed:
 
 def compose(task: Task) -> Composed:
     """Write `ModelNew` for a task. Raises Unfit, with one line that says why, for what it doesn't cover."""
-    graph = graph_of(task)
-    return Assembly(task, graph, fuse(graph)).write()
+    model, inputs = on_meta(task)
+    modal = has_modes(model)
+    graph = trace(model, inputs)
+    composed = Assembly(task, graph, fuse(graph)).write()
+    if modal:
+        model, inputs = on_meta(task)
+        graph = trace(model.eval(), inputs)
+        evaluation = Assembly(task, graph, fuse(graph)).write()
+        composed.source = joined(composed.source, evaluation.source)
+    return composed
 
 
 def graph_of(task: Task) -> Graph:
-    """The operator graph of a task's Model, on its own inputs' shapes. Nothing is allocated: all is on the
-    meta device.
-    """
+    """The operator graph of a task's Model, on its own inputs' shapes."""
+    return trace(*on_meta(task))
+
+
+def on_meta(task: Task) -> tuple[nn.Module, list]:
+    """A task's Model and its inputs. Nothing is allocated: all is on the meta device."""
     names: dict = {"__name__": "task"}
     try:
         with torch.device("meta"):
@@ -69,7 +81,7 @@ def graph_of(task: Task) -> Graph:
             inputs = list(names["get_inputs"]())
     except Exception as error:
         raise Unfit(f"it doesn't load: {type(error).__name__}: {error}".split("\n")[0]) from None
-    return trace(model, inputs)
+    return model, inputs
 
 
 class Assembly:
