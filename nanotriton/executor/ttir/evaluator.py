@@ -11,8 +11,8 @@ program at a time, in turns (waiting.py).
 
 In which order programs run is drawn wherever that could matter: where a kernel has atomics. If it also looks
 at what they give, its programs are run in several groups, one after another, because those of a chunk do
-each operation together, as no GPU does. Drawn is also in which order tl.reduce combines lanes by a function of
-the kernel's own (tensor.py).
+each operation together, as no GPU does. Also drawn is the order in which tl.reduce combines lanes by a
+function of the kernel's own (tensor.py).
 
 Hostile text raises one of `TTIRError`'s children. Nothing in it can reach beyond the buffers of `memory`.
 Its work is bounded by `budget` and its own memory by MAX_LIVE (flow.py).
