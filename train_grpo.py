@@ -417,7 +417,10 @@ def main(cfg: Config, world: World) -> None:
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
     judge = cfg.judge
-    with make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor:
+    with (
+        trainer.sampler,
+        make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor,
+    ):
         trainer.executor = executor
         train(run, trainer, dev, test)
     run.plot()

@@ -5,6 +5,7 @@ an answer to, from the calling thread. What could not be had is not saved, and i
 continued.
 """
 
+import contextlib
 import hashlib
 import json
 import queue
@@ -60,12 +61,8 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     def tell(place: int, written: Written) -> None:
         save(asks[place], written.text, {"finish_reason": written.finish_reason, "tokens": written.tokens})
 
-    writer.write([ask.prompt for ask in asks], [ask.seed for ask in asks], tell)
-    del writer  # the judge wants the memory
-    if world.device.type == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
+    with contextlib.closing(writer):  # the judge wants the memory
+        writer.write([ask.prompt for ask in asks], [ask.seed for ask in asks], tell)
 
 
 # ---- an endpoint ----
