@@ -128,8 +128,8 @@ class Killer(threading.Thread):
     """kill -9 for one process after another, at random moments, at all levels of the tree.
 
     Two kinds of candidates are spared. Of one that is already suspected, the executor could not tell a second
-    random kill from the candidate's own doing. One that has lost as many workers as it may lose would be given
-    up, rightly, after one more. every: seconds between two kills, on average.
+    random kill from the candidate's own doing. One that has lost as many workers as it may lose would rightly
+    be given up after one more. every: seconds between two kills, on average.
     """
 
     def __init__(self, executor: Executor, stop: threading.Event, rng: random.Random, every: float):
