@@ -65,7 +65,7 @@ class Stateless:
     def __init__(self, run, weights):
         self.run, self.weights = run, weights
 
-    def calls(self, draws, training):
+    def calls(self, draws, training, least):
         return Calls([self.run(draw(), self.weights)[0] for draw in draws], [{} for _ in draws])
 
 
