@@ -123,7 +123,9 @@ def test_what_each_kind_is_for():
     def normal():
         return torch.randn(40, 60)
 
-    assert (stressed("sunk", normal) < -200).all()
+    for draw in (normal, lambda: torch.rand(40, 60), lambda: torch.empty(40, 60).normal_(0, 1e-3)):
+        sunk = stressed("sunk", draw)
+        assert (sunk < -200).all() and sunk.var() > sunk.mean() ** 2 / 20
     wild = stressed("wild", normal)
     assert wild.isnan().any() and (wild == torch.inf).any() and (wild == -torch.inf).any()
     tied = stressed("tied", normal)

@@ -56,8 +56,7 @@ class Sensitivity:
 class Question:
     """What the reference may be asked about a trial where values are wrong.
 
-    sensitivity: how far its answer moves. other: its answer to another draw of the same kind, by number, or
-    None.
+    sensitivity: how far its answer moves. other: its answer to another draw, by number, or None.
     """
 
     sensitivity: Callable[[Answer], Sensitivity | None]
@@ -135,7 +134,9 @@ def numbers(t: torch.Tensor) -> torch.Tensor:
 def nudges(device, seed: int) -> list[Nudge]:
     """Functions that move each element of a tensor by up to FLOOR of itself.
 
-    First all by that much, then each its own way, there and back: of two ways one crosses what lies near.
+    First all by that much, then each its own way by that much, then each by a part of it. All go there and
+    back: of two ways one crosses what lies near. An element that no way moves far would look as if nothing
+    depended on it.
     """
     found: list[Nudge] = []
     for sign in (1, -1):
@@ -143,12 +144,14 @@ def nudges(device, seed: int) -> list[Nudge]:
     for i in range(NUDGES):
         for sign in (1, -1):
             generator = torch.Generator(device).manual_seed(seed_from(seed, "nudge", i))
-            found.append(lambda t, sign=sign, generator=generator: nudged(t, sign, generator))
+            found.append(partial(nudged, sign=sign, generator=generator, whole=i == 0))
     return found
 
 
-def nudged(t: torch.Tensor, sign: int, generator: torch.Generator) -> torch.Tensor:
+def nudged(t: torch.Tensor, sign: int, generator: torch.Generator, whole: bool) -> torch.Tensor:
     share = torch.empty(t.shape, dtype=torch.float64, device=t.device).uniform_(-1, 1, generator=generator)
+    if whole:
+        share.sign_()
     return share.mul_(sign * FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
 
 
@@ -231,9 +234,12 @@ def is_right(output: Output) -> bool:
 
 
 def other_answer(reference: Reference, trial: Trial, number: int) -> Answer | None:
-    """The reference's answer to another draw of a trial's kind, or None."""
+    """The reference's answer to another draw, or None: as the task draws, and of the trial's kind, in turns.
+
+    Under stress all softmaxes may saturate, and all entropies be next to nothing.
+    """
     if not reference.stress:
         return None
-    seed = seed_from(trial.inputs, "usual", number)
-    answer = reference.answer(trial.kind, seed, trial.weights)
+    kind = trial.kind if number % 2 else "plain"
+    answer = reference.answer(kind, seed_from(trial.inputs, "usual", number), trial.weights)
     return None if answer.exact is None else answer
