@@ -110,7 +110,14 @@ def test_a_kind_repeats_for_its_seed_and_leaves_integers_alone(kind):
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 7), (3, 1, 4), (0, 3)])
 @pytest.mark.parametrize("kind", draws.KINDS)
 def test_a_kind_takes_any_shape(kind, shape):
-    draws.distort(torch.ones(shape), kind, torch.Generator().manual_seed(1))
+    for dtype in (torch.float32, torch.float16):
+        draws.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
+
+
+def test_what_does_not_differ_is_sunk_too():
+    same = torch.ones(4, 5, dtype=torch.float16)
+    draws.sink(same, draws.Luck(torch.Generator(), same.device))
+    assert (same < -200).all() and torch.isfinite(same).all()
 
 
 def stressed(kind, draw, seed=1):

@@ -128,9 +128,9 @@ def sink(x: Tensor, luck: Luck) -> None:
     They differ by about as much as they lie below 0: a variance in one pass, which loses the square of
     mean over deviation, has nothing to lose here.
     """
-    x.sub_(x.float().mean().to(x.dtype)).abs_()
-    usual = x.float().square().mean().sqrt().clamp_(min=1e-6)
-    x.mul_((DEEP / usual).to(x.dtype)).add_(DEEP + 1).neg_()
+    apart = (x.float() - x.float().mean()).abs_()
+    usual = apart.square().mean().sqrt().clamp_(min=1e-6)
+    x.copy_(-(DEEP + 1 + DEEP * apart / usual))
 
 
 def ties(x: Tensor, luck: Luck) -> None:
