@@ -156,11 +156,13 @@ def main(cfg: Config, world: World) -> str:
     if not result:
         result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
         if dev:
-            sampler = make_sampler(
-                model_config, world, tokenizer, model if cfg.optimizer == "adam8" else None
-            )
-            sync_weights(sampler, model, world)
-            with make_executor(world, cfg.seed) as executor:
+            shared = model if cfg.optimizer == "adam8" else None
+            with (
+                # closed here, as train_grpo.py, which may have called this, makes a sampler of its own
+                make_sampler(model_config, world, tokenizer, shared) as sampler,
+                make_executor(world, cfg.seed) as executor,
+            ):
+                sync_weights(sampler, model, world)
                 result |= heldout(
                     run,
                     dev,
@@ -173,7 +175,6 @@ def main(cfg: Config, world: World) -> str:
                     seed=cfg.seed,
                     prompt=prompt,
                 )
-            sampler.free()  # train_grpo.py, which may have called this, makes a sampler of its own
         run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")

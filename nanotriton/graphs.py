@@ -1,6 +1,7 @@
 """What a decode step reads, and its CUDA graphs: one captured step for each bucket of batch shapes, replayed
 for any content."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -109,6 +110,13 @@ class Layout:
         buffer.copy_(host, non_blocking=True)
 
 
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures. It is one for the process, because cuBLAS keeps a workspace for each stream
+    that it has worked on, however often samplers come and go."""
+    return torch.cuda.Stream(device)
+
+
 class Graphs:
     """Captured decode steps. A step's whole input is one buffer, filled on the host and copied without
     waiting.
@@ -132,13 +140,18 @@ class Graphs:
         self.tail_table, self.prefix_table = torch.zeros(
             2, max_batch + 1, width, dtype=torch.int32, device=device
         )
-        self.side = torch.cuda.Stream(device)
+        self.side = side_stream(device)
         self.clear()
 
     def clear(self) -> None:
         """Forget the captured graphs: what they point to has moved."""
         self.captured: dict[tuple, tuple] = {}
         self.pool = torch.cuda.graph_pool_handle()
+
+    def close(self) -> None:
+        """Let go of all graphs, of the memory in their pool, of the page tables and of the step."""
+        self.captured = {}
+        self.step = self.tail_table = self.prefix_table = None
 
     def write_tables(self, scheduler: Scheduler, slots: np.ndarray) -> None:
         """Bring the lines of newly admitted slots and of their groups to the device."""

@@ -92,6 +92,11 @@ class KVCache:
             if self.memory:
                 self.memory.give()
 
+    def close(self) -> None:
+        """Give the memory back for good, its addresses too."""
+        self.release()
+        self.memory = None
+
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """k_cache, v_cache of a layer, each [pages + 1, kv_heads, page_size, head_dim]."""
         return self.data[index, 0], self.data[index, 1]

@@ -1,9 +1,10 @@
 """Sampling for GRPO: continuous batching over a paged KV cache in which the n samples of a prompt share its
 pages.
 
-    sampler = Sampler(model, kv_gib=4)
-    groups = sampler.generate([Request(ids, n=8, max_tokens=256, stop_ids=eos)], on_finish=reward_it_at_once)
-    sampler.update_weights(trained.named_parameters())
+    with Sampler(model, kv_gib=4) as sampler:  # or sampler.close() at the end: its memory is given back
+        request = Request(ids, n=8, max_tokens=256, stop_ids=eos)
+        groups = sampler.generate([request], on_finish=reward_it_at_once)
+        sampler.update_weights(trained.named_parameters())
 
     python -m nanotriton.sampler MODEL --prompt TEXT | --raw TEXT | --prompt-ids 1,2,3
                                  [--template JSON] [--max-tokens N] [--temperature T] [--seed S]
@@ -99,7 +100,7 @@ class Sampler:
             else None
         )
         self.unseeded = 0  # samples that have been given a seed of ours
-        self.busy = False
+        self.busy = self.closed = False
         self.stats: dict[str, int] = {}  # of the last generate call
         self.resume()
 
@@ -114,6 +115,7 @@ class Sampler:
         taken so much that the old size doesn't fit, it is a fraction of what is free now, and graphs are
         captured anew.
         """
+        self._idle("resume")
         if self.kv.data is not None:
             return
         if self.kv.pages:
@@ -132,6 +134,30 @@ class Sampler:
         """Give the KV memory back, to train with. generate() or resume() takes it again."""
         self._idle("free")
         self.kv.release()
+
+    def close(self) -> None:
+        """Give everything back at once: the KV memory, the CUDA graphs with what they hold, and the model.
+
+        The graphs refer to the sampler and it to them. Without this a sampler that nobody uses any more keeps
+        its memory until Python looks for cycles, and a lack of GPU memory doesn't make it look. Closing twice
+        is closing once; anything else that is asked of a closed sampler is a RuntimeError.
+        """
+        if self.closed:
+            return
+        self._idle("close")
+        self.closed = True
+        self.kv.close()
+        if self.graphs:
+            self.graphs.close()
+        self.graphs = self.model = self.last = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # for those who don't ask torch's allocator: the KV memory, the executor
+
+    def __enter__(self) -> "Sampler":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @torch.no_grad()
     def update_weights(self, source: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -166,6 +192,8 @@ class Sampler:
             )
 
     def _idle(self, what: str) -> None:
+        if self.closed:
+            raise RuntimeError(f"{what} was called on a closed sampler")
         if self.busy:
             raise RuntimeError(f"{what} was called while generate is running")
 
@@ -441,8 +469,8 @@ def main(argv: list[str] | None = None) -> None:
         )
         # ids are continued by ids, as transformers does, also by those of an embedding's padding
         valid = tokenizer.vocab_size if args.prompt_ids is None else None
-        sampler = Sampler(model, max_batch=1, valid_vocab=valid)
-        sample = sampler.generate([request])[0][0]
+        with Sampler(model, max_batch=1, valid_vocab=valid) as sampler:
+            sample = sampler.generate([request])[0][0]
     except (ValueError, MemoryError) as error:  # ModelError is a ValueError
         die(error)
     text = None

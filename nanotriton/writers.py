@@ -127,6 +127,10 @@ class ModelWriter:
         self.sampler.free()  # the judge wants the memory
         return [written[place] for place in range(len(prompts))]
 
+    def close(self) -> None:
+        """Let go of the model and of all the sampler's memory."""
+        self.sampler.close()
+
     def _request(self, ids: list[int], seeds: list[int]):
         from nanotriton.sampler import Request
 

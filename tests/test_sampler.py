@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -407,6 +408,51 @@ def test_nothing_grows_over_rounds_of_generate_and_update():
         if turn in (1, 49):
             tensors.append(sum(type(x) is torch.Tensor for x in gc.get_objects()))
     assert tensors[0] == tensors[1]
+
+
+@pytest.mark.parametrize("with_graphs", [False, True])
+def test_close_gives_everything_back_without_the_cycle_collector(with_graphs, monkeypatch):
+    monkeypatch.setattr(graphs, "reader", lambda *drawn: lambda a=[x.tolist() for x in drawn]: a)
+    request, model = Request([1, 2, 3], n=3, max_tokens=4), make_model()
+    gc.disable()  # what only it would free stays
+    try:
+        sampler = Sampler(model, kv_gib=0.05)
+        if with_graphs:
+            model.merge_projections()
+            sampler.graphs = Eager(sampler)
+        sampler.generate([request])
+        held = [sampler.kv.data, sampler.last, *model.parameters(), *model.buffers()]
+        if with_graphs:
+            held += [sampler.graphs.tail_table, *(kept[1] for kept in sampler.graphs.captured.values())]
+        gone = [weakref.ref(x) for x in held]
+        del held
+        sampler.itself = sampler  # as a forgotten cycle, or whoever still holds the sampler
+        sampler.close()
+        del model
+        assert [ref() for ref in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
+
+
+def test_a_closed_sampler_says_so_and_the_next_one_works():
+    model, request = make_model(), Request([1, 2, 3], max_tokens=5, temperature=0)
+    with Sampler(model, kv_gib=0.05) as first:
+        with pytest.raises(RuntimeError, match="close was called while generate is running"):
+            first.generate([request], on_finish=lambda sample: first.close())
+        expected = first.generate([request])[0][0].ids
+    first.close()  # twice is once
+    for name, arguments in {
+        "generate": [[request]],
+        "resume": [],
+        "free": [],
+        "update_weights": [model],
+    }.items():
+        with pytest.raises(RuntimeError, match=f"^{name} was called on a closed sampler$"):
+            getattr(first, name)(*arguments)
+    with pytest.raises(ValueError, match="the prompt is empty"), Sampler(model, kv_gib=0.05) as second:
+        assert second.generate([request])[0][0].ids == expected
+        second.generate([Request([])])
+    assert second.closed
 
 
 def test_a_thousand_requests_that_need_ten_times_the_cache():

@@ -5,6 +5,7 @@ an answer to, from the calling thread. What could not be had is not saved, and i
 continued.
 """
 
+import contextlib
 import hashlib
 import json
 import queue
@@ -20,6 +21,7 @@ from nanotriton.config import json_object, reason
 from nanotriton.endpoint.answer import Later, Refused
 from nanotriton.endpoint.client import Client
 from nanotriton.provenance import files_of, fingerprint
+from nanotriton.rows import read_lines
 from nanotriton.rules.extract import CLOSE, OPEN
 from nanotriton.tasks.prompt import Prompt
 from nanotriton.writers import ModelWriter, Sampling, Written
@@ -60,12 +62,8 @@ def from_model(folder: str, asks: list[Ask], sampling: Sampling, world, save: Sa
     def tell(place: int, written: Written) -> None:
         save(asks[place], written.text, {"finish_reason": written.finish_reason, "tokens": written.tokens})
 
-    writer.write([ask.prompt for ask in asks], [ask.seed for ask in asks], tell)
-    del writer  # the judge wants the memory
-    if world.device.type == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
+    with contextlib.closing(writer):  # the judge wants the memory
+        writer.write([ask.prompt for ask in asks], [ask.seed for ask in asks], tell)
 
 
 # ---- an endpoint ----
@@ -206,8 +204,8 @@ def read_jsonl(path: str | Path) -> list[dict]:
     Raises ValueError: one line that names the file and the line.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = "\n".join(read_lines(path))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     if text.lstrip().startswith("["):
         try:

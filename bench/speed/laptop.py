@@ -84,9 +84,11 @@ def sft_arm(cfg: Config) -> None:
         model, model_config = load_model(folder, world.dtype, world.device)
         trace = Run(grpo_config(name + "-test", cfg), world, "grpo")
         test = train_grpo.task_sets(grpo)[2]
-        sampler = make_sampler(model_config, world, tokenizer)
-        sampler.update_weights(distributed.full_params(model, world.dtype))
-        with make_executor(world, cfg.seed) as executor:
+        with (
+            make_sampler(model_config, world, tokenizer) as sampler,
+            make_executor(world, cfg.seed) as executor,
+        ):
+            sampler.update_weights(distributed.full_params(model, world.dtype))
             result = heldout(
                 trace,
                 test,

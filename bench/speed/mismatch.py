@@ -54,7 +54,8 @@ def sample_and_score(cfg: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         config.die(error)
     prompts = [build_prompt(task, tokenizer) for task in generate("rl", cfg.prompts, seed=0)]
     requests = [Request(p, n=cfg.n, max_tokens=cfg.max_tokens, stop_ids=tokenizer.eos_ids) for p in prompts]
-    groups = Sampler(model, valid_vocab=tokenizer.vocab_size).generate(requests)
+    with Sampler(model, valid_vocab=tokenizer.vocab_size) as sampler:
+        groups = sampler.generate(requests)
     pairs = [(prompt, sample) for prompt, group in zip(prompts, groups, strict=True) for sample in group]
     trainer, sampler, sequence = [], [], []
     for number, (prompt, sample) in enumerate(pairs):

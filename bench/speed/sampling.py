@@ -13,6 +13,7 @@ step, each sample's own keys and values, and each prompt's once for its group. `
 prompt for every sample, as other engines read it.
 """
 
+import gc
 import random
 import re
 import time
@@ -143,18 +144,18 @@ def timed(run: Callable[[], object]) -> float:
 
 def ours(model: Transformer, work: list[Request], repeats: int) -> dict:
     """The figures of our sampler: of all of `work`, of the first tokens alone, and of one request alone."""
-    sampler = Sampler(model)
-    cold = timed(lambda: sampler.generate(work))
-    total = min(timed(lambda: sampler.generate(work)) for _ in range(repeats))
-    stats = dict(sampler.stats)
     firsts = [Request(r.prompt_ids, n=r.n, max_tokens=1) for r in work]
     short = Request(work[0].prompt_ids, max_tokens=1)
     long = Request(work[0].prompt_ids, max_tokens=129)
-    sampler.generate([short])
-    sampler.generate([long])
-    one = min(timed(lambda: sampler.generate([short])) for _ in range(3))
-    many = min(timed(lambda: sampler.generate([long])) for _ in range(3))
-    first = timed(lambda: sampler.generate(firsts))
+    with Sampler(model) as sampler:  # the next engine or shape wants the memory
+        cold = timed(lambda: sampler.generate(work))
+        total = min(timed(lambda: sampler.generate(work)) for _ in range(repeats))
+        stats = dict(sampler.stats)
+        sampler.generate([short])
+        sampler.generate([long])
+        one = min(timed(lambda: sampler.generate([short])) for _ in range(3))
+        many = min(timed(lambda: sampler.generate([long])) for _ in range(3))
+        first = timed(lambda: sampler.generate(firsts))
     return {
         "seconds": total,
         "seconds_cold": cold,
@@ -272,12 +273,12 @@ class Profiler:
 
 def profile(model: Transformer, work: list[Request], bandwidth: float) -> list[dict]:
     """What STEPS decode steps take, early, in the middle and late: a row for each."""
-    sampler = Sampler(model)
-    sampler.generate(work)  # captures the graphs
-    begins = [int(share * sampler.stats["decode_steps"]) for share in AT]
-    profiler = Profiler(sampler, begins, 1e3 * weight_bytes(model) / bandwidth, bandwidth)
-    sampler._decode = profiler
-    sampler.generate(work)
+    with Sampler(model) as sampler:
+        sampler.generate(work)  # captures the graphs
+        begins = [int(share * sampler.stats["decode_steps"]) for share in AT]
+        profiler = Profiler(sampler, begins, 1e3 * weight_bytes(model) / bandwidth, bandwidth)
+        sampler._decode = profiler
+        sampler.generate(work)
     return [rounded(row, "{:.3f}") for row in profiler.rows]
 
 
@@ -346,6 +347,7 @@ def on_gpu(cfg: Config) -> dict:
                 row = about | {"engine": engine} | speed(cfg, model, work, engine, bandwidth)
                 rows.append(row)
                 print(row, flush=True)
+                gc.collect()  # transformers' objects refer to each other
                 torch.cuda.empty_cache()
         del model
     return {"copy_gb_s": round(bandwidth / 1e9), "rows": rows}

@@ -222,3 +222,34 @@ def test_nothing_grows_and_free_gives_memory_back():
     del sampler
     gc.collect()
     assert empty - torch.cuda.mem_get_info()[0] < 2**28
+
+
+def test_one_sampler_after_another_takes_no_more_than_one(card_alone):
+    """close() gives back the KV memory, the graphs' pool and the model, without a collection of cycles."""
+    greedy = [Request([1, 2, 3], n=4, max_tokens=9, temperature=0), Request([4, 5], max_tokens=9, top_k=3)]
+
+    def one_after_another() -> list[int]:
+        model = gpu_model("llama").cuda()
+        with Sampler(model, kv_gib=0.25) as sampler:
+            ids = sampler.generate(greedy)[0][0].ids
+            assert sampler.graphs.captured and sampler.kv.data.nbytes > 2**27
+        return ids
+
+    expected = one_after_another()  # leaves cuBLAS's workspaces and the kernels' code, once for the process
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    free = torch.cuda.mem_get_info()[0]
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert one_after_another() == expected
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # the model went last, after close() had emptied torch's cache
+            assert torch.cuda.memory_allocated() == allocated
+            assert torch.cuda.memory_reserved() <= reserved
+    finally:
+        gc.enable()
+    if card_alone:  # torch's allocator knows nothing of the KV memory
+        assert free - torch.cuda.mem_get_info()[0] < 2**26
