@@ -88,6 +88,32 @@ def test_a_module_is_right_in_evaluation_mode_too(executor, forward, right):
     assert right or "in evaluation mode" in verdict.message, verdict
 
 
+def test_of_a_batch_norm_the_mode_is_judged_that_its_module_comes_in(executor):
+    """A kernel for training alone does what is asked, where the task doesn't say a word about modes."""
+    init = "self.norm = nn.BatchNorm1d(40, affine=False)"
+    asked = task("return self.norm(x)", init)
+    kernel = """
+@triton.jit
+def normed(x, mean, var, y, rows, cols, eps, momentum, BLOCK: tl.constexpr):
+    col, row = tl.program_id(0), tl.arange(0, BLOCK)
+    v = tl.load(x + row * cols + col, mask=row < rows, other=0.0)
+    m = tl.sum(v) / rows
+    d = tl.where(row < rows, v - m, 0.0)
+    s = tl.sum(d * d)
+    tl.store(y + row * cols + col, d * tl.rsqrt(s / rows + eps), mask=row < rows)
+    tl.store(mean + col, tl.load(mean + col) * (1 - momentum) + momentum * m)
+    tl.store(var + col, tl.load(var + col) * (1 - momentum) + momentum * s / (rows - 1))
+
+
+"""
+    forward = "y = torch.empty_like(x)\nn = self.norm\n"
+    forward += (
+        "normed[(40,)](x, n.running_mean, n.running_var, y, 6, 40, n.eps, n.momentum, BLOCK=8)\nreturn y"
+    )
+    verdict = judge(executor, asked, candidate(forward, init, kernel))
+    assert verdict.correct, verdict
+
+
 def test_a_mode_that_the_reference_does_not_have_is_none_of_the_candidates(executor):
     """It answers otherwise in evaluation mode, and the reference does not."""
     other = "return launch(x, self.gain, self.shift if self.training else self.gain)"

@@ -17,7 +17,6 @@ from nanotriton.collect.emit import attention, conv, flat, gather, matmul, point
 from nanotriton.collect.emit.kernel import Kernel
 from nanotriton.collect.fuse import Stage, fuse
 from nanotriton.collect.ir import Graph, Node, Unfit
-from nanotriton.collect.modes import has_modes, joined
 from nanotriton.collect.names import unpacked
 from nanotriton.collect.trace import trace
 from nanotriton.tasks.task import Task
@@ -54,25 +53,29 @@ class Composed:
 
 def compose(task: Task) -> Composed:
     """Write `ModelNew` for a task. Raises Unfit, with one line that says why, for what it doesn't cover."""
-    model, inputs = on_meta(task)
-    modal = has_modes(model)
-    graph = trace(model, inputs)
-    composed = Assembly(task, graph, fuse(graph)).write()
-    if modal:
-        model, inputs = on_meta(task)
-        graph = trace(model.eval(), inputs)
-        evaluation = Assembly(task, graph, fuse(graph)).write()
-        composed.source = joined(composed.source, evaluation.source)
-    return composed
+    model_class(task)
+    graph = graph_of(task)
+    stages = fuse(graph)
+    if not stages:
+        raise Unfit("it computes nothing")
+    return Assembly(task, graph, stages).write()
+
+
+def model_class(task: Task) -> ast.ClassDef:
+    """Model's class, which has a forward of its own and inherits from nn.Module alone."""
+    tree = ast.parse(task.source)
+    cls = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
+    if cls is None or [ast.unparse(base).split(".")[-1] for base in cls.bases] != ["Module"]:
+        raise Unfit("Model inherits from another class than nn.Module")
+    if not any(isinstance(n, ast.FunctionDef) and n.name == "forward" for n in cls.body):
+        raise Unfit("Model has no forward of its own")
+    return cls
 
 
 def graph_of(task: Task) -> Graph:
-    """The operator graph of a task's Model, on its own inputs' shapes."""
-    return trace(*on_meta(task))
-
-
-def on_meta(task: Task) -> tuple[nn.Module, list]:
-    """A task's Model and its inputs. Nothing is allocated: all is on the meta device."""
+    """The operator graph of a task's Model, on its own inputs' shapes. Nothing is allocated: all is on the
+    meta device.
+    """
     names: dict = {"__name__": "task"}
     try:
         with torch.device("meta"):
@@ -81,7 +84,7 @@ def on_meta(task: Task) -> tuple[nn.Module, list]:
             inputs = list(names["get_inputs"]())
     except Exception as error:
         raise Unfit(f"it doesn't load: {type(error).__name__}: {error}".split("\n")[0]) from None
-    return model, inputs
+    return trace(model, inputs)
 
 
 class Assembly:
@@ -358,8 +361,7 @@ class Assembly:
 
     def model(self) -> str:
         """Model's class with the new forward, named ModelNew."""
-        tree = ast.parse(self.task.source)
-        cls = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model")
+        cls = model_class(self.task)
         methods = {n.name: n for n in cls.body if isinstance(n, ast.FunctionDef)}
         parts = ["class ModelNew(nn.Module):"]
         if "__init__" in methods:

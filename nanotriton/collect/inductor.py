@@ -22,7 +22,6 @@ from nanotriton.collect.inductor_host import Host
 from nanotriton.collect.inductor_kernel import Kernel
 from nanotriton.collect.inductor_lines import stored
 from nanotriton.collect.ir import Unfit
-from nanotriton.collect.modes import has_modes, joined
 from nanotriton.tasks.task import Task
 
 BLOCK_SIZES = {2**i for i in range(4, 12)}
@@ -60,22 +59,13 @@ def compiled(task: Task) -> str:
     tensors = [(a, x) for a, x in zip(arguments, inputs) if isinstance(x, torch.Tensor)]
     if not tensors:
         raise Unfit("no input is a tensor")
-    modal = has_modes(model)
-
-    def written(dynamic: str, evaluates: bool = False) -> str:
-        """The file with sizes of this kind, for a mode."""
-        model = names["Model"](*names["get_init_inputs"]())  # tracing leaves its tensors fake
-        if evaluates:
-            model.eval()
-        code, signature = emit(model, inputs, dynamic)
-        return File(task, code, Host(signature, model, tensors, kind)).write()
-
     why = None
     # with symbolic sizes of everything if Inductor can, else of the inputs, else for these sizes alone
     for dynamic in ("all", "inputs", ""):
         try:
-            source = written(dynamic)
-            return joined(source, written(dynamic, evaluates=True)) if modal else source
+            model = names["Model"](*names["get_init_inputs"]())  # tracing leaves its tensors fake
+            code, signature = emit(model, inputs, dynamic)
+            return File(task, code, Host(signature, model, tensors, kind)).write()
         except Unfit as error:
             why = why or error
             break

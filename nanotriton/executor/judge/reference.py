@@ -9,6 +9,7 @@ found once and cached by content. Answers never are.
 import contextlib
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,7 @@ from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
 from nanotriton.tasks.task import REQUIRED, Task
 from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
+LOOKS_AT_MODE = re.compile(r"\.training\b")  # in a task's text
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 # names of torch's functions and operators that round, and of casts that do (computing.told_by_arguments)
@@ -499,7 +501,9 @@ class Reference:
     def find_modes(self) -> None:
         """Find whether the reference can be called in evaluation mode, and whether it then does other things.
 
-        A task that chooses evaluation mode itself is not asked for the other one.
+        A task that chooses evaluation mode itself is not asked for the other one. Nor is one of which a batch
+        norm does other things there: a kernel for the mode that its module comes in does what is asked. Where
+        the task's own text looks at the mode, both are asked for.
         """
         if not self.on_host(self.seed).training:
             return
@@ -509,8 +513,9 @@ class Reference:
             log.debug("%s: in evaluation mode: %s", self.task.name, error)
             return
         if own is not None and other is not None:
-            self.evaluates = True
-            self.modal = not passes(other, Answer(own, None, None, None))
+            differs = not passes(other, Answer(own, None, None, None))
+            self.modal = differs and LOOKS_AT_MODE.search(self.task.source) is not None
+            self.evaluates = self.modal or not differs
 
     def called_in_mode(self, evaluates: bool) -> list | None:
         """A plain draw's answer and the state that it leaves behind. None: it draws, or isn't finite."""

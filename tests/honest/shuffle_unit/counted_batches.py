@@ -17,22 +17,18 @@ def pw(x, w, y, C, F, S, B: tl.constexpr):
 
 
 @triton.jit
-def bn_shuffle(y, g, b, rm, rv, out, N: tl.constexpr, F, S, G, eps, mom, TRAINS: tl.constexpr, B: tl.constexpr):
+def bn_shuffle(y, g, b, rm, rv, out, N: tl.constexpr, F, S, G, eps, mom, B: tl.constexpr):
     f = tl.program_id(0)
     o = tl.arange(0, B)
     n = tl.arange(0, N)
     m = (n[:, None] < N) & (o[None, :] < S)
     v = tl.load(y + (n[:, None] * F + f) * S + o[None, :], mask=m, other=0.0)
     cnt = N * S
-    if TRAINS:
-        mean = tl.sum(tl.sum(v, axis=1), axis=0) / cnt
-        d = tl.where(m, v - mean, 0.0)
-        var = tl.sum(tl.sum(d * d, axis=1), axis=0) / cnt
-        tl.store(rm + f, tl.load(rm + f) * (1 - mom) + mom * mean)
-        tl.store(rv + f, tl.load(rv + f) * (1 - mom) + mom * var * (cnt / (cnt - 1.0)))
-    else:
-        d = v - tl.load(rm + f)
-        var = tl.load(rv + f)
+    mean = tl.sum(tl.sum(v, axis=1), axis=0) / cnt
+    d = tl.where(m, v - mean, 0.0)
+    var = tl.sum(tl.sum(d * d, axis=1), axis=0) / cnt
+    tl.store(rm + f, tl.load(rm + f) * (1 - mom) + mom * mean)
+    tl.store(rv + f, tl.load(rv + f) * (1 - mom) + mom * var * (cnt / (cnt - 1.0)))
     r = tl.maximum(d * tl.rsqrt(var + eps) * tl.load(g + f) + tl.load(b + f), 0.0)
     CPG = F // G
     to = (f % CPG) * G + f // CPG
@@ -80,9 +76,8 @@ class ModelNew(nn.Module):
         pw[(N, F_)](x, self.c1.weight, y, C, F_, S, B=B)
         z = torch.empty_like(y)
         bn = self.bn
-        stats = bn.running_mean, bn.running_var
         bn_shuffle[(F_,)](
-            y, bn.weight, bn.bias, *stats, z, N, F_, S, self.groups, bn.eps, bn.momentum, TRAINS=bn.training, B=B
+            y, bn.weight, bn.bias, bn.running_mean, bn.running_var, z, N, F_, S, self.groups, bn.eps, bn.momentum, B=B
         )
         if bn.training and bn.track_running_stats and bn.num_batches_tracked is not None:
             bn.num_batches_tracked.add_(1)
