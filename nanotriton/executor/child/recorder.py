@@ -11,6 +11,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ __all__ = ["RecordError", "install", "record", "record_script", "uninstall", "wa
 
 
 _replaced: list[tuple[object, str, Any]] = []
+_cards: list[Card] = []  # that it is recorded for: one, or none
 _MISSING = object()
 
 
@@ -65,6 +67,7 @@ def install(card: Card) -> None:
     CUDA must not have been initialised.
     """
     if not _replaced:
+        _cards.append(card)
         for owner, name, value in [*fake_cuda.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
@@ -72,9 +75,17 @@ def install(card: Card) -> None:
 
 def uninstall() -> None:
     """Undo `install`: a process that has forked its recording children may use the GPU from here on."""
+    _cards.clear()
     while _replaced:
         owner, name, value = _replaced.pop()
         delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+
+
+def install_processors(count: int) -> None:
+    """Record for the same GPU with so many multiprocessors from here on."""
+    card = replace(_cards[0], multi_processor_count=count)
+    uninstall()
+    install(card)
 
 
 def warm_up(folder: str | Path) -> Plan:
@@ -97,6 +108,7 @@ def record(
     default_cuda: bool = False,
     finish: Callable[[Any], Any] = lambda model: model,
     between: Callable[[Any], None] | None = None,
+    asked: Callable[[], None] = lambda: None,
 ) -> list[Plan]:
     """The plans of CALLS calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
 
@@ -113,6 +125,7 @@ def record(
     default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
     returns the module that runs. between: changes the module's weights in place, between the first call and
     the second. Plans hold the bytes from before; numbers that forward reads are those from after.
+    asked: is called at the end if the candidate has asked for the card's number of multiprocessors.
     Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
@@ -142,6 +155,8 @@ def record(
                 plans[-1].state = _state(tape, model)
                 if len(plans) > 2 and not tape.repeats():
                     needed = len(plans)
+        if tape.asks_processors:
+            asked()
         return plans[:needed]
     finally:
         Tape.active = None

@@ -30,11 +30,17 @@ CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 
 
 def record(
-    job: Job, worker, reference: Reference, seed: int, between: bool = False
+    job: Job,
+    worker,
+    reference: Reference,
+    seed: int,
+    between: bool = False,
+    processors: int | None = None,
 ) -> Generator[Spawn, Ended, "Runner"]:
     """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it.
 
     seed: of the weights. between: they are trained between the first call and the second, and not before.
+    processors: multiprocessors of the card that the candidate is told of; None: as many as it has.
     """
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
@@ -52,6 +58,7 @@ def record(
         "known": known,
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
+        "processors": processors,
     }
     args["configs"], args["drawn"] = CONFIGURATIONS, None
     if worker.gpu is None:
@@ -90,10 +97,14 @@ def record(
             raise Fault("wrong_value", shared)
     if worker.gpu is None:
         yield from worker.fits.check(job, worker, plans)
-        return Runner(worker, job, reference, plans, seed, names)
+        runner = Runner(worker, job, reference, plans, seed, names)
+        runner.asks_processors = ended.header.get("processors") is True
+        return runner
     from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-    return (yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names))
+    runner = yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names)
+    runner.asks_processors = ended.header.get("processors") is True
+    return runner
 
 
 def describe_training(model: nn.Module, trained: Trained) -> dict:
