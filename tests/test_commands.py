@@ -88,6 +88,8 @@ def test_there_are_commands():
 def test_a_command_that_a_document_names_is_accepted(file, command, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)  # results would be written here
     program, words = program_of(words_of(command))
+    if "--prompt" in words and (name := words[words.index("--prompt") + 1]).endswith(".txt"):
+        (tmp_path / name).write_text("{source}")  # the user's own
     try:
         accept(program, words, monkeypatch)
     except SystemExit:
