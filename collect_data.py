@@ -5,11 +5,13 @@
     python collect_data.py --route distil --endpoint http://host:8000/v1 --modules FOLDER --out data
     python collect_data.py --verify later --count 4000 --out emitted
     python collect_data.py --modules emitted/candidates.jsonl --verify cuda --out data
+    python collect_data.py --merge composed compiled --cap-share 0.05 --out data
     python collect_data.py --from MANIFEST --out data
 
 The first draws modules from a grammar, composes their kernels and verifies them on the CPU. The second has
 Inductor write the Triton for people's modules, without a GPU; the third asks a teacher. The fourth and the
-fifth make candidates here and verify them where a GPU is. The last makes a committed set again.
+fifth make candidates here and verify them where a GPU is. The sixth makes one set of several runs; the last
+makes a committed set again.
 
 --modules takes task files and folders, .jsonl with rows of {pytorch_code, triton_code}, a clone of
 pytorch-jit-paritybench, and names of installed packages. --exclude names folders of benchmarks of which
@@ -59,6 +61,7 @@ class Config:
     endpoint: str = ""  # of --route distil: base URL of an OpenAI-compatible server
     model: str = ""  # of --route distil: the teacher's name there; empty: the first that the server lists
     key_env: str = "OPENAI_API_KEY"  # of --route distil: environment variable with the server's key, if any
+    merge: list[str] = field(default_factory=list)  # output folders of runs, of which one set is made
     # rebuild the pairs that this manifest lists, without verifying them again; also spelt --from
     manifest: str = ""
     attempts: Annotated[int, ">= 1"] = 4  # of --route distil: answers asked for each module
@@ -79,8 +82,10 @@ class Config:
             raise config.ConfigError(
                 "--route distil: --endpoint URL of an OpenAI-compatible server is needed"
             )
-        if self.route != ["compose"] and not self.modules:
-            raise config.ConfigError(f"--route {' '.join(self.route)}: --modules PATH is needed")
+        if self.route == ["distil"] and not self.modules:
+            raise config.ConfigError("--route distil: --modules PATH is needed")
+        if self.merge and self.manifest:
+            raise config.ConfigError("--merge and --from: one of them at a time is expected")
 
 
 if __name__ == "__main__":
@@ -92,9 +97,15 @@ if __name__ == "__main__":
     )  # before torch is imported: --help and a mistake are answered at once
 
     from nanotriton.collect.manifest import rebuild
+    from nanotriton.collect.output import merge
     from nanotriton.collect.pipeline import Pipeline
 
     try:
-        rebuild(options) if options.manifest else Pipeline(options).run()
+        if options.manifest:
+            rebuild(options)
+        elif options.merge:
+            merge(options)
+        else:
+            Pipeline(options).run()
     except ValueError as error:
         config.die(error)

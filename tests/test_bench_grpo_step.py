@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("trl")
 
-from bench.speed import grpo_step  # noqa: E402
-from nanotriton import config  # noqa: E402
-from nanotriton.world import World  # noqa: E402
+from bench.speed import grpo_step
+from nanotriton import config
+from nanotriton.world import World
 
-TINY = "--shape tiny --prompts 2 --prompt 8 --tokens 6 --micro 4 --steps 1".split()
+TINY = ["--shape", "tiny", "--prompts", "2", "--prompt", "8", "--tokens", "6", "--micro", "4", "--steps", "1"]
 
 
 def test_micro_divides_the_samples(capsys):

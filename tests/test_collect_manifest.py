@@ -44,9 +44,9 @@ def given(route: str, number: int, rows: int = 8, solution: str | None = None) -
     return make({"key": f"{task.name}-{route}", "route": route, "task": fields})
 
 
-def drawn() -> dict:
+def drawn(route: str = "compose") -> dict:
     """A row of the journal for a draw of the grammar that has a solution."""
-    rows = (make({"key": f"pair-3-{i}", "route": "compose", "seed": f"3 {i}"}) for i in range(9))
+    rows = (make({"key": f"pair-3-{i}", "route": route, "seed": f"3 {i}"}) for i in range(9))
     return next(row for row in rows if row["solution"])
 
 
@@ -76,8 +76,9 @@ def test_every_route_is_made_again(tmp_path, modules):
     taught = given("distil", 2, 4096)
     taught |= {"source": taught["small"], "solution": SOLUTION}
     rows = [drawn(), given("compose", 1), given("compile", 1), given("compile", 2, 4096), taught]
-    rows.append(given("compose", 3, solution=SOLUTION))
-    assert [row["meta"]["route"] for row in rows] == ["compose"] * 2 + ["compile"] * 2 + ["distil", "given"]
+    rows += [given("compose", 3, solution=SOLUTION), drawn("compile")]
+    routes = ["compose", "compose", "compile", "compile", "distil", "given", "compile"]
+    assert [row["meta"]["route"] for row in rows] == routes
     assert "4096" not in rows[3]["source"] and all(row["solution"] for row in rows)
     pairs = rebuilt(
         tmp_path, [manifest.line(row) for row in rows], [str(modules), f"{tmp_path}/solved.jsonl"]

@@ -29,9 +29,8 @@ def start(out: Path, nodes: int) -> list[subprocess.Popen]:
             port = free.getsockname()[1]
         layout = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
     command = [*AGENT, str(2 // nodes), *layout, "train_grpo.py", "--out", str(out), *RUN.split()]
-    env = os.environ | {"NANOTRITON_TEST": str(out), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"NANOTRITON_TEST": str(out), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     out.mkdir(exist_ok=True)
-    env["PYTHONUNBUFFERED"] = "1"
     return [
         subprocess.Popen(
             command,

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from nanotriton.executor import Executor
+from nanotriton.executor.executor import RESTARTS
 from nanotriton.executor.judge.process import STARTUP as STARTUP
 from nanotriton.executor.sandbox.clock import own_time, waited
 
@@ -126,8 +127,9 @@ class Watcher(threading.Thread):
 class Killer(threading.Thread):
     """kill -9 for one process after another, at random moments, at all levels of the tree.
 
-    A candidate that is already suspected is spared: the executor could not tell a second random kill from the
-    candidate's own doing. every: seconds between two kills, on average.
+    Two kinds of candidates are spared. Of one that is already suspected, the executor could not tell a second
+    random kill from the candidate's own doing. One that has lost as many workers as it may lose would rightly
+    be given up after one more. every: seconds between two kills, on average.
     """
 
     def __init__(self, executor: Executor, stop: threading.Event, rng: random.Random, every: float):
@@ -149,10 +151,10 @@ class Killer(threading.Thread):
     def kill(self, wanted: str) -> bool:
         """Kill a process of this level -> whether there was one that may be killed."""
         alive = living(set(self.executor._groups))
-        suspected = {
+        spared = {
             p.pid
             for p in list(self.executor._processes)
-            if p.alone or any(e.deaths for e in list(p.entries.values()))
+            if p.alone or any(e.deaths or e.restarts >= RESTARTS for e in list(p.entries.values()))
         }
         victims = []
         for pid in alive:
@@ -160,7 +162,7 @@ class Killer(threading.Thread):
                 continue
             family = {pid, alive[pid][0]} | {p for p, (parent, _) in alive.items() if parent == pid}
             killed_before = wanted == "child" and folder_of(pid) in self.hit  # twice would count as crashed
-            if not suspected & family and not killed_before:
+            if not spared & family and not killed_before:
                 victims.append(pid)
         if not victims:
             return False

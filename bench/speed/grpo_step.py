@@ -4,9 +4,9 @@
     python -m bench.speed.grpo_step --engines trl ours
     python -m bench.speed.grpo_step --shape tiny --prompts 2 --prompt 8 --tokens 8 --micro 4
 
-Both have random weights of one shape, the same prompts, 8 samples of each, all as long as they may be, and one
-optimizer step on all samples. Both are judged by our executor, on the same candidates (bench.speed.training's,
-as random weights write none). So a step is: sample, judge, forward, backward, update.
+Both have random weights of one shape, the same prompts, 8 samples of each, all as long as they may be, and
+one optimizer step on all samples. Both are judged by our executor, on the same candidates: those of
+bench.speed.training, as random weights write none. So a step is: sample, judge, forward, backward, update.
 
 TRL samples with transformers' continuous batching (--rollouts generate: with its plain generate), and trains
 bf16 weights, as it casts them for that. Ours are fp32 masters, with a bf16 copy to sample from. --micro says
@@ -39,6 +39,7 @@ from nanotriton.run import make_executor, program
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
 
+CPU_CACHE = {"num_blocks": 64, "max_batch_tokens": 256}
 LOOK = 0.02  # seconds between two looks at the memory
 
 
@@ -238,6 +239,8 @@ def trl(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
             max_completion_length=cfg.tokens,
             generation_kwargs={"eos_token_id": -1, "max_new_tokens": cfg.tokens},  # none ends early
             use_transformers_continuous_batching=cfg.rollouts == "continuous",
+            # TRL's choice is made for a GPU; on a CPU it would take gigabytes
+            transformers_continuous_batching_config=None if cuda else CPU_CACHE,
             gradient_checkpointing=cfg.trl_recompute,
             max_steps=many,
             shuffle_dataset=False,

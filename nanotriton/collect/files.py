@@ -17,20 +17,23 @@ def put_rows(path: Path, rows: Iterable[dict]) -> None:
     put(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+def read_journal(path: Path) -> dict[str, dict]:
+    """The rows of a journal by key; a later row of a key replaces an earlier one. A last line that isn't
+    whole, of a run that was killed or goes on, is left out.
+    """
+    whole = path.read_bytes()
+    rows = map(json.loads, whole[: whole.rfind(b"\n") + 1].splitlines())
+    return {row["key"]: row for row in rows}
+
+
 class Journal:
-    """An append-only file of rows with keys; a later row of a key replaces an earlier one."""
+    """An append-only file of rows with keys."""
 
     def __init__(self, path: Path):
-        self.path = path
         self.rows: dict[str, dict] = {}
         if path.exists():
-            whole = path.read_bytes()
-            end = whole.rfind(b"\n") + 1
-            if end < len(whole):  # killed while writing
-                os.truncate(path, end)
-            for line in whole[:end].splitlines():
-                row = json.loads(line)
-                self.rows[row["key"]] = row
+            self.rows = read_journal(path)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a run was killed while it wrote a line
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def add(self, row: dict) -> None:

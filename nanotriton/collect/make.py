@@ -19,6 +19,7 @@ from nanotriton.collect.sources import small
 from nanotriton.tasks.task import Task
 
 LIMIT = 40  # seconds of CPU time for one module
+LATE = f"not made after {LIMIT} s"
 
 
 @dataclass
@@ -81,7 +82,7 @@ def limited(seconds: int):
 
 
 def drawn(job: dict) -> Candidate:
-    """A module of the grammar. Both texts come from the same draw; the solution is composed from the large
+    """A module of the grammar. Both texts come from the same draw; a composed solution is made from the large
     one and serves both. A hard one's solution only shows that there is one: it is withheld from the sets.
     """
     draft = draw(random.Random(job["seed"]), job.get("hard", False))
@@ -98,8 +99,15 @@ def drawn(job: dict) -> Candidate:
             "sizes": draft.numbers(),
         },
     )
-    fill(made, Task(job["key"], made.source))
-    only_these_sizes(made, Task(job["key"], made.small))
+    if job["route"] == "compile":
+        try:
+            with limited(LIMIT):
+                compile_(made)
+        except Late:
+            made.status, made.message = "unfit", LATE
+    else:
+        fill(made, Task(job["key"], made.source))
+        only_these_sizes(made, Task(job["key"], made.small))
     made.meta["withheld"] = bool(job.get("hard"))
     return made
 
@@ -116,7 +124,7 @@ def given(job: dict) -> tuple[Candidate, Fingerprint]:
             made.small = task["meta"].get("small") or small(text)
             solve(made, job)
     except Late:
-        made.status, made.message = "unfit", f"not made after {LIMIT} s"
+        made.status, made.message = "unfit", LATE
     sizes = {n for shape in known.shapes for n in shape}
     # What a row of candidates.jsonl says of itself holds: it was known better where it was made.
     said = {k: v for k, v in task["meta"].items() if k not in ("small", "module", "route")}
@@ -132,19 +140,25 @@ def solve(made: Candidate, job: dict) -> None:
         made.solution = job["task"]["solution"]
         made.meta["route"] = job["task"]["meta"].get("route", "given")
     elif job["route"] == "compile":
-        from nanotriton.collect.inductor import compiled
-
-        # What weights fix is a number in Inductor's text: it serves these sizes alone.
-        made.source = made.small
-        try:
-            made.solution = compiled(Task(job["key"], made.source))
-        except Unfit as error:
-            made.status, made.message = "unfit", str(error)[:200]
-        except Exception as error:
-            made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
+        compile_(made)
     elif job["route"] == "compose":
         fill(made, Task(job["key"], made.source))
         only_these_sizes(made, Task(job["key"], made.small))
+
+
+def compile_(made: Candidate) -> None:
+    """Have Inductor write the solution. What weights fix is a number in its text, so it serves the small
+    sizes alone.
+    """
+    from nanotriton.collect.inductor import compiled
+
+    made.source = made.small
+    try:
+        made.solution = compiled(Task(made.key, made.source))
+    except Unfit as error:
+        made.status, made.message = "unfit", str(error)[:200]
+    except Exception as error:
+        made.status, made.message = "failed", f"{type(error).__name__}: {error}"[:200]
 
 
 def only_these_sizes(made: Candidate, other: Task) -> None:

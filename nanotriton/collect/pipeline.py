@@ -17,13 +17,14 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from pathlib import Path
 
 from nanotriton import log
-from nanotriton.collect import distil, manifest, report
+from nanotriton.collect import distil
 from nanotriton.collect.distil import Conversation, converse
 from nanotriton.collect.files import Journal, put_rows
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.make import computed_literals, make
-from nanotriton.collect.sets import UNFAIR, is_pair, is_rl, sort
+from nanotriton.collect.output import token_counter, write_sets
+from nanotriton.collect.sets import UNFAIR, is_pair, is_rl
 from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
@@ -81,16 +82,18 @@ class Pipeline:
 
     def grammar_jobs(self) -> Iterator[dict]:
         """Draws without end; every fourth one, while RL tasks are wanted, is a hard one whose solution is
-        withheld.
+        withheld. Each route goes over a draw, the first alone over a hard one.
         """
         for i in itertools.count():
             hard = self.cfg.rl_share > 0 and i % 4 == 3
-            yield {
-                "key": f"{'hard' if hard else 'pair'}-{self.cfg.seed}-{i}",
-                "route": "compose",
-                "seed": f"{self.cfg.seed} {i}",
-                "hard": hard,
-            }
+            for place, route in enumerate(self.cfg.route[: 1 if hard else None]):
+                kind = "hard" if hard else route if place else "pair"
+                yield {
+                    "key": f"{kind}-{self.cfg.seed}-{i}",
+                    "route": route,
+                    "seed": f"{self.cfg.seed} {i}",
+                    "hard": hard,
+                }
 
     def enough(self) -> bool:
         """Whether this shard has its share of the pairs; a list of modules is gone through to its end."""
@@ -278,23 +281,22 @@ class Pipeline:
         order = self.ordered()
         drawn = self.cfg.count and not self.cfg.modules
         wanted = -(-self.cfg.count // self.shards) if drawn else None
-        kept, pairs = sort(order, wanted, self.cfg.cap_share, self.cfg.reasoning, self.cfg.rl_elements)
-        for name, rows in kept.items():
-            put_rows(self.out / f"{name}.jsonl", rows)
         if self.cfg.verify == "later":
             rows = (emitted(row) for row in order if row["status"] == "emitted")
             put_rows(self.out / "candidates.jsonl", rows)
-        put_rows(self.out / "manifest.jsonl", map(manifest.line, pairs))
-        settings = {k: v for k, v in vars(self.cfg).items() if k != "out"}
-        numbers = report.report(order, kept, settings, seconds, self.length)
-        numbers["classes"] = dict(self.classes.most_common())
-        report.write(self.out, numbers, kept, self.length)
+        write_sets(self.cfg, order, wanted, seconds, self.length, self.classes)
 
     def ordered(self) -> list[dict]:
         """The journal's rows in the order of jobs."""
         if self.cfg.modules:
             return [self.journal.rows[j["key"]] for j in self.jobs() if j["key"] in self.journal.rows]
-        return sorted(self.journal.rows.values(), key=lambda r: int(r["key"].rsplit("-", 1)[1]))
+        place = {job: i for i, job in enumerate(("pair", "hard", *self.cfg.route))}
+
+        def draw(row: dict) -> tuple[int, int]:
+            kind, _, number = row["key"].rsplit("-", 2)
+            return int(number), place.get(kind, 0)
+
+        return sorted(self.journal.rows.values(), key=draw)
 
 
 def emitted(row: dict) -> dict:
@@ -306,18 +308,3 @@ def emitted(row: dict) -> dict:
         "triton_code": row["solution"] or None,
         "meta": row["meta"] | {"module": row["module"]} if row["module"] else row["meta"],
     }
-
-
-def token_counter(folder: str):
-    """A text's length in tokens of a tokenizer; without one, in words and marks, of which a code tokenizer
-    makes about as many tokens.
-    """
-    if not folder:
-        import re
-
-        pattern = re.compile(r"\n +|\w+|[^\w\s]")
-        return lambda text: len(pattern.findall(text))
-    from nanotriton.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(folder)
-    return lambda text: len(tokenizer.encode(text))

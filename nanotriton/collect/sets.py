@@ -55,7 +55,7 @@ def sort(
 
 def module_of(row: dict) -> str:
     """What a module is known by, whichever route went over it."""
-    return row.get("module") or digest(row["source"])
+    return row.get("module") or row["meta"].get("draw") or digest(row["source"])
 
 
 def rl_task(row: dict, most: int) -> dict | None:

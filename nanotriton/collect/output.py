@@ -1,0 +1,68 @@
+"""The files that a run of collect_data.py leaves, and those of several runs made into one."""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from nanotriton.collect import manifest, report
+from nanotriton.collect.files import put_rows, read_journal
+from nanotriton.collect.filters import Duplicates
+from nanotriton.collect.sets import sort
+
+
+def write_sets(
+    cfg, order: list[dict], wanted: int | None, seconds: float, length: Callable[[str], int], classes: Counter
+) -> None:
+    """The sets, the manifest and the report of a journal's rows, into cfg.out.
+
+    order: the rows in the order of jobs. wanted: the most pairs, None: all. length: a text's length in
+    tokens. classes: what became of the classes of packages.
+    """
+    out = Path(cfg.out)
+    kept, pairs = sort(order, wanted, cfg.cap_share, cfg.reasoning, cfg.rl_elements)
+    for name, rows in kept.items():
+        put_rows(out / f"{name}.jsonl", rows)
+    put_rows(out / "manifest.jsonl", map(manifest.line, pairs))
+    settings = {k: v for k, v in vars(cfg).items() if k != "out"}
+    numbers = report.report(order, kept, settings, seconds, length)
+    numbers["classes"] = dict(classes.most_common())
+    report.write(out, numbers, kept, length)
+
+
+def merge(cfg) -> None:
+    """One set of several output folders: cfg.merge, such as the shards of a list, or runs of several routes.
+
+    A module that the same route went over in an earlier folder is a duplicate. Raises ValueError (one line)
+    for what is not the folder of a finished run.
+    """
+    Path(cfg.out).mkdir(parents=True, exist_ok=True)
+    duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
+    order, seconds = [], 0.0
+    for folder in map(Path, cfg.merge):
+        if not (folder / "report.json").is_file():
+            raise ValueError(
+                f"--merge {folder}: no report.json there; the folder of a finished run is expected"
+            )
+        seconds += json.loads((folder / "report.json").read_text())["seconds"]
+        for row in read_journal(folder / "journal.jsonl").values():
+            if row["status"] not in ("duplicate", "copy"):
+                known = duplicates[row["meta"]["route"]]
+                if repeated := known.check(f"{folder.name}: {row['key']}", row["source"]):
+                    row |= {"status": "duplicate", "message": repeated}
+            order.append(row)
+    write_sets(cfg, order, None, seconds, token_counter(cfg.tokenizer), Counter())
+
+
+def token_counter(folder: str) -> Callable[[str], int]:
+    """A text's length in tokens of a tokenizer; without one, in words and marks, of which a code tokenizer
+    makes about as many tokens.
+    """
+    if not folder:
+        pattern = re.compile(r"\n +|\w+|[^\w\s]")
+        return lambda text: len(pattern.findall(text))
+    from nanotriton.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(folder)
+    return lambda text: len(tokenizer.encode(text))

@@ -1,0 +1,70 @@
+"""Several runs become one set: nothing comes twice, a draw may have a pair of each route, and shares hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collect_data import Config
+from nanotriton.collect.make import make
+from nanotriton.collect.output import merge
+from nanotriton.collect.pipeline import Pipeline
+
+
+def finished(folder: Path, rows: list[dict]) -> str:
+    """The folder of a run that settled these rows."""
+    folder.mkdir()
+    (folder / "journal.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "report.json").write_text(json.dumps({"seconds": 5.0}))
+    return str(folder)
+
+
+def row(key: str, source: str, route: str = "compose", status: str = "kept", **meta) -> dict:
+    told = {"key": key, "source": source, "module": "", "small": "", "solution": f"by {route}: {source}"}
+    told |= {"reasoning": "", "status": status, "split": "train", "message": "", "seconds": 0.1}
+    return told | {"meta": {"route": route, "origin": "grammar", "operators": ["relu"]} | meta}
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_two_runs_kept_comes_once(tmp_path):
+    one = finished(tmp_path / "one", [row("pair-0-0", "a first module"), row("pair-0-1", "another thing")])
+    two = finished(tmp_path / "two", [row("pair-1-0", "another thing"), row("pair-1-1", "a third text")])
+    merge(Config(merge=[one, two], out=str(tmp_path / "both")))
+    assert [r["name"] for r in lines(tmp_path / "both/sft.jsonl")] == ["pair-0-0", "pair-0-1", "pair-1-1"]
+    report = json.loads((tmp_path / "both/report.json").read_text())
+    assert report["statuses"] == {"kept": 3, "duplicate": 1} and report["seconds"] == 10.0
+    assert [r["key"] for r in lines(tmp_path / "both/manifest.jsonl")] == ["pair-0-0", "pair-0-1", "pair-1-1"]
+
+
+def test_a_draw_has_a_pair_of_each_route_and_is_no_task_if_one_solved_it(tmp_path):
+    composed = finished(
+        tmp_path / "a", [row("pair-0-0", "large", draw="0 0"), row("pair-0-1", "x", draw="0 1")]
+    )
+    rows = [row("compile-0-0", "small", "compile", draw="0 0")]
+    rows += [row("compile-0-1", "small x", "compile", "task", draw="0 1")]
+    compiled = finished(tmp_path / "b", rows)
+    merge(Config(merge=[composed, compiled], out=str(tmp_path / "both")))
+    assert [r["name"] for r in lines(tmp_path / "both/sft.jsonl")] == ["pair-0-0", "pair-0-1", "compile-0-0"]
+    assert lines(tmp_path / "both/rl.jsonl") == []
+
+
+def test_a_folder_of_no_finished_run_is_told_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="folder of a finished run is expected"):
+        merge(Config(merge=[str(tmp_path)], out=str(tmp_path / "both")))
+
+
+def test_inductor_goes_over_draws_of_the_grammar_too(tmp_path):
+    """A draw comes to each route, a hard one to the first alone; Inductor's text is of the small sizes."""
+    pipeline = Pipeline(Config(route=["compose", "compile"], out=str(tmp_path)))
+    jobs = [job for job, _ in zip(pipeline.jobs(), range(8), strict=False)]
+    assert [job["key"] for job in jobs[:7:2]] == ["pair-0-0", "pair-0-1", "pair-0-2", "hard-0-3"]
+    assert [job["key"] for job in jobs[1:6:2]] == ["compile-0-0", "compile-0-1", "compile-0-2"]
+    made = next(row for row in map(make, jobs[1:6:2]) if row["solution"])
+    assert made["source"] == made["small"] and made["meta"]["route"] == "compile" and made["meta"]["draw"]
+    pipeline.journal.rows = {
+        key: {"key": key} for key in ("compile-0-2", "hard-0-3", "pair-0-2", "compile-0-1")
+    }
+    assert [r["key"] for r in pipeline.ordered()] == ["compile-0-1", "pair-0-2", "compile-0-2", "hard-0-3"]
