@@ -13,7 +13,6 @@ process is gone, NCCL often does not, and torchrun ends the processes of its own
 in the key-value store that torchrun started, over a connection of their own:
 
     beat/RANK    a number that grows while the rank lives
-    left/RANK    the rank has ended, and not by a failure
     failure      the first failure: the rank and the cause
     told         the first rank has printed it
 """
@@ -34,7 +33,7 @@ import torch.distributed as dist
 from nanotriton.world import World
 
 BEAT = 1.0  # seconds between two signs of life
-SILENT = 120.0  # seconds without one after which a rank is given up
+SILENT = 300.0  # seconds without one after which a rank is given up
 PATIENCE = 6.0  # seconds in which all hear of a failure, and in which a dead rank is told from a slow one
 SAME = 1.0  # seconds in which the first rank may fail of the same cause, and then tells it as its own
 ENDING = 10.0  # seconds that a process may take to end when it has to
@@ -82,10 +81,6 @@ class Watch(threading.Thread):
 
     def end(self) -> None:
         """This rank is done."""
-        if self.store is None or self.over.is_set():
-            return
-        with contextlib.suppress(RuntimeError):  # the others are gone, and the store with them
-            self.store.set(f"left/{self.world.rank}", "")
         self.over.set()
         if self.is_alive() and threading.current_thread() is not self:
             self.join(ENDING)
@@ -126,7 +121,7 @@ class Watch(threading.Thread):
     def fail_lost(self, line: str) -> None:
         """An operation of several ranks failed. The rank that is at fault may tell; a dead one can't."""
         if not self.wait_for("failure"):
-            silent = [r for r in self.counts if r != self.world.rank and self.silence(r) > PATIENCE / 2]
+            silent = [r for r in list(self.counts) if r != self.world.rank and self.silence(r) > PATIENCE / 2]
             if silent:
                 line = self.name_of(silent[0]) + "it is gone: killed, perhaps for want of memory" + AGAIN
             if self.world.is_main or not self.wait_for("failure"):  # the first one looks, too
@@ -185,7 +180,7 @@ class Watch(threading.Thread):
     def count(self, rank: int) -> None:
         now = time.monotonic()
         count = self.store.add(f"beat/{rank}", 0)
-        if count != self.counts.get(rank, (-1, now))[0] or self.store.check([f"left/{rank}"]):
+        if count != self.counts.get(rank, (-1, now))[0]:
             self.counts[rank] = count, now
 
     def silence(self, rank: int) -> float:
