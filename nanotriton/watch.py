@@ -105,6 +105,10 @@ class Watch(threading.Thread):
                 self.fail_lost(line)
             else:
                 self.fail_first(line)
+            if self.world.is_main:
+                time.sleep(
+                    BEAT / 2
+                )  # the others look whether it is told, and the store may end with this one
             return
         # the store is gone, and nobody else will tell it
         tell(f"the first machine can't be reached any more ({line})" if lost else line)
