@@ -97,7 +97,7 @@ def setup() -> World:
     )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    trouble = gpu_trouble(device) if cuda else ""
+    trouble = gpu_trouble(device, used=size > 1) if cuda else ""
     if trouble and size == 1:
         raise ConfigError(trouble)
     if "OMP_NUM_THREADS" not in os.environ:
@@ -123,14 +123,18 @@ def setup() -> World:
     return World(rank, size, local, device)
 
 
-def gpu_trouble(device: torch.device) -> str:
-    """Why this rank can't use its GPU, on one line, or ""."""
+def gpu_trouble(device: torch.device, used: bool) -> str:
+    """Why this rank can't use its GPU, on one line, or "".
+
+    used: it will be for certain (NCCL does). Else nothing is put there: only the executor may need it.
+    """
     count = torch.cuda.device_count()
     if device.index >= count:
         return f"it has no GPU: there are {count}, and --nproc-per-node is more"
     try:
         torch.cuda.set_device(device)
-        torch.zeros(1, device=device)
+        if used:
+            torch.zeros(1, device=device)
     except RuntimeError as error:
         return f"its GPU {device.index} can't be used: {str(error).splitlines()[0]}"
     return ""
