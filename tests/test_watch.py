@@ -14,6 +14,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
+
+from nanotriton.world import gpu_trouble
 
 ROOT = Path(__file__).resolve().parents[1]
 HOST = re.escape(socket.gethostname())
@@ -82,3 +85,16 @@ def test_who_has_lost_the_first_rank_says_it_itself(ended):
     codes, said = ended["killed_first"]
     assert codes == [-9, 1]
     assert "error: the first machine can't be reached any more" in said[1] and "Traceback" not in said[1]
+
+
+def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch):
+    def broken(device):
+        raise RuntimeError("CUDA error: device busy\nand much more")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", broken)
+    assert gpu_trouble(torch.device("cuda", 1), True) == "its GPU 1 can't be used: CUDA error: device busy"
+    assert (
+        gpu_trouble(torch.device("cuda", 2), True)
+        == "it has no GPU: there are 2, and --nproc-per-node is more"
+    )
