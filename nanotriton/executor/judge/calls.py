@@ -24,7 +24,7 @@ import torch
 
 from nanotriton.executor.common.construct import seed_everything
 from nanotriton.executor.judge.between import Training, training_of
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
+from nanotriton.executor.judge.compare import Answer, is_fair, passes
 from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, sensitivity, spread_of
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.memory import check_memory
@@ -128,7 +128,7 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
     """Compare the answer of the first call. It does not count where the reference's is not finite."""
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-    if all_finite(answer.own) and not breaks_down(answer):
+    if is_fair(answer):
         with excused("comparing answers"):
             compare_fairly(got, answer, partial(sensitivity, reference, trial))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from nanotriton.executor.judge.calls import compare_again
-from nanotriton.executor.judge.compare import all_finite, breaks_down
+from nanotriton.executor.judge.compare import is_fair
 from nanotriton.executor.judge.fairness import sensitivity
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.reference import Reference, excused
@@ -42,7 +42,7 @@ def judge_configurations(reference: Reference, trials: list[Trial], runner) -> N
             if answer is None:
                 with excused("on its own inputs"):
                     answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-            if not (all_finite(answer.own) and not breaks_down(answer)):
+            if not is_fair(answer, infinite=trial.kind.startswith(MOVED)):
                 break
             with excused("comparing answers"):
                 compare_again(WHERE, outputs, answer, partial(sensitivity, reference, trial))

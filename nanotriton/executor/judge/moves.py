@@ -72,8 +72,18 @@ def jitter(x: Tensor, generator: torch.Generator) -> None:
     x.add_(torch.where(x == 0, noise, torch.where(x.isfinite(), noise * x, noise)))
 
 
+def bare(x: Tensor, generator: torch.Generator) -> None:
+    """A mask in another order, in which rows are all True and all False too."""
+    for way in (shuffle_rows, shuffle, flip):
+        before = x.clone()
+        way(x, generator)
+        if not torch.equal(x, before):
+            break
+    structure.bare_rows(x, generator)
+
+
 Way = Callable[[Tensor, torch.Generator], None]
-OWN = shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, stretch, jitter
+OWN = shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter
 WAYS: dict[str, Way] = {way.__name__: way for way in (*OWN, *structure.WAYS)}
 
 
@@ -82,7 +92,8 @@ def ways(t: Tensor) -> tuple[str, ...]:
     if not t.numel() or t.is_complex():
         return ()
     if t.dtype == torch.bool:
-        return "shuffle_rows", "shuffle", "flip"
+        first = ("bare",) if structure.has_rows(t) else ()
+        return (*first, "shuffle_rows", "shuffle", "flip")
     ordered = t.dim() > 0 and t.shape[-1] > 1 and bool((t.diff(dim=-1) >= 0).all())
     if t.is_floating_point():
         rising = ordered and bool((t[..., 1:] > t[..., :-1]).any())

@@ -20,7 +20,7 @@ from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, repeats
+from nanotriton.executor.judge.compare import Answer, is_fair, repeats
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
@@ -540,7 +540,7 @@ class Reference:
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return None
-        return answer if all_finite(answer.own) and not breaks_down(answer) else None
+        return answer if is_fair(answer, infinite=kind.startswith(MOVED)) else None
 
     def moved_weights(self, seed: int) -> int:
         """The seed of the weights of a trial whose arguments are moved."""
