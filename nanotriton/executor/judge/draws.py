@@ -26,6 +26,8 @@ from nanotriton.executor.judge.watching import Watching
 LARGE, SMALL = 64.0, 1 / 64
 DEEP = 200.0  # exp(-200) is 0 in fp32
 NOISE = 0.25
+# Root mean squares of rows beside which an eps counts, from 1e-5 within a root to 1e-12 beside a norm.
+FAINT = (1e-3, 3e-5, 1e-6)
 
 
 class Luck:
@@ -112,13 +114,32 @@ def slices(x: Tensor, luck: Luck) -> list[tuple[int, int]]:
     return found
 
 
-def padded_slices(x: Tensor, luck: Luck) -> None:
+def padded_slices(x: Tensor, luck: Luck) -> list[tuple[int, list[int]]]:
     """As `slices`, and one slice is zeros, where norms divide by nothing, signs vanish and all
-    elements tie."""
+    elements tie.
+
+    Returns [(dimension, indices of slices that are as usual)].
+    """
+    found = []
     for dim, small in slices(x, luck):
         n = x.shape[dim]
+        zero = (small + 1) % (n - 1)
         if n > 2:
-            x.select(dim, (small + 1) % (n - 1)).fill_(0)
+            x.select(dim, zero).fill_(0)
+        found.append((dim, [i for i in range(n - 1) if i not in (small, zero)]))
+    return found
+
+
+def faint_slices(x: Tensor, luck: Luck) -> None:
+    """As `padded_slices`, and up to three slices of each dimension are as small as an eps is: another one, or
+    one at another place, shows. What lies in them keeps its proportions, so no digit is lost."""
+    for dim, usual in padded_slices(x, luck):
+        sizes = list(FAINT)
+        for _ in range(min(len(sizes), x.shape[dim] // 4)):
+            size = sizes.pop(luck.below(len(sizes)))
+            part = x.select(dim, usual.pop(luck.below(len(usual))))
+            rms = part.float().square().mean().sqrt().clamp(min=size)
+            part.copy_((part.float() * (size / rms)).to(x.dtype))
 
 
 def sink(x: Tensor, luck: Luck) -> None:
@@ -195,8 +216,10 @@ KINDS: dict[str, tuple[Step, ...]] = {
     "heavy": (signs, tails),
     "uneven": (signs, tails, slices),
     "padded": (signs, tails, padded_slices),
+    "faint": (signs, tails, faint_slices),
     "uneven positive": (factors, slices),
     "padded positive": (factors, padded_slices),
+    "faint positive": (factors, faint_slices),
     "sunk": (tails, sink),
     "inside": (lean,),  # for tasks that take probabilities and nothing else
     "edges": (edges,),
@@ -206,10 +229,13 @@ KINDS: dict[str, tuple[Step, ...]] = {
 }
 # Of several tensors only the first that is drawn is distorted.
 ONCE = frozenset(["sunk", "holes", "infinite"])
+# Only the first is distorted so, others in another way: of two rows that are both faint a product is nothing.
+FIRST_ALONE = {"faint": "padded", "faint positive": "padded positive"}
 # Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to
 # be) is drawn: floats up to 0.25 off; when padded, one truth value in eight is the other one, and one integer
 # 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
-CONSTANTS_TOO = frozenset(["uneven", "padded", "uneven positive", "padded positive"])
+PADDED = frozenset(["padded", "faint", "padded positive", "faint positive"])
+CONSTANTS_TOO = PADDED | {"uneven", "uneven positive"}
 
 # ATen operators that draw floats but only 0, 1 or counts. All others that the schema calls random are
 # distorted.
@@ -284,12 +310,13 @@ class Stress(Watching):
     def drawn(self, x: Tensor) -> None:
         if not x.is_floating_point() or (self.distorted and self.kind in ONCE):
             return
+        kind = FIRST_ALONE.get(self.kind, self.kind) if self.distorted else self.kind
         self.distorted += 1
-        distort(x, self.kind, self.generator)
+        distort(x, kind, self.generator)
 
     def constant(self, x: Tensor) -> None:
         """Move zeros or ones."""
-        padded = self.kind.startswith("padded")
+        padded = self.kind in PADDED
         if not x.is_floating_point() and not padded:
             return
         noise = torch.empty(x.shape, dtype=torch.float32, device="cpu")
