@@ -383,6 +383,19 @@ def test_what_was_once_refused_or_wrong(name, executor):
     assert verdict.correct, (verdict.status, verdict.message)
 
 
+def test_sizes_are_those_of_the_tensor_by_its_name_in_forward():
+    """A name is in capitals on the host and not in a kernel: sizes are the host's."""
+    for forward in (
+        "torch.sigmoid(A[..., : A.shape[-1] // 2]) * A[..., A.shape[-1] // 2 :]",
+        "torch.relu(A) * A.numel() / A.size(1)",
+        "A[:, 1:] - A[:, :-1]",
+    ):
+        source = compose(task(forward, "torch.randn(3, 9, 8)", arguments="A")).source
+        host = source.split("def forward")[1]
+        assert "A.shape" in host or "A.numel()" in host
+        assert not re.search(r"(?<![\w.])a\b", host)
+
+
 LAYERS = {
     "Conv1d(4, 6, 3, 2, 1, 2)": (4, 13),
     "Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2), bias=False)": (4, 9, 8),

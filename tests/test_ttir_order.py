@@ -282,6 +282,75 @@ def test_what_no_atomic_puts_in_order_races(kernel, seed):
         evaluate(kernel, (8,), *buffers, G=8, seed=seed)
 
 
+# --- wrong: an atomic of scope cta is one for its own program alone
+
+
+@triton.jit
+def counts_in_bins(X, Bins, Spare, N: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    p = tl.program_id(0)
+    x = tl.load(X + p * N + tl.arange(0, N))
+    if p % 2 == 0:
+        tl.atomic_add(Bins + x, 1, scope=FIRST)
+    else:
+        tl.atomic_add(Bins + x, 1, scope=SECOND)
+
+
+@triton.jit
+def counts_in_bins_of_its_own(X, Bins, Spare, N: tl.constexpr, SCOPE: tl.constexpr):
+    p = tl.program_id(0)
+    x = tl.load(X + p * N + tl.arange(0, N))
+    tl.atomic_add(Bins + p * 4 + x, 1, scope=SCOPE)
+    tl.atomic_add(Bins + p * 4 + x, 1, scope=SCOPE)
+
+
+@triton.jit
+def counts_one_after_another(X, Bins, Lock, N: tl.constexpr, SCOPE: tl.constexpr):
+    x = tl.load(X + tl.program_id(0) * N + tl.arange(0, N))
+    while tl.atomic_cas(Lock, 0, 1) == 1:
+        pass
+    tl.atomic_add(Bins + x, 1, scope=SCOPE)
+    tl.debug_barrier()
+    tl.atomic_xchg(Lock, 0)
+
+
+def indices(programs: int, n: int) -> torch.Tensor:
+    return (torch.arange(programs * n) * 7 % 5 % 4).to(torch.int32)
+
+
+@pytest.mark.parametrize("scopes", [("cta", "cta"), ("cta", "gpu"), ("gpu", "cta")])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_atomics_of_one_program_race_with_those_of_others(scopes, seed):
+    with pytest.raises(Race, match="of scope cta"):
+        evaluate(
+            counts_in_bins,
+            (6,),
+            indices(6, 8),
+            zeros(4),
+            zeros(),
+            N=8,
+            FIRST=scopes[0],
+            SECOND=scopes[1],
+            seed=seed,
+        )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_atomics_of_one_program_on_memory_that_is_its_own(seed):
+    x = indices(6, 8)
+    want = torch.stack([torch.bincount(row, minlength=4) for row in x.view(6, 8)]).to(torch.int32)
+    bins = zeros(24)
+    evaluate(counts_in_bins_of_its_own, (6,), x, bins, zeros(), N=8, SCOPE="cta", seed=seed)
+    assert torch.equal(bins.view(6, 4), 2 * want)
+    for scope in ("cta", "gpu"):  # at any time one program has the lock
+        bins = zeros(4)
+        evaluate(counts_one_after_another, (6,), x, bins, zeros(), N=8, SCOPE=scope, seed=seed)
+        assert torch.equal(bins, want.sum(0).to(torch.int32))
+    for scope in ("gpu", "sys"):
+        bins = zeros(4)
+        evaluate(counts_in_bins, (6,), x, bins, zeros(), N=8, FIRST=scope, SECOND=scope, seed=seed)
+        assert torch.equal(bins, want.sum(0).to(torch.int32))
+
+
 # --- wrong, and no race: only another order shows it
 
 

@@ -75,6 +75,92 @@ def test_reductions(op, dtype, axis):
         )
 
 
+@triton.jit
+def steps(a1, b1, a2, b2):
+    return a1 * a2, a2 * b1 + b2
+
+
+@triton.jit
+def later(value1, place1, value2, place2):
+    second = place2 >= 0
+    return tl.where(second, value2, value1), tl.where(second, place2, place1)
+
+
+@triton.jit
+def largest_place(value1, place1, value2, place2):
+    second = place2 > place1
+    return tl.where(second, value2, value1), tl.where(second, place2, place1)
+
+
+@triton.jit
+def halfway(a, b):
+    return 0.5 * (a + b)
+
+
+@triton.jit
+def largest_and_scaled_sum(m1, s1, m2, s2):
+    m = tl.maximum(m1, m2)
+    return m, s1 * tl.exp(m1 - m) + s2 * tl.exp(m2 - m)
+
+
+@triton.jit
+def custom_reductions(X, Y, N: tl.constexpr, OP: tl.constexpr):
+    x = tl.load(X + tl.arange(0, N))
+    places = tl.where(x > 0, tl.arange(0, N), -1)
+    if OP == "steps":
+        _, y = tl.reduce((x, x), 0, steps)
+    elif OP == "later":
+        y, _ = tl.reduce((x, places), 0, later)
+    elif OP == "largest_place":
+        y, _ = tl.reduce((x, places), 0, largest_place)
+    elif OP == "halfway":
+        y = tl.reduce(x, 0, halfway)
+    elif OP == "scan":
+        _, all_ = tl.associative_scan((x, x), 0, steps)
+        y = tl.sum(tl.where(tl.arange(0, N) == N - 1, all_, 0.0))
+    else:
+        m, s = tl.reduce((x, tl.full((N,), 1.0, tl.float32)), 0, largest_and_scaled_sum)
+        y = m + tl.log(s)
+    tl.store(Y, y)
+
+
+def in_order(op: str, x: torch.Tensor) -> torch.Tensor:
+    """What the reduction gives from left to right."""
+    if op in ("later", "largest_place"):
+        return x[x > 0][-1]
+    if op == "softmax":
+        return x.logsumexp(0)
+    if op == "halfway":
+        return x.mean()
+    state = torch.zeros(())
+    for value in x:
+        state = value * state + value
+    return state
+
+
+@pytest.mark.parametrize("n", [2, 16, 128])
+@pytest.mark.parametrize("op", ["largest_place", "softmax", "scan"])
+def test_reductions_that_are_right_in_any_order(op, n):
+    x = data(torch.float32, n=n)
+    for seed in range(6):
+        y = torch.empty(1)
+        evaluate(custom_reductions, (1,), x, y, N=n, OP=op, seed=seed)
+        torch.testing.assert_close(y[0], in_order(op, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["steps", "later", "halfway"])
+def test_a_reduction_promises_no_order(op):
+    """Neither an operation that does not commute nor one that is not associative is right."""
+    x = data(torch.float32, n=32)
+    answers = []
+    for seed in range(12):
+        y = torch.empty(1)
+        evaluate(custom_reductions, (1,), x, y, N=32, OP=op, seed=seed)
+        answers.append(y[0])
+    wrong = [not torch.isclose(y, in_order(op, x), rtol=1e-4) for y in answers]
+    assert sum(wrong) >= 6 and len({y.item() for y in answers}) > 2
+
+
 def test_reduction_of_ties_and_nan():
     x = torch.zeros(2, 16)
     x[0, 5] = x[0, 9] = 1.0

@@ -339,7 +339,7 @@ def attention_by_steps(b: Builder, q: Node, k: Node, v: Node, is_causal, scale) 
         raise Unfit("attention of wide heads that is causal or grouped")
     scores = matmul(b, q, permute(b, k, -2, -1, op="transpose"))
     scores.dtype = torch.float32
-    scale = NamedFloat(q.shape[-1] ** -0.5, f"{q.name}.shape[3] ** -0.5") if scale is None else scale
+    scale = NamedFloat(q.shape[-1] ** -0.5, f"@{q.name}@.shape[3] ** -0.5") if scale is None else scale
     weights = softmax(b, b.map("scaled", "{0} * {1}", scores, scale), -1)
     weights.dtype = v.dtype
     return matmul(b, weights, v)

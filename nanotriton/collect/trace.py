@@ -257,8 +257,8 @@ class Reader:
 
     def attribute(self, x: Node, name: str):
         if name == "shape":
-            said = x.name if x.op == "input" else f"@{x.name}@"  # forward's name for it isn't known yet
-            return tuple(NamedInt(n, f"{said}.shape[{i}]") for i, n in enumerate(x.shape))
+            # forward's name for the tensor isn't known yet: the composer puts it between the marks
+            return tuple(NamedInt(n, f"@{x.name}@.shape[{i}]") for i, n in enumerate(x.shape))
         if name in ("T", "mT"):
             return self.lower("transpose", (x, -2, -1), {})
         if name == "ndim":
@@ -274,7 +274,7 @@ class Reader:
         if name == "size":
             return shape if dim is None else shape[dim]
         if name == "numel":
-            return NamedInt(torch.Size(x.shape).numel(), f"{x.name}.numel()")
+            return NamedInt(torch.Size(x.shape).numel(), f"@{x.name}@.numel()")
         return shape[0] if name in ("len", "__len__") else x.rank
 
     def arithmetic(self, name: str, args: tuple):

@@ -153,15 +153,33 @@ Call = Aten | Launch
 
 
 @dataclass
+class Tuning:
+    """What an autotuner does beside running the kernel again and again: reset_to_zero, restore_value, hooks.
+
+    before, after: each of its runs. end: once, when it has chosen.
+    """
+
+    before: list[Call]
+    after: list[Call]
+    end: list[Call]
+
+    @property
+    def calls(self) -> list[Call]:
+        return [*self.before, *self.after, *self.end]
+
+
+@dataclass
 class Choice:
     """An autotuned launch, with one alternative for each configuration.
 
-    Choices of one key choose the same index.
+    Choices of one key choose the same index. tuning: of the first launch of its key, if it is tuned. It is no
+    part of a call, and what it does counts for nobody.
     """
 
     key: int
     alternatives: list[list[Call]]
     line: int = 0
+    tuning: Tuning | None = None
 
 
 Step = Call | Choice

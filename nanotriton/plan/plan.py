@@ -38,6 +38,7 @@ from nanotriton.plan.parts import (
     Step,
     Storage,
     Tensor,
+    Tuning,
     Weight,
     digest,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Step",
     "Storage",
     "Tensor",
+    "Tuning",
     "Weight",
     "digest",
 ]
@@ -126,6 +128,11 @@ class Plan:
             else:
                 calls.append(step)
         return calls
+
+    def tuning_calls(self) -> list[Call]:
+        """What autotuners call beside the configurations that they run."""
+        choices = [step for step in self.steps if isinstance(step, Choice)]
+        return [call for choice in choices if choice.tuning is not None for call in choice.tuning.calls]
 
     def launches(self, chosen: Mapping[int, int] = NOTHING_CHOSEN) -> list[Launch]:
         return [call for call in self.flat_steps(chosen) if isinstance(call, Launch)]
@@ -236,7 +243,13 @@ def _step_to_json(step: Step) -> list:
     if isinstance(step, Launch):
         return ["launch", step.kernel, list(step.grid), [list(a) for a in step.args], step.line]
     alternatives = [_calls_to_json(calls) for calls in step.alternatives]
-    return ["choice", step.key, alternatives, step.line]
+    return ["choice", step.key, alternatives, step.line, _tuning_to_json(step.tuning)]
+
+
+def _tuning_to_json(tuning: Tuning | None) -> list | None:
+    if tuning is None:
+        return None
+    return [_calls_to_json(calls) for calls in (tuning.before, tuning.after, tuning.end)]
 
 
 def _calls_to_json(calls: list[Call]) -> list[list]:
@@ -251,10 +264,13 @@ def _step_from_json(step: list) -> Step:
     if kind == "launch":
         kernel, grid, args, line = rest
         return Launch(kernel, tuple(grid), [(ty, value) for ty, value in args], line)
-    key, alternatives, line = rest
-    return Choice(key, [_calls_from_json(calls) for calls in alternatives], line)
+    key, alternatives, line, tuning = rest
+    if tuning is not None:
+        before, after, end = tuning
+        tuning = Tuning(*map(_calls_from_json, (before, after, end)))
+    return Choice(key, [_calls_from_json(calls) for calls in alternatives], line, tuning)
 
 
 def _calls_from_json(calls: list[list]) -> list[Step]:
-    """An alternative of a choice. `validate` refuses one that holds a choice."""
+    """An alternative of a choice, or a part of its tuning. `validate` refuses one that holds a choice."""
     return [_step_from_json(call) for call in calls]

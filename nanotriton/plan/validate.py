@@ -170,8 +170,10 @@ def _check_step(plan, step: Step, nested: bool) -> None:
 def _check_choice(plan, choice: Choice) -> None:
     some = 0 < len(choice.alternatives) <= MAX_ALTERNATIVES
     check(_is_size(choice.key) and some, "a choice needs a key and alternatives")
-    for alternative in choice.alternatives:
-        for step in alternative:
+    tuning = [] if choice.tuning is None else choice.tuning.calls
+    check(len(tuning) <= MAX_COUNT["steps"], f"{len(tuning)} steps to tune with")
+    for calls in (*choice.alternatives, tuning):
+        for step in calls:
             _check_step(plan, step, nested=True)
 
 

@@ -26,7 +26,7 @@ from nanotriton.executor.child import addresses
 from nanotriton.executor.child.tape import CUDA, Tape
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.plan.plan import OPTIONS, Kernel, digest
+from nanotriton.plan.plan import OPTIONS, Kernel, Tuning, digest
 from nanotriton.plan.signature import signature
 
 # Options that act in the front end alone. Their effect is in the TTIR, and later stages don't look at them.
@@ -296,11 +296,14 @@ def autotune(self: Autotuner, *args, **kwargs):
     """In place of Autotuner.run: every pruned configuration becomes an alternative of one choice.
 
     While the tuner benchmarks, it also resets and restores tensors (reset_to_zero, restore_value). That is no
-    part of a call, and is not recorded: the judge tunes later, on copies.
+    part of a call, and is recorded apart from it: the judge tunes on copies, and asks whether the answer is
+    right after a tuner's runs as well.
     """
     tape = _tape()
     self.nargs = dict(zip(self.arg_names, args))
     configs = list(self.prune_configs(kwargs)) if len(self.configs) > 1 else self.configs
+    key = _tuning_key(self, kwargs)
+    tunes = len(configs) > 1 and not tape.is_tuned(key)
     if (pinned := tape.pinned.get(id(self))) is not None:
         configs = [config for config in configs if config is pinned] or configs[:1]
     if tape.drawn is not None:
@@ -324,10 +327,22 @@ def autotune(self: Autotuner, *args, **kwargs):
             break
     if not alternatives:
         raise refused
-    tape.choose(_tuning_key(self, kwargs), alternatives)
+    tuning = _tuning(self, tape, {**self.nargs, **kwargs, **recorded[0].all_kwargs()}) if tunes else None
+    tape.choose(key, alternatives, tuning)
     self._recorded = recorded[0]
     self.nargs = None
     return result
+
+
+def _tuning(self: Autotuner, tape: Tape, arguments: dict) -> Tuning:
+    """Record what the tuner does around its runs."""
+    with tape.alternative() as before:
+        self.pre_hook(arguments)
+    with tape.alternative() as after:
+        self.post_hook(arguments, exception=None)
+    with tape.alternative() as end:
+        self.pre_hook(arguments, reset_only=True)
+    return Tuning(before, after, end)
 
 
 def _tuning_key(self: Autotuner, kwargs: dict) -> tuple:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from nanotriton.executor.child.addresses import Addresses
 from nanotriton.executor.child.streams import Streams
 from nanotriton.plan.aten import tensor_ids
-from nanotriton.plan.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Weight, digest
+from nanotriton.plan.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Tuning, Weight, digest
 
 META = torch.device("meta")
 CUDA = torch.device("cuda", 0)  # the candidate sees its tensors there
@@ -344,13 +344,17 @@ class Tape:
         finally:
             self.steps = outside
 
-    def choose(self, key: tuple, alternatives: list[list]) -> None:
+    def is_tuned(self, key: tuple) -> bool:
+        """Whether an autotuned kernel was launched before with this key, in any call."""
+        return key in self._choices
+
+    def choose(self, key: tuple, alternatives: list[list], tuning: Tuning | None) -> None:
         """key: of the tuning; it begins with the autotuner's id."""
         number = self._choices.setdefault(key, len(self._choices))
-        if len(alternatives) == 1:
+        if len(alternatives) == 1 and tuning is None:
             self.steps.extend(alternatives[0])
         else:
-            choice = Choice(number, alternatives, self.line())
+            choice = Choice(number, alternatives, self.line(), tuning)
             self.steps.append(choice)
             self._chosen.setdefault(key[0], []).append((self.steps, choice))
 
@@ -358,8 +362,10 @@ class Tape:
         """Settle an autotuner's choices, past and coming, on the configuration that was recorded first."""
         self.pinned[tuner] = config
         for steps, choice in self._chosen.pop(tuner, ()):
-            at = next(i for i, step in enumerate(steps) if step is choice)
-            steps[at : at + 1] = choice.alternatives[0]
+            del choice.alternatives[1:]
+            if choice.tuning is None:
+                at = next(i for i, step in enumerate(steps) if step is choice)
+                steps[at : at + 1] = choice.alternatives[0]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -28,6 +28,7 @@ from nanotriton.executor.judge.recording import record
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.trial import Judged, judge_trial
+from nanotriton.executor.judge.tuning import judge_tuning
 from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.plan.plan import Plan
@@ -110,8 +111,10 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
 
 
 def look_further(worker, reference: Reference, trials: list[Trial], first: "Runner") -> None:
-    """What no answer shows: races, what is never read, and on a CPU other configurations. Raises Fault."""
+    """What no trial shows: races, what is never read, what an autotuner's runs leave, and on a CPU other
+    configurations. Raises Fault."""
     todo = [partial(first.ask_evaluator, trials[0]), partial(check_unread, reference, trials[0], first)]
+    todo.append(partial(judge_tuning, reference, trials[0], first, others=worker.gpu is None))
     if worker.gpu is None:
         todo.append(partial(judge_configurations, reference, trials, first))
     for work in todo:

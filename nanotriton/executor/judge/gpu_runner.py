@@ -138,7 +138,8 @@ def needed_kernels(plan: Plan, every: bool) -> set[int]:
     """Numbers of the kernels to compile, with the first alternative of each choice, or with every one."""
     if every:
         return set(range(len(plan.kernels)))
-    return {launch.kernel for launch in plan.launches()}
+    calls = [*plan.flat_steps(), *plan.tuning_calls()]
+    return {call.kernel for call in calls if isinstance(call, Launch)}
 
 
 def add_halves(job: Job, worker, runner: GpuRunner) -> Generator[Spawn, Ended, None]:
@@ -183,7 +184,7 @@ def drop_refused(plan: Plan, refused: dict[int, Fault]) -> None:
     Raises Fault if such a kernel is launched without a choice, or if a choice has no alternative left.
     """
     bad: dict[int, set[int]] = {}  # choice's key -> numbers of alternatives
-    for step in plan.steps:
+    for step in [*plan.steps, *plan.tuning_calls()]:
         if isinstance(step, Launch) and step.kernel in refused:
             raise refused[step.kernel]
         if isinstance(step, Choice):

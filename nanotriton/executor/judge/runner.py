@@ -15,6 +15,7 @@ from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.poison import drawn
 from nanotriton.executor.replay.replayer import Replay, ReplayError, any_differ
+from nanotriton.executor.replay.tuning import tuned_tensors
 from nanotriton.executor.replay.unread import Unread
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import DTYPES, Choice, Plan, Tensor, Weight
@@ -71,6 +72,17 @@ class Runner:
             changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
             self.note_unread()
         return outputs, changed
+
+    def left(self, inputs: list, seed: int, tuning: bool) -> list:
+        """What a first call leaves: its answer, and each input and weight that an autotuned kernel writes to.
+
+        tuning: the autotuner runs the kernels some times before. Raises Fault.
+        """
+        with self.running():
+            self.replay.load(inputs, self.by_name(seed))
+            self.replay.execute_tuning() if tuning else self.replay.execute()
+            outputs = self.replay.outputs()
+            return [outputs, [self.replay.tensor(i).clone() for i in tuned_tensors(self.plan)]]
 
     def note_unread(self) -> None:
         """After the first call: keep what it looked at, and stop noting."""

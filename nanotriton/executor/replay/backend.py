@@ -119,7 +119,7 @@ class CpuBackend:
                 flat += [(address, shape, strides), *shape, *strides]
             else:
                 flat.append(value)
-        evaluator = _evaluator(kernel.ttir, kernel.name)
+        evaluator = evaluator_of(kernel)
         seed = self.order.getrandbits(62)
         evaluator.run(call.grid, flat, self.memory, self.budget, seed, _resident(kernel))
 
@@ -137,6 +137,11 @@ def _resident(kernel: Kernel) -> int:
     threads = DEFAULT.warp_size * (kernel.options.get("num_warps") or 4)
     each = min(MOST_BLOCKS, DEFAULT.max_threads_per_multi_processor // threads)
     return DEFAULT.multi_processor_count * max(1, each)
+
+
+def evaluator_of(kernel: Kernel) -> ttir.Evaluator:
+    """Raises TTIRError if it cannot be read."""
+    return _evaluator(kernel.ttir, kernel.name)
 
 
 @functools.lru_cache(maxsize=256)

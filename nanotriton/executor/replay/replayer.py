@@ -24,6 +24,7 @@ from nanotriton.verdict import out_of_memory
 __all__ = ["Replay", "ReplayError"]
 
 Place = tuple[torch.UntypedStorage, int]  # a storage of torch's, and the byte in it at which memory starts
+TUNING_RUNS = 2  # of a kernel before its first result. A tuner makes some hundred
 WORDS = {
     2: torch.int16,
     4: torch.int32,
@@ -107,6 +108,20 @@ class Replay:
         self._fill_weights(weights or {})
         for here, source in self.plan.carried:
             self._bytes(here).copy_(carried[source])
+
+    def execute_tuning(self) -> None:
+        """As `execute`, in a first call on a card: an autotuner runs the kernel some times before."""
+        self._drop_adopted()
+        for step in self.plan.steps:
+            if not isinstance(step, Choice):
+                self._call(step)
+                continue
+            calls = step.alternatives[self.chosen.get(step.key, 0)]
+            if (tuning := step.tuning) is not None:
+                for _ in range(TUNING_RUNS):
+                    self._run_all([*tuning.before, *calls, *tuning.after])
+                self._run_all(tuning.end)
+            self._run_all(calls)
 
     def execute(self, skip_launch: int | range | None = None) -> None:
         """Second third: every step. Only this is timed."""
@@ -403,7 +418,7 @@ class Replay:
 def _pointed_at(plan: Plan) -> set[int]:
     """The storages that some launch gets a pointer to."""
     storages = set()
-    for call in plan.every_call():
+    for call in plan.every_call() + plan.tuning_calls():
         if isinstance(call, Launch):
             storages |= {plan.tensors[i].storage for i in call.tensors}
     return storages

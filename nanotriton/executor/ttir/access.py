@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .analysis import volatile
+from .analysis import narrow, volatile
 from .memory import SIZES, Sync
 from .numbers import DTYPE, FLOATS, decoder, encoder, rounder
 from .ops import Descriptor, Step, check, full, need
@@ -125,10 +125,10 @@ def _sync(op: Op, used: bool) -> Sync:
     gpu | sys | cta.
 
     Nobody knows what an atomic acquires whose result is not used. One of scope cta orders nothing between
-    programs.
+    programs, and is no atomic for another one.
     """
-    if "cta" in op.words:
-        return Sync(False, False)
+    if narrow(op):
+        return Sync(False, False, narrow=True)
     both = "acq_rel" in op.words
     return Sync(used and (both or "acquire" in op.words), both or "release" in op.words)
 

@@ -26,6 +26,11 @@ def volatile(op: Op) -> bool:
     return op.attrs.get("isVolatile") == "true" or op.attrs.get("cacheModifier") == "cv"
 
 
+def narrow(op: Op) -> bool:
+    """Whether it is an atomic of scope cta."""
+    return op.name.startswith("tt.atomic") and "cta" in op.words
+
+
 def called(ops: Iterable[Op], functions: dict[str, Function]) -> list[Op]:
     """These operations, and every one of the functions that they call, and that those call."""
     found, names = list(ops), set()
@@ -60,12 +65,13 @@ def captured(region: Region) -> list[int]:
 
 
 class Reach(NamedTuple):
-    """The arguments whose buffers a kernel may store to, load from, and change by atomics: bit i for argument
-    i, -1 for any."""
+    """The arguments whose buffers a kernel may store to, load from, change by atomics, and change by atomics
+    of scope cta: bit i for argument i, -1 for any."""
 
     stored: int
     loaded: int
     atomics: int
+    narrow: int
 
 
 def provenance(functions: dict[str, Function], entry: Function) -> Reach:
@@ -79,7 +85,7 @@ def provenance(functions: dict[str, Function], entry: Function) -> Reach:
         if function is not entry:
             inside += walk(function.body)
     if any(op.name == "tt.int_to_ptr" for op in inside):
-        return Reach(ANY, ANY, ANY)
+        return Reach(ANY, ANY, ANY, ANY)
     return _Provenance(entry, inside).find()
 
 
@@ -92,9 +98,11 @@ class _Provenance:
         self.calls_store = any(op.name.startswith("tt.store") for op in inside)
         self.calls_load = any(op.name.startswith("tt.load") for op in inside)
         self.calls_atomics = any(op.name.startswith("tt.atomic") for op in inside)
+        self.calls_narrow = any(map(narrow, inside))
         self.stored = 0
         self.loaded = 0
         self.atomics = 0
+        self.narrow = 0
         self.bits = [0] * len(entry.types)
         for i, slot in enumerate(entry.args):
             if entry.types[slot].elem in ("ptr", "desc"):
@@ -106,8 +114,8 @@ class _Provenance:
             for op in self.ops:
                 self.visit(op)
             if self.bits == before:
-                return Reach(self.stored, self.loaded, self.atomics)
-        return Reach(ANY, ANY, ANY)
+                return Reach(self.stored, self.loaded, self.atomics, self.narrow)
+        return Reach(ANY, ANY, ANY, ANY)
 
     def visit(self, op: Op) -> None:
         self.visit_memory(op)
@@ -137,6 +145,10 @@ class _Provenance:
             self.atomics |= self.bits[op.operands[0]]
         elif call and self.calls_atomics:
             self.atomics |= bits
+        if narrow(op):
+            self.narrow |= self.bits[op.operands[0]]
+        elif call and self.calls_narrow:
+            self.narrow |= bits
 
     def visit_regions(self, op: Op, bits: int) -> int:
         """Block arguments come from the operands, from each other, and from yielded values. So do results."""

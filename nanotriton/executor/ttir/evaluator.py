@@ -11,7 +11,8 @@ program at a time, in turns (waiting.py).
 
 In which order programs run is drawn wherever that could matter: where a kernel has atomics. If it also looks
 at what they give, its programs are run in several groups, one after another, because those of a chunk do
-each operation together, as no GPU does.
+each operation together, as no GPU does. Also drawn is the order in which tl.reduce combines lanes by a
+function of the kernel's own (tensor.py).
 
 Hostile text raises one of `TTIRError`'s children. Nothing in it can reach beyond the buffers of `memory`.
 Its work is bounded by `budget` and its own memory by MAX_LIVE (flow.py).
@@ -60,13 +61,22 @@ class Evaluation:
     """One launch while it is evaluated: its kernel, grid, memory, and the work that is left of its budget.
 
     started: (owner number of the first, numbers) of the programs that were started together.
+    luck: draws what Triton leaves open, such as the order of programs.
     """
 
-    def __init__(self, evaluator: "Evaluator", grid: tuple[int, int, int], memory: GlobalMemory, budget: int):
+    def __init__(
+        self,
+        evaluator: "Evaluator",
+        grid: tuple[int, int, int],
+        memory: GlobalMemory,
+        budget: int,
+        seed: int,
+    ):
         self.evaluator = evaluator
         self.grid = grid
         self.memory = memory
         self.left = budget
+        self.luck = np.random.default_rng(seed)
         self.started: list[tuple[int, np.ndarray | range]] = []
         self.count = 0
 
@@ -199,14 +209,14 @@ class Evaluator:
         args: one a parameter. A pointer is an address that `memory` gave. A tensor descriptor is (address,
             shape, strides) or (address, shape, strides, "zero" | "nan"). As in the signature its sizes and
             strides follow it.
-        seed: of the order in which programs run, where it could matter.
+        seed: of the order in which programs run, and of that in which tl.reduce combines lanes.
         resident: how many programs there is room for at once, if they wait for each other.
         Raises OutOfBounds, Race, Budget, AssertionFailed, FalsePromise, Unsupported.
         """
         grid = tuple((*grid, 1, 1)[:3])
         if len(args) != len(self.signature):
             raise ParseError(f"kernel {self.name} takes {len(self.signature)} arguments, not {len(args)}")
-        evaluation = Evaluation(self, grid, memory, budget)
+        evaluation = Evaluation(self, grid, memory, budget, seed)
         try:
             values = [_argument(arg, kind) for arg, kind in zip(args, self.signature)]
             memory.begin(self.pointers(args), self.reach, Clocks() if self.synchronised else None)
@@ -220,7 +230,7 @@ class Evaluator:
         if self.waits:
             Schedule(evaluation, self.main, values, random.Random(seed), resident).run()
             return
-        for programs in self._chunks(x * y * z, np.random.default_rng(seed)):
+        for programs in self._chunks(x * y * z, evaluation.luck):
             self.main(evaluation.start(programs, alone=True), values)
 
     def _chunks(self, total: int, luck: np.random.Generator) -> Iterator[np.ndarray | range]:

@@ -35,10 +35,14 @@ class OutOfBounds(TTIRError):
 
 
 class Sync(NamedTuple):
-    """What an atomic, or a volatile load, does for the order of programs."""
+    """What an atomic, or a volatile load, does for the order of programs.
+
+    narrow: it is of scope cta, and so it is an atomic for its own program alone.
+    """
 
     acquires: bool
     releases: bool
+    narrow: bool = False
 
 
 class Buffer:
@@ -133,8 +137,8 @@ class GlobalMemory:
                 reached[buffer.base] = reached.get(buffer.base, 0) | 1 << i
         for buffer in self.buffers:
             bits = reached.get(buffer.base, 0)
-            stored, loaded, atomics = (mask == -1 or bool(mask & bits) for mask in reach)
-            buffer.watched = stored + loaded + atomics > 1
+            stored, loaded, atomics, narrow = (mask == -1 or bool(mask & bits) for mask in reach)
+            buffer.watched = stored + loaded + atomics > 1 or narrow
 
     # --- access
 
@@ -233,7 +237,7 @@ class GlobalMemory:
             buffer.note_loaded(index, None, size)
             if buffer.watched:
                 segments = None if who is None else who[part]
-                self.watch.atomic(frame, at, buffer, index, size, owner[part], segments)
+                self.watch.atomic(frame, at, buffer, index, size, owner[part], segments, sync.narrow)
             mine = [x[part] for x in values]
             if ufunc is not None:
                 function, dtype = ufunc
@@ -256,7 +260,7 @@ class GlobalMemory:
         who = clocks.now[owner]
         if sync.acquires or sync.releases:
             frame.evaluation.spend(100 * len(owner))
-            clocks.meet(owner, address, *sync)
+            clocks.meet(owner, address, sync.acquires, sync.releases)
         return who
 
     def word(self, address: int, size: int) -> int:

@@ -6,8 +6,9 @@ Of each buffer that a kernel both changes and reads it is noted who touched whic
 - one program loads or overwrites what another stores, or loads what another changes by an atomic,
 
 and no atomic puts the two in order (clocks.py). The history of an element is its last store, and the loads
-and atomics since then, as in FastTrack (Flanagan and Freund, 2009). Atomics do not race with each other. A
-volatile load is an atomic that changes nothing.
+and atomics since then, as in FastTrack (Flanagan and Freund, 2009). Atomics do not race with each
+other, unless one is of scope cta: for other programs that is none. A volatile load is an atomic that changes
+nothing.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from .clocks import Clocks
 from .types import TTIRError
 
 MANY = -1  # several programs, in no order
+NARROW = "changes by an atomic of scope cta"
 LONGEST = 1 << 22  # accesses in a history's log. What is beyond them is not watched
 
 
@@ -135,12 +137,16 @@ class Watched:
         self.unit = size
         units = buffer.nbytes // size + 1
         self.stores, self.loads, self.atomics = History(units, alike=True), History(units), History(units)
+        self.narrow = History(units)  # those of the atomics that are of scope cta
+
+    def histories(self) -> tuple[History, ...]:
+        return self.stores, self.loads, self.atomics, self.narrow
 
     def units(self, index: np.ndarray, size: int, *others: np.ndarray) -> list[np.ndarray]:
         """Element indices of `size` bytes -> indices of units, and the other columns beside them."""
         if size < self.unit:  # a finer access than any before: split the known units
             finer = self.unit // size
-            for history in (self.stores, self.loads, self.atomics):
+            for history in self.histories():
                 history.split(finer)
             self.unit = size
         many = size // self.unit
@@ -189,15 +195,23 @@ class Watch:
                     f"element {index[bad][0]} of {buffer.name}"
                 )
         watched.stores.touched()[access.unit] = access.who
-        watched.loads.forget(access.unit)
-        watched.atomics.forget(access.unit)
+        for history in (watched.loads, watched.atomics, watched.narrow):
+            history.forget(access.unit)
 
-    def atomic(self, frame, at, buffer, index, size: int, owner, who) -> None:
-        """who: the segments in which the programs were before the atomic, or None without clocks."""
+    def atomic(self, frame, at, buffer, index, size: int, owner, who, narrow: bool) -> None:
+        """who: the segments in which the programs were before the atomic, or None without clocks.
+
+        narrow: it is of scope cta.
+        """
         access = self._access(frame, at, buffer, index, size, owner, who)
-        access.check(access.watched.stores, "changes by an atomic", "stores")
-        access.check(access.watched.loads, "changes by an atomic", "loads")
-        access.add(access.watched.atomics)
+        watched = access.watched
+        access.check(watched.stores, "changes by an atomic", "stores")
+        access.check(watched.loads, "changes by an atomic", "loads")
+        access.check(watched.narrow, "changes by an atomic", NARROW)
+        access.add(watched.atomics)
+        if narrow:
+            access.add(watched.narrow)  # its own programs may race with each other
+            access.check(watched.atomics, "changes by an atomic of scope cta", "changes by an atomic")
 
     def _access(self, frame, at, buffer, index, size: int, owner, who=None) -> "_Access":
         watched = self.watched.get(buffer.base)

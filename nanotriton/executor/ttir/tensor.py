@@ -184,6 +184,7 @@ def histogram(op: Op) -> Step:
 
 # --- reductions
 
+HELD = (1, 2, 4, 8)  # neighbouring lanes that a thread may hold
 UFUNC = {
     "arith.addf": np.add,
     "arith.addi": np.add,
@@ -241,7 +242,7 @@ def _single(op: Op) -> np.ufunc | None:
 
 
 def reduce(op: Op, compile_region: CompileRegion) -> Step:
-    """By NumPy if the region is one operation that it knows, else by a tree of pairs."""
+    """By NumPy if the region is one operation that it knows, else lane by lane in an order that is drawn."""
     combine = combiner(op, compile_region)
     shape = op.otypes[0].shape
     axis = _axis(op, len(shape))
@@ -251,7 +252,7 @@ def reduce(op: Op, compile_region: CompileRegion) -> Step:
         check(target == source._replace(shape=reduced), op)
     ufunc = _single(op)
     if ufunc is None:
-        return _reduce_by_pairs(op, combine, axis + 1)
+        return _reduce_in_drawn_order(op, combine, axis + 1)
     return _reduce_by_ufunc(op, ufunc, axis + 1)
 
 
@@ -279,24 +280,31 @@ def _reduce_by_ufunc(op: Op, ufunc: np.ufunc, axis: int) -> Step:
     return step
 
 
-def _reduce_by_pairs(op: Op, combine: Callable, axis: int) -> Step:
-    """Pairs of neighbours, then pairs of pairs.
+def _reduce_in_drawn_order(op: Op, combine: Callable, axis: int) -> Step:
+    """As a GPU does it: each thread combines the neighbours that it holds, in their order. Then the threads
+    combine what they have, in an order that depends on layouts and on shuffles.
 
-    It is a tree like the GPU's, in the order that an associative operation needs.
+    Triton promises none of that, so it is drawn how many lanes a thread holds, and in which order threads
+    are combined. An operation that does not commute is wrong then, as it is on a GPU.
     """
     shape = op.otypes[0].shape
+    size = shape[axis - 1]
+    possible = [held for held in HELD if size % held == 0 and held < size] or [1]
 
     def step(v, frame):
-        xs = [np.moveaxis(full(v[i], shape), axis, -1) for i in op.operands]
-        while xs[0].shape[-1] > 1:
-            size = xs[0].shape[-1]
-            left = [x[..., 0 : size - 1 : 2] for x in xs]
-            right = [x[..., 1::2] for x in xs]
-            both = combine(v, frame, left, right)
-            if size % 2:
-                odd = [x[..., -1:] for x in xs]
-                both = [np.concatenate(pair, -1) for pair in zip(both, odd)]
-            xs = both
+        luck = frame.evaluation.luck
+        held = possible[luck.integers(len(possible))]
+        order = luck.permutation(size // held)
+        lanes = [np.moveaxis(full(v[i], shape), axis, -1) for i in op.operands]
+        xs = [x[..., ::held] for x in lanes]
+        for i in range(1, held):
+            xs = combine(v, frame, xs, [x[..., i::held] for x in lanes])
+        xs = [x[..., order] for x in xs]
+        while len(order) > 1:
+            half, odd = divmod(len(order), 2)
+            both = combine(v, frame, [x[..., :half] for x in xs], [x[..., half : 2 * half] for x in xs])
+            xs = [np.concatenate((y, x[..., 2 * half :]), -1) for x, y in zip(xs, both)] if odd else both
+            order = order[: half + odd]
         for slot, x in zip(op.results, xs):
             v[slot] = x[..., 0]
 
