@@ -33,9 +33,12 @@ FAINT = (1e-3, 3e-5, 1e-6)
 class Luck:
     """Random numbers for the steps. Those for each element are drawn where the tensor is: a CPU takes a
     second for what a GPU does in a millisecond. Single ones are drawn on the host, where nothing waits for a
-    GPU."""
+    GPU.
 
-    def __init__(self, generator: torch.Generator, device: torch.device):
+    literals: numbers of the task's text (literals.py)."""
+
+    def __init__(self, generator: torch.Generator, device: torch.device, literals: tuple[float, ...] = ()):
+        self.literals = literals
         self.host = self.local = generator
         self.device = device
         if device.type != "cpu":
@@ -162,6 +165,20 @@ def ties(x: Tensor, luck: Luck) -> None:
     x.copy_(torch.where(chosen, snapped, x))
 
 
+def at_literals(x: Tensor, luck: Luck) -> None:
+    """One element in 16 is a number of the task's text or its negative, or next to one: as far as that lies
+    within the range of x."""
+    eps, found = torch.finfo(x.dtype).eps, []
+    for number in luck.literals:
+        found += [sign * number * step for sign in (1, -1) for step in (1, 1, 1 - eps, 1 + eps)]
+    if not found:
+        return
+    numbers = torch.tensor(found, dtype=torch.float64).to(x.device, x.dtype)
+    chosen = numbers[(luck.uniform(x.shape) * len(found)).long().clamp_(max=len(found) - 1)]
+    inside = (chosen >= x.min()) & (chosen <= x.max())
+    x.copy_(torch.where((luck.uniform(x.shape) < 1 / 16) & inside, chosen, x))
+
+
 def lean(x: Tensor, luck: Luck) -> None:
     """Of what lies between 0 and 1, a third of the elements moves near 0, and a third near 1."""
     if not within(x, 0, 1):
@@ -210,9 +227,9 @@ Step = Callable[[Tensor, Luck], object]
 KINDS: dict[str, tuple[Step, ...]] = {
     "plain": (),
     "scaled": (signs, factors, one_sign),
-    "tied": (signs, factors, one_sign, ties),
+    "tied": (signs, factors, one_sign, ties, at_literals),
     "positive": (factors,),  # signs are kept, for tasks that take logarithms or roots
-    "tied positive": (factors, ties),
+    "tied positive": (factors, ties, at_literals),
     "heavy": (signs, tails),
     "uneven": (signs, tails, slices),
     "padded": (signs, tails, padded_slices),
@@ -258,17 +275,19 @@ ZEROS_AND_ONES = frozenset(["zeros", "ones", "zeros_like", "ones_like", "new_zer
 NUMBERS = frozenset(["full", "full_like", "new_full", "lift_fresh", "arange", "linspace", "logspace", "eye"])
 
 
-def distort(x: Tensor, kind: str, generator: torch.Generator) -> None:
+def distort(x: Tensor, kind: str, generator: torch.Generator, literals: tuple[float, ...] = ()) -> None:
     """Do a kind's steps to a tensor in place; anything but floating point is left alone."""
     if not x.is_floating_point() or not x.numel():
         return
     with torch.no_grad():
-        x, luck = x.detach(), Luck(generator, x.device)
+        x, luck = x.detach(), Luck(generator, x.device, literals)
         for step in KINDS[kind]:
             step(x, luck)
 
 
-def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tensor:
+def distorted_late(
+    given: Tensor, kind: str, generator: torch.Generator, literals: tuple[float, ...] = ()
+) -> Tensor:
     """A copy of what `get_inputs` has returned, distorted: the task may keep what it returned.
 
     Labels stay between 0 and 1.
@@ -276,7 +295,7 @@ def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tens
     x = copy.deepcopy(given.detach())  # which keeps its strides
     labels = kind not in ONCE | {"wild"} and bool(((x == 0) | (x == 1)).all())
     if not labels:
-        distort(x, kind, generator)
+        distort(x, kind, generator, literals)
     elif x.is_floating_point() and x.numel():
         with torch.no_grad():
             soften(x, Luck(generator, x.device))
@@ -287,9 +306,10 @@ class Stress(Watching):
     """While it is active, what torch draws is distorted, however it was called. The task's own random stream
     is the same as without it."""
 
-    def __init__(self, kind: str, seed: int):
+    def __init__(self, kind: str, seed: int, literals: tuple[float, ...] = ()):
         super().__init__()
         self.kind = kind
+        self.literals = literals
         self.generator = torch.Generator().manual_seed(seed)
         self.distorted = 0
 
@@ -312,7 +332,7 @@ class Stress(Watching):
             return
         kind = FIRST_ALONE.get(self.kind, self.kind) if self.distorted else self.kind
         self.distorted += 1
-        distort(x, kind, self.generator)
+        distort(x, kind, self.generator, self.literals)
 
     def constant(self, x: Tensor) -> None:
         """Move zeros or ones."""
@@ -331,13 +351,13 @@ class Stress(Watching):
 
 
 @contextmanager
-def stressed(kind: str, seed: int):
+def stressed(kind: str, seed: int, literals: tuple[float, ...] = ()):
     """A draw of this kind: under stress, and with the task's own seeds replaced."""
     with patched(reseeded(seed)):
         if kind == "plain":
             yield
         else:
-            with Stress(kind, seed):
+            with Stress(kind, seed, literals):
                 yield
 
 

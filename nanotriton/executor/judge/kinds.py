@@ -67,6 +67,10 @@ ROUNDING = frozenset(
         "hardshrink",
         "fake_quantize_per_tensor_affine_cachemask",
         "quantize_per_tensor",
+        "histc",
+        "histogram",
+        "grid_sampler_2d",
+        "grid_sampler_3d",
     ]
 )
 # Which of equal elements comes first is anyone's choice.

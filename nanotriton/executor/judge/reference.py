@@ -37,6 +37,7 @@ from nanotriton.executor.judge.kinds import (
     untrained,
     with_same_buffers,
 )
+from nanotriton.executor.judge.literals import COMPARING, SingleNumbers, literals
 from nanotriton.executor.judge.module import (
     Allowance,
     Exited,
@@ -130,6 +131,9 @@ class Reference:
             self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
+        self.literals = literals(task.source)
+        self.called: set[str] = set()  # the names of what the reference calls
+        self.in_float32 = False  # whether all floats that it is given are float32
         self.keeps_nothing = False  # known to leave no state between calls (calls.py)
         self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
@@ -161,7 +165,10 @@ class Reference:
         self.default_cuda = take_place()
         self.has_weights = bool(self.weights(self.seed))
         # what a recording needs to know
-        self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
+        inputs = self.inputs("plain", 0)
+        self.described_inputs = wire.describe(inputs)[0]
+        dtypes = {t.dtype for t in tensors(inputs) if t.is_floating_point()}
+        self.in_float32 = dtypes == {torch.float32}
 
     # ---- how the task's own code is run ----
 
@@ -183,9 +190,13 @@ class Reference:
 
     @contextlib.contextmanager
     def running(self, kind: str) -> Iterator[None]:
-        """`own`, for calls of forward."""
-        with self.own(kind), torch.no_grad(), self.default_device():
+        """`own`, for calls of forward in float64."""
+        with self.own(kind), torch.no_grad(), self.default_device(), self.single_numbers():
             yield
+
+    def single_numbers(self):
+        """What makes a comparison with a number of the text the same in float64 as in float32."""
+        return SingleNumbers() if self.in_float32 and self.called & COMPARING else contextlib.nullcontext()
 
     @property
     def precision(self) -> Precision:
@@ -284,12 +295,12 @@ class Reference:
             generator = torch.Generator().manual_seed(seed_from("late", seed))
             for i in late:
                 kind = base if i == late[0] else draws.FIRST_ALONE.get(base, base)
-                changed[i] = draws.distorted_late(values[i], kind, generator)
+                changed[i] = draws.distorted_late(values[i], kind, generator, self.literals)
             given = with_leaves(given, changed)
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
-        with self.own(kind), self.default_device(), draws.stressed(kind, seed):
+        with self.own(kind), self.default_device(), draws.stressed(kind, seed, self.literals):
             construct.seed_everything(seed)
             given = self.arguments("get_inputs")
             return given if self.device.type == "cpu" else mapped(given, lambda t: t.to(self.device))
