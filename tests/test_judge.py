@@ -301,7 +301,7 @@ def test_stress_keeps_structure_and_integers():
 def test_stress_that_breaks_the_reference_is_left_out():
     reference = Reference(task("return torch.log(x)", "torch.rand(8, 33) + 0.1"))
     assert reference.kinds == {"plain", "positive", "faint positive"}
-    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive", "padded positive"}
+    assert {t.kind for t in reference.trials(b"s", "c")} == {"plain", "positive", "faint positive"}
 
 
 def test_draws_follow_the_seed_and_leave_torch_as_it_was():
