@@ -85,6 +85,7 @@ class Tape:
         # by id: `model.cuda()` keeps the objects, so a parameter that is also in a list is on the GPU too
         self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
+        self.asks_processors = False  # whether anybody has asked for the card's number of multiprocessors
         self.addresses = Addresses()
         self.streams = Streams.active = Streams()
         self._arguments: dict[int, int] = {}  # address of an input's StorageImpl -> its number

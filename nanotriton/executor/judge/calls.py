@@ -28,7 +28,7 @@ import torch
 
 from nanotriton.executor.common.construct import plain_attributes, seed_everything, seed_from
 from nanotriton.executor.judge.between import Training, training_of
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
+from nanotriton.executor.judge.compare import Answer, is_fair, passes
 from nanotriton.executor.judge.fairness import (
     Question,
     Sensitivity,
@@ -185,7 +185,7 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
     """Compare the answer of the first call. It does not count where the reference's is not finite."""
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-    if all_finite(answer.own) and not breaks_down(answer):
+    if is_fair(answer):
         with excused("comparing answers"):
             compare_fairly(got, answer, question(reference, trial))
 

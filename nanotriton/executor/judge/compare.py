@@ -222,6 +222,31 @@ def all_finite(tree) -> bool:
     return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)
 
 
+def is_fair(answer: Answer, infinite: bool = False) -> bool:
+    """Whether a stressed trial with this answer counts: it is finite, and its dtype does not break down.
+
+    infinite: infinities are fair too, as the maximum of an empty row is one, if they are those of float64 and
+    less than half of an output.
+    """
+    return (all_finite(answer.own) or (infinite and _infinite_alike(answer))) and not breaks_down(answer)
+
+
+def _infinite_alike(answer: Answer) -> bool:
+    own, exact = (
+        [t for t in tensors(tree) if t.is_floating_point() and t.itemsize > 1]
+        for tree in (answer.own, answer.exact)
+    )
+    if len(own) != len(exact):
+        return False
+    for one, other in zip(own, exact, strict=True):
+        places = one.isinf()
+        if one.shape != other.shape or one.isnan().any() or places.sum() * 2 > places.numel():
+            return False
+        if not torch.equal(other[places].to(one.dtype), one[places]) or other[~places].isinf().any():
+            return False
+    return True
+
+
 def breaks_down(answer: Answer) -> bool:
     """Whether the reference's own dtype is far off in more than one value of a hundred.
 
