@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from nanotriton.executor.common import construct
-from nanotriton.executor.common.training import Trained, fits, parameters_of, train_
+from nanotriton.executor.common.training import Table, Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 
@@ -51,8 +51,10 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
     def train(model):
         if trained:
-            buffers = tuple(name for name, _, _ in args["training"]["buffers"])
-            train_(model, args["seed"], Trained(tuple(args["training"]["parameters"]), buffers))
+            training = args["training"]
+            buffers = tuple(name for name, _, _ in training["buffers"])
+            tables = tuple(Table(*table) for table in training["tables"])
+            train_(model, args["seed"], Trained(tuple(training["parameters"]), buffers, tables))
 
     report.begin()
     try:
