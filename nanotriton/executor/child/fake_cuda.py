@@ -18,7 +18,7 @@ def _refuse(what: str) -> Callable:
 
     def call(*args, **kwargs):
         if Tape.active is not None:
-            Tape.active.unrecordable(f"{what} cannot be recorded")
+            Tape.active.unrecordable(f"{what} cannot be recorded; launch kernels in forward")
         raise RuntimeError(f"{what} cannot be recorded")
 
     return call
@@ -39,7 +39,7 @@ _enter_autocast = torch.autocast.__enter__
 
 def _autocast(self):
     if Tape.active is not None and self.device == "cuda" and self._enabled:
-        Tape.active.unrecordable("torch.autocast: the recorder does not see the casts")
+        Tape.active.unrecordable("torch.autocast: the recorder does not see the casts; write them out")
     return _enter_autocast(self)
 
 

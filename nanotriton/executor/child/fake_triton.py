@@ -150,7 +150,9 @@ class RecordedKernel:
         """Record a launch. args: the kernel's, constants included; the rest as in CompiledKernel.run."""
         tape = Tape.active
         if tape is None or tape.building:
-            _tape().unrecordable(f"kernel {self.name} is launched while the module is imported or built")
+            _tape().unrecordable(
+                f"kernel {self.name} is launched while the module is imported or built; do it in forward"
+            )
         flat: list = []
         types = list(self.src.signature.values())
         for i, (ty, value) in enumerate(zip(types, _with_constants(types, args), strict=True)):
@@ -227,7 +229,9 @@ def _pointer(tape: Tape, index: int, value) -> int:
     if not isinstance(value, torch.Tensor):
         value = getattr(value, "base", value)  # triton.reinterpret wraps a tensor
     if not isinstance(value, torch.Tensor):
-        tape.unrecordable(f"argument {index} is a {type(value).__name__}, neither a number nor a tensor")
+        tape.unrecordable(
+            f"argument {index} is a {type(value).__name__}, neither a number nor a tensor; pass its parts"
+        )
     with torch._C.DisableTorchFunction():
         if not tape.on_cuda(value) and not value.untyped_storage().nbytes():
             return tape.tensor_id(tape.constant(value))  # without an address, any device's is a null pointer
