@@ -72,6 +72,8 @@ class Config(config.Options):
     min_lr: Annotated[float, ">= 0", "<= 1"] = 0.0  # share of the peak that it never falls below
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
+    # GiB of the sampler's KV memory on each GPU; 0: 70% of what is free there when training has its share
+    kv_gib: Annotated[float, ">= 0"] = 0.0
 
     losses: LossOptions = field(default_factory=LossOptions)
     paid: RewardOptions = field(default_factory=RewardOptions)
@@ -447,7 +449,12 @@ def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) 
     reference = distributed.load_reference(folder, world) if cfg.losses.kl else None
     optimizer = distributed.adamw(model, cfg.lr)
     sampler = make_sampler(
-        model_config, world, tokenizer, model if shared else None, distributed.moments_to_come(optimizer)
+        model_config,
+        world,
+        tokenizer,
+        model if shared else None,
+        distributed.moments_to_come(optimizer),
+        cfg.kv_gib,
     )
     return Trainer(
         cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, None, prompt

@@ -376,18 +376,21 @@ def make_sampler(
     tokenizer: Tokenizer,
     shared: Transformer | None = None,
     later: int = 0,
+    kv_gib: float = 0.0,
 ) -> Sampler:
     """A sampler with weights of its own: CUDA graphs need fixed addresses, and FSDP moves parameters.
 
     `shared` is a model that stays where it is (adam8's): the sampler then reads the very parameters that are
     trained. Otherwise its weights come with sync_weights(). `later`: bytes of the GPU that training will take
-    and keep (distributed.moments_to_come). The KV memory is 70% of the free bytes without those; the rest is
-    for the executor's processes and the graphs.
+    and keep (distributed.moments_to_come). The KV memory is `kv_gib` GiB; at 0, 70% of the free bytes without
+    those: the rest is for the executor's processes and the graphs.
     """
     if shared is None:
         with torch.device("meta"):
             shared = Transformer(model_config, world.dtype).to(world.dtype).requires_grad_(False)
         shared.to_empty(device=world.device)
+    if kv_gib:
+        return Sampler(shared, valid_vocab=tokenizer.vocab_size, kv_gib=kv_gib)
     fraction = None
     if world.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -139,8 +139,8 @@ class Sampler:
         """Give everything back at once: the KV memory, the CUDA graphs with what they hold, and the model.
 
         The graphs refer to the sampler and it to them. Without this a sampler that nobody uses any more keeps
-        its memory until Python looks for cycles, and a lack of GPU memory doesn't make it look. Closing twice is
-        closing once; anything else that is asked of a closed sampler is a RuntimeError.
+        its memory until Python looks for cycles, and a lack of GPU memory doesn't make it look. Closing twice
+        is closing once; anything else that is asked of a closed sampler is a RuntimeError.
         """
         if self.closed:
             return

@@ -60,6 +60,17 @@ def folder(tmp_path):
     return str(tmp_path / "model")
 
 
+def test_the_samplers_memory_is_what_kv_gib_says(folder):
+    """Half of the memory holds half of the pages."""
+    model, model_config = distributed.load(folder, World(), "adam8")
+    pages = []
+    for gib in (2**-10, 2**-11):
+        with make_sampler(model_config, World(), Tokens(), model, kv_gib=gib) as sampler:
+            sampler.generate([Request([1, 2, 3], max_tokens=2)])
+            pages.append(sampler.kv.pages)
+    assert pages[0] > 1 and abs(pages[0] - 2 * pages[1]) <= 2
+
+
 def test_the_sampler_reads_the_parameters_that_are_trained(folder):
     model, model_config = distributed.load(folder, World(), "adam8")
     optimizer = distributed.adamw(model, 3e-2)

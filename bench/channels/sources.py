@@ -21,6 +21,7 @@ from nanotriton.config import json_object, reason
 from nanotriton.endpoint.answer import Later, Refused
 from nanotriton.endpoint.client import Client
 from nanotriton.provenance import files_of, fingerprint
+from nanotriton.rows import read_lines
 from nanotriton.rules.extract import CLOSE, OPEN
 from nanotriton.tasks.prompt import Prompt
 from nanotriton.writers import ModelWriter, Sampling, Written
@@ -203,8 +204,8 @@ def read_jsonl(path: str | Path) -> list[dict]:
     Raises ValueError: one line that names the file and the line.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = "\n".join(read_lines(path))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     if text.lstrip().startswith("["):
         try:

@@ -238,8 +238,7 @@ def from_start(x: Node, dim: int, place):
     """A place along a dimension, counted from the start."""
     if isinstance(place, NamedInt) or place >= 0:
         return place
-    said = x.name if x.op == "input" else f"@{x.name}@"
-    return NamedInt(x.shape[dim] + place, f"{said}.shape[{dim}] - {-place}")
+    return NamedInt(x.shape[dim] + place, f"@{x.name}@.shape[{dim}] - {-place}")
 
 
 @lowers("select")

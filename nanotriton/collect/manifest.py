@@ -22,6 +22,7 @@ from nanotriton.collect.fingerprint import digest
 from nanotriton.collect.make import make
 from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
+from nanotriton.rows import read_lines
 from nanotriton.tasks.task import Task
 
 NEEDED = ("key", "route", "source", "solution")
@@ -129,7 +130,7 @@ def complaint(manifest: str, written: int, missing: list[dict], changed: list[di
 def read(path: str) -> list[dict]:
     """The lines of a manifest. Raises ValueError (one line) for a file that is none."""
     try:
-        lines = [json.loads(text) for text in Path(path).read_text(encoding="utf-8").splitlines() if text]
+        lines = [json.loads(text) for text in read_lines(path) if text]
     except (OSError, ValueError) as error:
         raise ValueError(f"--from {path}: cannot read: {error}") from None
     for number, entry in enumerate(lines, 1):

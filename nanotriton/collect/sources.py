@@ -15,6 +15,7 @@ import torch
 from nanotriton.collect.extract import extract
 from nanotriton.collect.paritybench import paritybench
 from nanotriton.python_text import read
+from nanotriton.rows import is_rows, read_lines
 from nanotriton.tasks.task import Task, check_source, load_task
 
 LIMITS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8)  # of a size
@@ -27,7 +28,7 @@ def modules(paths: list[str], counts: Counter | None = None) -> Iterator[Task]:
     """
     for text in paths:
         path = Path(text)
-        if path.suffix == ".jsonl":
+        if is_rows(path):
             yield from rows(path)
         elif (path / "generated").is_dir():
             yield from paritybench(path)
@@ -66,8 +67,8 @@ def rows(path: Path) -> Iterator[Task]:
     small sizes), or of {task, small}, as in rl.jsonl.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_lines(path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"--modules {path}: cannot read: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():

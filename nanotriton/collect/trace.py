@@ -190,6 +190,8 @@ class Reader:
         value = operator.attrgetter(node.target)(self.traced)
         if not isinstance(value, torch.Tensor):
             raise Unfit(f"{node.target} is a {type(value).__name__}")
+        if node.target.startswith("_tensor_constant"):
+            raise Unfit("a tensor that forward makes of others' numbers")
         return self.b.param(path_text(node.target), value)
 
     def call_module(self, node: torch.fx.Node):
@@ -200,6 +202,8 @@ class Reader:
             return args[0]
         if kind in MODULES:
             name, tensors, numbers = MODULES[kind]
+            if name == "instance_norm":
+                anchors.batched(args[0], int(kind[-2]))
             given = {
                 t: self.b.param(f"{path}.{t}", getattr(module, t))
                 for t in tensors
@@ -257,8 +261,8 @@ class Reader:
 
     def attribute(self, x: Node, name: str):
         if name == "shape":
-            said = x.name if x.op == "input" else f"@{x.name}@"  # forward's name for it isn't known yet
-            return tuple(NamedInt(n, f"{said}.shape[{i}]") for i, n in enumerate(x.shape))
+            # forward's name for the tensor isn't known yet: the composer puts it between the marks
+            return tuple(NamedInt(n, f"@{x.name}@.shape[{i}]") for i, n in enumerate(x.shape))
         if name in ("T", "mT"):
             return self.lower("transpose", (x, -2, -1), {})
         if name == "ndim":
@@ -274,7 +278,7 @@ class Reader:
         if name == "size":
             return shape if dim is None else shape[dim]
         if name == "numel":
-            return NamedInt(torch.Size(x.shape).numel(), f"{x.name}.numel()")
+            return NamedInt(torch.Size(x.shape).numel(), f"@{x.name}@.numel()")
         return shape[0] if name in ("len", "__len__") else x.rank
 
     def arithmetic(self, name: str, args: tuple):

@@ -1,4 +1,4 @@
-"""The pairs that SFT learns from, read from a JSONL file. A row has one of three forms:
+"""The pairs that SFT learns from, read from a .jsonl or .jsonl.xz file. A row has one of three forms:
 
     {"task": a module's source, "completion": text}      asked as GRPO and the benchmarks ask it
     {"prompt": text or messages, "completion": text}     asked as it stands
@@ -10,9 +10,9 @@ a row of collect_data.py, which has a prompt as well, is asked by its task.
 
 import json
 import re
-from pathlib import Path
 
 from nanotriton.config import ConfigError, reason
+from nanotriton.rows import read_lines
 from nanotriton.tasks.prompt import DEFAULT, Prompt, check_message, of_messages, of_text
 
 FORMS = '{"task" or "prompt": ..., "completion": ...} or {"messages": [...]} is expected'
@@ -25,9 +25,8 @@ def read_pairs(path: str, pattern: Prompt = DEFAULT) -> list[tuple[Prompt, str]]
     ConfigError names the first line that is no pair, and why.
     """
     try:
-        # at line feeds and nothing else: U+2028 may stand inside a string
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_lines(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--data {path}: cannot read: {reason(error)}") from None
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nanotriton.config import reason
 from nanotriton.python_text import plain, read
+from nanotriton.rows import is_rows, read_lines
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 
@@ -60,13 +61,14 @@ def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
     """The tasks of a file or of a folder, in order of path, and {name: why it is no task} of the other files.
 
     A folder's tasks are its *.py at any depth; their names are relative paths without .py. An __init__.py
-    that defines nothing of a task only makes the folder a package. A .jsonl file has a task a line, as
-    collect_data.py writes them. Raises ValueError (one line) if there is nothing at `path`, or no .py in it.
+    that defines nothing of a task only makes the folder a package. A .jsonl or .jsonl.xz file has a task a
+    line, as collect_data.py writes them. Raises ValueError (one line) if there is nothing at `path`, or no
+    .py in it.
     """
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path}: cannot read: No such file or directory")
-    if path.suffix == ".jsonl" and path.is_file():
+    if is_rows(path) and path.is_file():
         return task_rows(path)
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     if not files:
@@ -90,7 +92,7 @@ def task_rows(path: Path) -> tuple[list[Task], dict[str, str]]:
     A "split", which the rows of held-out tasks have, is kept in the meta. Raises ValueError (one line).
     """
     try:
-        lines = read(path).split("\n")
+        lines = read_lines(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     tasks: dict[str, Task] = {}

@@ -25,7 +25,14 @@ import torch
 from nanotriton.executor.common.construct import seed_everything
 from nanotriton.executor.judge.between import Training, training_of
 from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
-from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, sensitivity, spread_of
+from nanotriton.executor.judge.fairness import (
+    Question,
+    Sensitivity,
+    compare_fairly,
+    other_answer,
+    question,
+    spread_of,
+)
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.memory import check_memory
 from nanotriton.executor.judge.nudging import Nudge
@@ -106,6 +113,10 @@ def judge_calls(
             return None
         return spread_of(answer, partial(moved, number), reference.device, trials[0].inputs)
 
+    def other(number: int, draw: int) -> Answer | None:
+        weights = trials[0].weights if want.training is None else want.training.weights
+        return other_answer(reference, replace(trials[number], weights=weights), draw)
+
     def moved(number: int, nudge: Nudge) -> object | None:
         twin = called_exactly(reference, trials[: number + 1], want.training, nudge)
         return None if twin is None else twin.answers[-1]
@@ -113,7 +124,8 @@ def judge_calls(
     with excused("comparing answers"):
         for number, answer in enumerate(want.answers, start=1):
             where = f"in a {ORDINALS[number]} call of the same module"
-            compare_again(where, got.answers[number], answer, partial(sensitive, number))
+            asked = Question(partial(sensitive, number), partial(other, number))
+            compare_again(where, got.answers[number], answer, asked)
         compare_state(f"after a {ORDINALS[len(trials) - 1]} call", got.state, want)
         compare_inputs(got.written[1:], want)
     check_memory(reference, trials, got)
@@ -130,7 +142,7 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
     if all_finite(answer.own) and not breaks_down(answer):
         with excused("comparing answers"):
-            compare_fairly(got, answer, partial(sensitivity, reference, trial))
+            compare_fairly(got, answer, question(reference, trial))
 
 
 def compare_state(where: str, state: State, want: Wanted) -> None:
@@ -182,12 +194,10 @@ def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted) -> None
             compare_again(f"after a {ORDINALS[number]} call, in input {i}", changed[i], twin)
 
 
-def compare_again(
-    where: str, got: object, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None = None
-) -> None:
+def compare_again(where: str, got: object, answer: Answer, question: Question | None = None) -> None:
     """`compare_fairly`, with a message that says where."""
     try:
-        compare_fairly(got, answer, sensitive)
+        compare_fairly(got, answer, question)
     except ValueFault as fault:
         raise ValueFault(f"{where}: {fault.message}", fault.max_error, fault.reduced) from None
     except Fault as fault:
