@@ -5,6 +5,7 @@ A target is the function that a child runs, as target(report, fds, folder, args)
 A target may raise anything: a child that leaves no answer has crashed.
 """
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -24,8 +25,11 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
         seed: of the weights. parameters: of the reference, training.parameters_of. training: None, or what
-            to train of a module that has such parameters: their numbers, and [name, shape, dtype] of buffers.
+            to train of a module that has such parameters: their numbers, [name, shape, dtype] of buffers, and
+            how (training.Trained).
         between: whether it is trained between the first call and the second, and not before.
+        attributes: whether tensors that are plain attributes belong to the state that calls leave.
+        further: None, or the fields of recorder.Further.
         buffers: names of those whose constants are moved.
         known: hashes of weights that need not be sent.
         configs: the most of an autotuner that are recorded. drawn: a seed that draws which, beside the first;
@@ -43,9 +47,14 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     if args["processors"] is not None:
         recorder.install_processors(args["processors"])
 
+    @contextlib.contextmanager
+    def constructing(seed):
+        with construct.moved_constants(seed, frozenset(args["buffers"])) as settled:
+            yield lambda model: finish(settled(model)) if seed == args["seed"] else settled(model)
+
     def finish(model):
         nonlocal names, trained
-        model, training = settled(model), args["training"]
+        training = args["training"]
         if args["parameters"] is not None and parameters_of(model) == args["parameters"]:
             names = [name for name, _ in model.named_parameters()]
             trained = training is not None and fits(model, training["buffers"])
@@ -56,25 +65,28 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     def train(model):
         if trained:
             buffers = tuple(name for name, _, _ in args["training"]["buffers"])
-            train_(model, args["seed"], Trained(tuple(args["training"]["parameters"]), buffers))
+            asked = args["training"]
+            what = Trained(tuple(asked["parameters"]), buffers, asked["flips"], asked["grows"])
+            train_(model, args["seed"], what)
 
     report.begin()
     try:
-        with construct.moved_constants(args["seed"], frozenset(args["buffers"])) as settled:
-            plans = recorder.record(
-                source,
-                init,
-                inputs,
-                seed=args["seed"],
-                folder=folder,
-                known=frozenset(args["known"]),
-                max_configs=args["configs"],
-                drawn=args["drawn"],
-                default_cuda=args["defaults"]["cuda"],
-                finish=finish,
-                between=train if args["between"] else None,
-                asked=lambda: asked.append(True),
-            )
+        plans = recorder.record(
+            source,
+            init,
+            inputs,
+            seed=args["seed"],
+            folder=folder,
+            known=frozenset(args["known"]),
+            max_configs=args["configs"],
+            drawn=args["drawn"],
+            default_cuda=args["defaults"]["cuda"],
+            constructing=constructing,
+            between=train if args["between"] else None,
+            asked=lambda: asked.append(True),
+            attributes=args["attributes"],
+            further=args["further"] and recorder.Further(**args["further"]),
+        )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]
         header = {"plans": lengths, "trained": trained, "parameters": names, "processors": bool(asked)}

@@ -21,6 +21,7 @@ from nanotriton.executor.judge.hints import hinted
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.kinds import (
     Trial,
+    grown,
     has_other_numbers,
     trains_buffers,
     untrained,
@@ -155,7 +156,7 @@ def judge_further_calls(
 
     trial: the first. ways: how the trials were judged.
     """
-    calls = calls_of(reference, trial)
+    calls = calls_of(reference, trial, first.another)
 
     def judge_further(runner: "Runner", weights: int) -> None:
         """weights: seed of the trained ones, or 0."""
@@ -173,18 +174,44 @@ def judge_further_calls(
     if not trained:
         return judge(first, 0)
     trained = -trial.weights if trains_buffers(trained) else with_same_buffers(-trial.weights)
+
+    judge_trained = partial(judge_further_trained, job, worker, reference, first, judge)
+    if reference.grows:
+        try:
+            return (yield from judge_trained(grown(trained)))
+        except Fault as fault:
+            if is_final(fault) or all(stands(reference, call, grown(trained)) for call in calls[1:]):
+                raise
+            # large weights say nothing here: with these, the reference itself breaks down
+    yield from judge_trained(trained)
+
+
+def judge_further_trained(
+    job: Job,
+    worker,
+    reference: Reference,
+    first: "Runner",
+    judge: Callable[["Runner", int], None],
+    weights: int,
+) -> Generator[Spawn, Ended, None]:
+    """Judge further calls with these trained weights. judge: does it with a recording."""
     try:
-        judge(first, trained)
+        judge(first, weights)
     except Fault as fault:
         if is_final(fault):
             raise
         # forward may read numbers off weights: then each call belongs to its weights
-        runner = yield from record(job, worker, reference, trained)
+        runner = yield from record(job, worker, reference, weights)
         if all(alike(one, other) for one, other in zip(runner.plans, first.plans, strict=False)):
             with worker.stage("judge", worker.patience):  # where it was found
                 raise fault from None
-        runner = yield from record(job, worker, reference, trained, between=True)
-        judge(runner, trained)
+        runner = yield from record(job, worker, reference, weights, between=True)
+        judge(runner, weights)
+
+
+def stands(reference: Reference, call: Trial, weights: int) -> bool:
+    """Whether the reference's answer to a call with these weights is one to compare with."""
+    return reference.finite_answer(call.kind, call.inputs, weights) is not None
 
 
 def judge_fewer_processors(

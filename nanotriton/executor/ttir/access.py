@@ -210,7 +210,7 @@ def make_descriptor(op: Op) -> Step:
         if any((start % TMA_ALIGNMENT).any() for start in starts):
             at = frame.evaluation.at(op)
             raise FalsePromise(
-                f"{at}: a descriptor's base and strides, save the last, are multiples of {TMA_ALIGNMENT} bytes"
+                f"{at}: a descriptor's base and strides (not the last) are multiples of {TMA_ALIGNMENT} bytes"
             )
         v[out] = Descriptor(v[base], numbers[:rank], numbers[rank:], padding)
 
