@@ -84,6 +84,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             default_cuda=args["defaults"]["cuda"],
             constructing=constructing,
             between=train if args["between"] else None,
+            asked=lambda: asked.append(True),
             attributes=args["attributes"],
             further=args["further"] and recorder.Further(**args["further"]),
             asked=lambda: asked.append(True),
