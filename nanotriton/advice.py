@@ -1,5 +1,6 @@
 """A step that taught nothing says so, and where to look: docs/zero-reward.md has a line for each case."""
 
+import socket
 from collections import Counter
 
 from nanotriton.rollout import Episode
@@ -25,18 +26,38 @@ class Advice:
         """
         problem = problem_of(numbers)
         if not problem:
-            return ""
+            return self.failing_rank(step, episodes, numbers, world)
         status, share = commonest(numbers["statuses"])
         key = f"{problem} {status}"
         if key == self.said and step < self.step + AGAIN:
             return ""
         self.said, self.step = key, step
         line = f"{problem}: {share:.0%} are {status}"
-        if message := common_message(status, episodes, world):
-            line += f' ("{message}")'
+        line += common_message(status, episodes, world)
         if numbers["truncated"] >= CUT:
             line += f"; {numbers['truncated']:.0%} were cut at --max-tokens"
         return f"  {line}; {PAGE} says what to look at"
+
+    def failing_rank(self, step: int, episodes: list[Episode], numbers: dict, world: World) -> str:
+        """A line about a rank none of whose samples has a reward while others' have: its executor fails."""
+        if numbers["scored"] == 1 or world.world_size == 1:
+            return ""
+        statuses = Counter(e.verdict.status for e in episodes)
+        about = ""
+        if episodes and not any(e.verdict.scored for e in episodes):
+            status, share = commonest(statuses)
+            about = f"{socket.gethostname()}) has a reward: {share:.0%} are {status}"
+            about += quoted(Counter(e.verdict.message for e in episodes if e.verdict.status == status))
+        found = [(rank, line) for rank, line in enumerate(world.gather(about)) if line]
+        if not found:
+            return ""
+        rank, line = found[0]
+        key = f"rank {rank}"
+        if key == self.said and step < self.step + AGAIN:
+            return ""
+        self.said, self.step = key, step
+        more = f" ({len(found)} ranks in all)" if len(found) > 1 else ""
+        return f"  no sample of rank {rank} ({line}{more}; the others train on; {PAGE} says what to look at"
 
 
 def problem_of(numbers: dict) -> str:
@@ -55,12 +76,19 @@ def commonest(statuses: dict[str, int]) -> tuple[str, float]:
 
 
 def common_message(status: str, episodes: list[Episode], world: World) -> str:
-    """The most frequent message of this status on all ranks, short and on one line; "" if it has none."""
+    """The most frequent message of this status on all ranks, as quoted() gives it."""
     mine = Counter(e.verdict.message for e in episodes if e.verdict.status == status)
     total: Counter[str] = Counter()
     for found in world.gather(dict(mine.most_common(20))):
         total.update(found)
-    if not total:
+    return quoted(total)
+
+
+def quoted(messages: Counter[str]) -> str:
+    """The most frequent of these messages in brackets, short and on one line; "" if there is none."""
+    if not messages:
         return ""
-    message = " ".join(max(sorted(total), key=total.__getitem__).split())
-    return message if len(message) <= LENGTH else message[: LENGTH - 3] + "..."
+    message = " ".join(max(sorted(messages), key=messages.__getitem__).split())
+    if len(message) > LENGTH:
+        message = message[: LENGTH - 3] + "..."
+    return message and f' ("{message}")'

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -160,7 +161,9 @@ class Checkpointer:
 
     def _agree(self, trouble: str | None, cleanup: Path | None = None) -> None:
         """If something failed on one rank, fail on all with its line."""
-        troubles = [t for t in self.world.gather(trouble) if t]
+        many = self.world.world_size > 1
+        found = enumerate(self.world.gather(trouble and (trouble, socket.gethostname())))
+        troubles = [(f"rank {r} ({t[1]}): " if many else "") + t[0] for r, t in found if t]
         if troubles:
             if cleanup and self.world.is_main:
                 shutil.rmtree(cleanup, ignore_errors=True)

@@ -29,11 +29,13 @@ from nanotriton.resume import check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
+from nanotriton.watch import AGAIN, Watch, is_lost, one_line
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, cores, leave, setup
 
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+DISK |= {errno.EIO, errno.ESTALE}
 RECENT = 11  # ends of steps that say how long one takes
 DRAW_EVERY = 60.0  # seconds between two drawings of the curves, each of which takes one or two
 T = TypeVar("T")
@@ -41,34 +43,42 @@ T = TypeVar("T")
 
 def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
     """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in
-    a traceback, and so does a signal.
+    a traceback, and so does a signal. What ends one of several ranks ends them all; the first says why.
     """
     stop.install()
+    watch = Watch()
     try:
         world = setup()
+        watch.begin(world)
         result = main(cfg, world)
         world.barrier()  # torchrun ends the others when one rank fails as it ends: all have written by now
         return result
-    except (config.ConfigError, ModelError) as error:
-        config.die(error)
-    except CheckpointError as error:
-        raise SystemExit(f"error: {error}") from None
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        raise SystemExit(
-            f"error: {error.filename or 'a file'} can't be written: {error.strerror}; "
-            "mended, the same command continues"
-        ) from None
     except stop.Interrupted as signal:
         if not signal.told and os.environ.get("RANK", "0") == "0":
             print(f"ended by {signal}; the same command continues", file=sys.stderr)
         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") == "0":
             print("(the traceback below is torchrun's own: it ends with SignalException)", file=sys.stderr)
         raise SystemExit(128 + signal.number) from None
+    except Exception as error:
+        line, lost = users(error), watch.begun and is_lost(error)
+        if line or watch.begun:
+            watch.fail(line or one_line(error), lost)
+        if line or lost:
+            raise SystemExit(2 if isinstance(error, (config.ConfigError, ModelError)) else 1) from None
+        raise
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        watch.end()
+
+
+def users(error: Exception) -> str:
+    """A line about the user's mistake or the machine's; "" for one of ours, which needs a traceback."""
+    if isinstance(error, (config.ConfigError, ModelError, CheckpointError)):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in DISK:
+        return f"{error.filename or 'a file'} can't be written: {error.strerror}{AGAIN}"
+    return ""
 
 
 def program(main: Callable[[Any, World], Any], cfg: Any) -> NoReturn:

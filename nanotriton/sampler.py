@@ -138,9 +138,9 @@ class Sampler:
     def close(self) -> None:
         """Give everything back at once: the KV memory, the CUDA graphs with what they hold, and the model.
 
-        The graphs refer to the sampler and it to them. Without this a sampler that nobody uses any more keeps
-        its memory until Python looks for cycles, and a lack of GPU memory doesn't make it look. Closing twice
-        is closing once; anything else that is asked of a closed sampler is a RuntimeError.
+        The graphs refer to the sampler and it to them. So without this a sampler that nobody uses any more
+        keeps its memory until Python happens to look for cycles. Closing twice is closing once; anything else
+        that is asked of a closed sampler is a RuntimeError.
         """
         if self.closed:
             return

@@ -8,8 +8,10 @@ torchrun --nnodes 2 --nproc-per-node 8 ... train.py    more machines, which shar
 import atexit
 import contextlib
 import ctypes
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -94,20 +96,19 @@ def setup() -> World:
         int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     cuda = torch.cuda.is_available()
-    if cuda and local >= torch.cuda.device_count():
-        raise ConfigError(
-            f"rank {rank} has no GPU: {torch.cuda.device_count()} here for --nproc-per-node over that"
-        )
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
+    trouble = gpu_trouble(device, used=size > 1) if cuda else ""
+    if trouble and size == 1:
+        raise ConfigError(trouble)
     if "OMP_NUM_THREADS" not in os.environ:
         # What runs on the CPU is small, and the other cores are the executor's (but see idle_cores).
         torch.set_num_threads(1)
     if size > 1:
+        store = fresh_store(rank, size)
+        agree(store, rank, size, device.type, trouble)
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            store=fresh_store(rank, size),
+            store=store,
             rank=rank,
             world_size=size,
             # ranks wait for the one with the longest rollout: ten minutes, the default, is short
@@ -120,6 +121,51 @@ def setup() -> World:
             torch.cuda.device_count()
             os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return World(rank, size, local, device)
+
+
+def gpu_trouble(device: torch.device, used: bool) -> str:
+    """Why this rank can't use its GPU, on one line, or "".
+
+    used: it will be for certain (NCCL does). Else nothing is put there: only the executor may need it.
+    """
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        return f"it has no GPU: there are {count}, and --nproc-per-node is more"
+    try:
+        torch.cuda.set_device(device)
+        if used:
+            torch.zeros(1, device=device)
+    except RuntimeError as error:
+        return f"its GPU {device.index} can't be used: {str(error).splitlines()[0]}"
+    return ""
+
+
+def agree(store: dist.Store, rank: int, size: int, kind: str, trouble: str) -> None:
+    """Go on if all ranks can work together; else ConfigError on the first, with a line, and the others end.
+
+    kind: this rank's device type. trouble: a line about it, or "". It comes before the ranks' first common
+    operation, for which all would wait.
+    """
+    host = socket.gethostname()
+    store.set(f"ready/{rank}", json.dumps([host, kind, trouble]))
+    if rank == 0:
+        line = ""
+        for other in range(size):
+            its_host, its_kind, its_trouble = json.loads(store.get(f"ready/{other}"))
+            if its_kind != kind:
+                its_trouble = f"its device is {its_kind}, and that of rank 0 ({host}) is {kind}"
+            if its_trouble and not line:
+                line = f"rank {other} ({its_host}): {its_trouble}"
+        store.set("agreed", line or "yes")
+    line = store.get("agreed").decode()
+    if line == "yes":
+        return
+    read = store.add("read", 1)
+    due = time.monotonic() + 10
+    while rank == 0 and read < size and time.monotonic() < due:  # the store may end with this process
+        time.sleep(0.02)
+        read = store.add("read", 0)
+    raise ConfigError(line) if rank == 0 else SystemExit(2)
 
 
 def leave(code: int) -> NoReturn:

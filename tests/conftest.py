@@ -26,6 +26,7 @@ LONGEST = (
     "test_bench_kernelbench",
     "test_executor_deaths",
     "test_distributed",
+    "test_watch",
 )
 LONGEST += (
     "test_bench_tritonbench",

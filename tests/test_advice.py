@@ -2,6 +2,7 @@
 
 import doctest
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from nanotriton.run import Clock, Run
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, Verdict
 from nanotriton.world import World
+from tests.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -110,6 +112,36 @@ def test_messages_of_all_ranks_count_and_are_short():
     told = Advice().of(1, mine, numbers, OfTwo())
     assert '("two lines xxx' in told and "..." in told and len(told) < 300
     assert commonest({"b": 2, "a": 2, "c": 1}) == ("a", 0.4)
+
+
+def test_a_rank_none_of_whose_samples_has_a_reward_is_named():
+    """Its executor fails, and the others train on."""
+    ranks, failed = Ranks(3), ("infra_error", None)
+    mine = [episodes([RIGHT, WRONG]), episodes([failed, failed], [failed, CODELESS]), episodes([failed] * 2)]
+    mine[1][-1].verdict = Verdict("weak_task")
+    numbers = {
+        "scored": 0.25,
+        "no_spread": 0.5,
+        "statuses": {"infra_error": 5, "correct": 1},
+        "truncated": 0.0,
+    }
+    told = [Advice() for _ in range(3)]
+
+    def of(step: int) -> str:
+        with ThreadPoolExecutor(3) as pool:
+            lines = list(pool.map(lambda r: told[r].of(step, mine[r], numbers, ranks.world(r)), range(3)))
+        assert len(set(lines)) == 1
+        return lines[0]
+
+    line = of(1)
+    assert re.search(
+        r"no sample of rank 1 \(\S+\) has a reward: 75% are infra_error "
+        r'\("all about infra_error"\) \(2 ranks in all\)',
+        line,
+    )
+    assert "\n" not in line and of(2) == "" and of(1 + AGAIN) == line
+    numbers["scored"] = 1.0
+    assert of(2 + AGAIN) == ""
 
 
 def test_the_page_has_a_line_for_every_verdict():

@@ -150,10 +150,22 @@ def test_a_wrong_composition_is_refused(executor):
 @pytest.mark.parametrize("forward, why", [
     ("torch.fft.fft(x)", "no Triton for"), ("x.sum() if x.sum() > 0 else x", "torch.fx can't follow it"),
     ("F.dropout(x, 0.5)", "random"), ("F.max_pool1d(x, 2, ceil_mode=True)", "ceil_mode"),
+    ("F.max_pool1d(x[0], 2)", "without a batch"), ("F.adaptive_avg_pool2d(x, 1)", "without a batch"),
+    ("x.flatten(1)", "computes nothing"), ("x.flatten().softmax(0)", "whole tensor"),
 ])  # fmt: skip
 def test_what_is_not_covered_is_unfit_with_a_reason(forward, why):
     with pytest.raises(Unfit, match=why):
         compose(task(forward, "torch.randn(2, 3, 8)"))
+
+
+@pytest.mark.parametrize("base, forward, why", [
+    ("nn.LayerNorm", "def forward(self, x): return x + 1", "another class"), ("nn.Module", "pass", "no forward"),
+])  # fmt: skip
+def test_a_class_that_inherits_its_parts_is_unfit(base, forward, why):
+    source = f"{HEAD}class Model({base}):\n    {forward}\n"
+    source += "def get_inputs():\n    return [torch.randn(4, 8)]\ndef get_init_inputs():\n    return []\n"
+    with pytest.raises(Unfit, match=why):
+        compose(Task("inherits", source))
 
 
 def test_reductions_of_the_same_rows_share_a_kernel_and_a_chain_is_one_kernel():

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor import Executor
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.compare import Answer, breaks_down, compare
+from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.executor.judge.twin import beside
@@ -46,6 +48,70 @@ def test_what_is_left_of_numbers_that_cancel_is_forgiven():
     reference = Reference(task("return x.mean(dim=1)", "torch.randn(8, 4096)"))
     backwards = lambda m, x: x.flip(1).view(8, 64, 64).sum(2).sum(1) / 4096
     assert verdicts(reference, backwards) == {"correct"}
+
+
+# A few classes and large logits: some losses and entropies are next to nothing, as numbers near 50 cancel.
+SHARP = "torch.randn(24, 4) * 12, torch.randint(0, 4, (24,))"
+LOSSES = task("return F.cross_entropy(x, t, reduction='none')", SHARP, more=", t")
+ENTROPIES = task("p = x.softmax(-1); return -(p * x.log_softmax(-1)).sum(-1)", SHARP, more=", t")
+SURPRISES = task(
+    "x = x.log_softmax(-1); return (x.exp() * (x - (x + 1e-3 * x.sin()))).sum(-1)", SHARP, more=", t"
+)
+
+
+@pytest.mark.parametrize(
+    "question, right, wrong",
+    [
+        (
+            LOSSES,
+            lambda m, x, t: x.logsumexp(-1) - x.gather(1, t[:, None])[:, 0],
+            lambda m, x, t: 1.0003 * F.cross_entropy(x, t, reduction="none"),
+        ),
+        (
+            ENTROPIES,
+            lambda m, x, t: x.logsumexp(-1) - (x.softmax(-1) * x).sum(-1),
+            lambda m, x, t: -(x.softmax(-1) * (x.softmax(-1) + 1e-4).log()).sum(-1),
+        ),
+        (
+            SURPRISES,
+            lambda m, x, t: -(x.softmax(-1) * (1e-3 * x.log_softmax(-1).sin())).sum(-1),
+            lambda m, x, t: torch.zeros(24),
+        ),
+    ],
+    ids=["losses", "entropies", "differences of logarithms"],
+)
+def test_what_comes_near_nothing_is_measured_by_what_usually_stands_there(question, right, wrong):
+    """A loss is a logarithm less a logit, and no more exact where the two are alike."""
+    reference = Reference(question)
+    for number in range(6):
+        secret = b"near nothing %d" % number
+        assert verdict(reference, right, secret) == "correct"
+        assert verdict(reference, wrong, secret) == "wrong_value"
+
+
+def one_pass(x):
+    mean = x.mean(1, keepdim=True)
+    return mean, (x * x).mean(1, keepdim=True) - mean * mean
+
+
+@pytest.mark.parametrize("draw", ["torch.rand(24, 500)", "torch.randn(24, 500)"])
+def test_a_variance_in_one_pass_is_right_where_the_mean_is_small(draw):
+    """No stress makes it wrong now and then: what all inputs have in common is no more than their spread."""
+    reference = Reference(task("return x.var(1), F.layer_norm(x, (500,)), x.logsumexp(1)", draw))
+
+    def candidate(model, x):
+        mean, var = one_pass(x)
+        return var[:, 0] * (500 / 499), (x - mean) * torch.rsqrt(var + 1e-5), x.logsumexp(1)
+
+    for number in range(6):
+        trial = Trial(reference.before, seed_from("one pass", number), 1)
+        judge_trial(reference, trial, lambda inputs, seed: (candidate(None, *inputs), {}))
+        assert verdict(reference, candidate, b"one pass %d" % number) == "correct"
+
+
+def test_a_variance_in_one_pass_is_wrong_where_a_task_draws_far_from_nothing():
+    reference = Reference(task("return x.var(1)", "torch.randn(24, 500) + 2000"))
+    assert verdicts(reference, lambda m, x: one_pass(x)[1][:, 0] * (500 / 499)) == {"wrong_value"}
 
 
 @pytest.mark.parametrize("wrong", range(3))

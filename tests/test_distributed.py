@@ -263,6 +263,7 @@ def full_disk(folder, world):
         saver.save(2, model, optimizer, {})
     except CheckpointError as error:
         assert "the previous one is whole" in str(error) and "\n" not in str(error)
+        assert f": rank 1 ({socket.gethostname()}): File too large" in str(error)
     else:
         raise AssertionError("a checkpoint that can't be written was not noticed")
     world.barrier()
@@ -408,7 +409,7 @@ def test_a_plain_python_process_is_one_rank(monkeypatch):
 
 @pytest.mark.parametrize(
     "error,code,said",
-    [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), "error: disk", "")],
+    [(ConfigError("--lr: no"), 2, "error: --lr: no\n"), (CheckpointError("disk"), 1, "error: disk\n")],
 )
 def test_launch_turns_a_users_mistake_into_one_line(capsys, error, code, said):
     def main(cfg, world):

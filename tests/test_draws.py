@@ -110,7 +110,14 @@ def test_a_kind_repeats_for_its_seed_and_leaves_integers_alone(kind):
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 7), (3, 1, 4), (0, 3)])
 @pytest.mark.parametrize("kind", draws.KINDS)
 def test_a_kind_takes_any_shape(kind, shape):
-    draws.distort(torch.ones(shape), kind, torch.Generator().manual_seed(1))
+    for dtype in (torch.float32, torch.float16):
+        draws.distort(torch.ones(shape, dtype=dtype), kind, torch.Generator().manual_seed(1))
+
+
+def test_what_does_not_differ_is_sunk_too():
+    same = torch.ones(4, 5, dtype=torch.float16)
+    draws.sink(same, draws.Luck(torch.Generator(), same.device))
+    assert (same < -200).all() and torch.isfinite(same).all()
 
 
 def stressed(kind, draw, seed=1):
@@ -123,7 +130,9 @@ def test_what_each_kind_is_for():
     def normal():
         return torch.randn(40, 60)
 
-    assert (stressed("sunk", normal) < -200).all()
+    for draw in (normal, lambda: torch.rand(40, 60), lambda: torch.empty(40, 60).normal_(0, 1e-3)):
+        sunk = stressed("sunk", draw)
+        assert (sunk < -200).all() and sunk.var() > sunk.mean() ** 2 / 20
     wild = stressed("wild", normal)
     assert wild.isnan().any() and (wild == torch.inf).any() and (wild == -torch.inf).any()
     tied = stressed("tied", normal)

@@ -77,4 +77,5 @@ def test_no_rank_ends_before_all_have_written(tmp_path, cfg, codes):
     if cfg == "ends":
         assert [(tmp_path / f"ended {rank}").read_text() for rank in range(2)] == ["True", "True"]
     else:
-        assert done.stderr.count("ZeroDivisionError: on purpose") == 2
+        assert done.stderr.count("]: ZeroDivisionError: on purpose") == 2  # two tracebacks, and a line
+        assert done.stderr.count("error: ") == 1

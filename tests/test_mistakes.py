@@ -151,10 +151,8 @@ def test_a_full_disk_is_one_line(capsys):
 
     with pytest.raises(SystemExit) as stop:
         launch(full, None)
-    assert (
-        stop.value.code
-        == "error: out/metrics.jsonl can't be written: No space left on device; mended, the same command continues"
-    )
+    line = "out/metrics.jsonl can't be written: No space left on device; mended, the same command continues"
+    assert stop.value.code == 1 and capsys.readouterr().err == f"error: {line}\n"
 
 
 def test_fresh_deletes_nothing_before_the_model_is_looked_at(tmp_path, capsys):

@@ -62,3 +62,27 @@ def test_another_dtype_rounds_elsewhere():
     x = X.bfloat16()
     assert torch.equal(run(third), third(X.double()))
     assert not torch.equal(run(third, x), third(x.double()))
+
+
+def test_every_result_moves_by_its_own_rounding():
+    """Of x + 1000 so much is left as that has digits for: more than what x was moved by."""
+    x = X / 3
+    left = run(lambda x: x.add(1000).sub(1000), x) - x.double()
+    assert 2e-5 < float(left.abs().median()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "normalise",
+    [
+        lambda x: torch.nn.functional.layer_norm(x, (8,)),
+        lambda x: torch.nn.functional.group_norm(x.view(2, 8, 4), 2),
+        lambda x: torch.nn.functional.instance_norm(x.view(2, 4, 8)),
+        lambda x: torch.nn.functional.batch_norm(x.view(2, 4, 8), None, None, training=True),
+        lambda x: x - x.mean(-1, keepdim=True),
+    ],
+)
+def test_equal_numbers_have_a_mean_beside_themselves(normalise):
+    """0 is what comes out of rows that are one number over and over, and in another order nearly 0."""
+    x = torch.full((8, 8), 100.0)
+    moved = run(normalise, x)
+    assert float(normalise(x.double()).abs().max()) < 1e-9 < float(moved.abs().max()) < 0.1

@@ -105,7 +105,10 @@ def test_state_that_no_answer_shows_is_compared_too(executor):
         "sums = tl.load(total + col, mask=mask, other=0.0)", "sums = tl.zeros([BLOCK], tl.float32)"
     )
     verdict = executor.submit(task, source).result()
-    assert verdict.status == "wrong_value" and "after a second call, in total" in verdict.message, verdict
+    assert (
+        verdict.status == "wrong_value"
+        and "after a second call of the same module, in total" in verdict.message
+    ), verdict
 
 
 def test_a_workspace_that_is_not_cleared_is_found_in_the_second_call(executor):

@@ -117,6 +117,12 @@ def triangle(b: Builder, x: Node, diagonal=0, op="triu") -> Node:
 # ---- convolution ----
 
 
+def batched(x: Node, dims: int) -> None:
+    """Raises Unfit for what has no batch before its channels and `dims` dimensions. Torch takes that too."""
+    if x.rank != dims + 2:
+        raise Unfit(f"an input of {x.rank} dimensions, without a batch, of a layer over {dims}")
+
+
 @lowers("conv", "conv1d", "conv2d", "conv3d")
 def conv(
     b: Builder,
@@ -131,6 +137,7 @@ def conv(
     module=None,
     path="",
 ) -> Node:
+    batched(x, weight.rank - 2)
     rank = x.rank - 2
     if padding in ("same", "valid"):
         padding = (
@@ -230,6 +237,7 @@ def pool(
     norm_type=None,
     op="",
 ) -> Node:
+    batched(x, int(op[-2]))
     if op.startswith("avg") and isinstance(
         dilation, bool
     ):  # F.avg_pool takes ceil_mode where F.max_pool takes dilation
@@ -265,6 +273,7 @@ def pool(
 @lowers(*(f"adaptive_{kind}_pool{d}d" for kind in ("max", "avg") for d in (1, 2, 3)))
 def adaptive_pool(b: Builder, x: Node, output_size, op="") -> Node:
     """To one value it is a reduction; to a divisor of the input's size, a pooling of blocks."""
+    batched(x, int(op[-2]))
     size = per_dimension(output_size, x.rank - 2)
     kind = "mean" if "avg" in op else "max"
     if all(n == 1 for n in size):

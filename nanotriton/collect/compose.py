@@ -53,8 +53,23 @@ class Composed:
 
 def compose(task: Task) -> Composed:
     """Write `ModelNew` for a task. Raises Unfit, with one line that says why, for what it doesn't cover."""
+    model_class(task)
     graph = graph_of(task)
-    return Assembly(task, graph, fuse(graph)).write()
+    stages = fuse(graph)
+    if not stages:
+        raise Unfit("it computes nothing")
+    return Assembly(task, graph, stages).write()
+
+
+def model_class(task: Task) -> ast.ClassDef:
+    """Model's class, which has a forward of its own and inherits from nn.Module alone."""
+    tree = ast.parse(task.source)
+    cls = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"), None)
+    if cls is None or [ast.unparse(base).split(".")[-1] for base in cls.bases] != ["Module"]:
+        raise Unfit("Model inherits from another class than nn.Module")
+    if not any(isinstance(n, ast.FunctionDef) and n.name == "forward" for n in cls.body):
+        raise Unfit("Model has no forward of its own")
+    return cls
 
 
 def graph_of(task: Task) -> Graph:
@@ -346,8 +361,7 @@ class Assembly:
 
     def model(self) -> str:
         """Model's class with the new forward, named ModelNew."""
-        tree = ast.parse(self.task.source)
-        cls = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model")
+        cls = model_class(self.task)
         methods = {n.name: n for n in cls.body if isinstance(n, ast.FunctionDef)}
         parts = ["class ModelNew(nn.Module):"]
         if "__init__" in methods:

@@ -190,6 +190,8 @@ class Reader:
         value = operator.attrgetter(node.target)(self.traced)
         if not isinstance(value, torch.Tensor):
             raise Unfit(f"{node.target} is a {type(value).__name__}")
+        if node.target.startswith("_tensor_constant"):
+            raise Unfit("a tensor that forward makes of others' numbers")
         return self.b.param(path_text(node.target), value)
 
     def call_module(self, node: torch.fx.Node):
@@ -200,6 +202,8 @@ class Reader:
             return args[0]
         if kind in MODULES:
             name, tensors, numbers = MODULES[kind]
+            if name == "instance_norm":
+                anchors.batched(args[0], int(kind[-2]))
             given = {
                 t: self.b.param(f"{path}.{t}", getattr(module, t))
                 for t in tensors

@@ -60,6 +60,10 @@ PLAIN_LAYERS = words("""
 NOT_JUDGED = words("backward jvp vjp vmap setup_context extra_repr")  # methods that no call of forward runs
 CALLS = words("forward __call__")  # a layer's attributes that run it
 TURNED = words("T mT H mH")  # attributes that are the tensor in another order
+COMPARISON = "a comparison"
+# What to write instead of torch behind a tell.
+OTHER_CONDITIONS = " (a condition on shapes, dtypes, is_cuda or the compute capability may choose)"
+NUMBERS = " (numbers may be compared: keep them in attributes of their own, in no container beside tensors)"
 COMPARING = ast.Is | ast.IsNot | ast.In | ast.NotIn
 Unit = tuple[ast.AST, Runs]
 
@@ -204,18 +208,17 @@ class Search:
             elif runs == Runs.ALWAYS and function:
                 called = _computing_call(self.source, node, unit)
             if called and function and not self._is_choice(node):
-                constants = constants or Constants(unit, self.source.path, self.source.units)
+                if constants is None:
+                    attributes = self.tensors.attributes
+                    constants = Constants(unit, self.source.path, self.source.units, attributes)
                 if constants.holds(node):
                     continue
             if called:
-                where = "in torch"
+                where, advice = "in torch", ""
                 if runs == Runs.BEHIND:
                     where += ", behind a condition that may tell the judge from a card"
-                message = f"{called} computes {where}: under strict, your own Triton kernels compute"
-                if runs == Runs.BEHIND:
-                    message += (
-                        " (a condition on shapes, dtypes, is_cuda or the compute capability may choose)"
-                    )
+                    advice = NUMBERS if called == COMPARISON else OTHER_CONDITIONS
+                message = f"{called} computes {where}: under strict, your own Triton kernels compute{advice}"
                 return Violation(node.lineno, message)
         return None
 
@@ -246,7 +249,7 @@ class Search:
         if isinstance(node, ast.Compare) and not any(isinstance(op, COMPARING) for op in node.ops):
             compared = [node.left, *node.comparators]
             asked = self._is_tensor if id(node) in self.tests else may_be
-            return "a comparison" if any(asked(part) for part in compared) else None
+            return COMPARISON if any(asked(part) for part in compared) else None
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             gathers = may_be(node.value) and may_be(node.slice)
             return "an index that is a tensor" if gathers else None

@@ -6,7 +6,7 @@ expression is wrongly taken for a constant, the rules on the plan find it.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from nanotriton.plan.aten import words
 
@@ -25,6 +25,7 @@ class Constants:
     """The names of a function that hold data, and by them the expressions that don't.
 
     path: the dotted path of an expression through the imports. units: name -> the values assigned to it.
+    tensors: names of attributes that may hold tensors, whatever else is assigned to them.
     """
 
     def __init__(
@@ -32,9 +33,11 @@ class Constants:
         function: ast.FunctionDef,
         path: Callable[[ast.AST], str | None],
         units: dict[str, list[ast.AST]],
+        tensors: Collection[str] = (),
     ):
         self.path = path
         self.units = units
+        self.tensors = tensors
         self.data = _data_arguments(function.args)
         bindings = _bindings(function)
         grows = True
@@ -73,7 +76,7 @@ class Constants:
 
     def _known_attribute(self, node: ast.Attribute) -> bool | None:
         if isinstance(node.value, ast.Name) and node.value.id == "self":
-            values = self.units.get(node.attr, [])
+            values = [] if node.attr in self.tensors else self.units.get(node.attr, [])
             return bool(values) and all(self._is_number(value) for value in values)
         return True if node.attr in OF_A_SHAPE else None
 

@@ -14,7 +14,7 @@ import ast
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.kept import Kept
-from nanotriton.rules.scopes import MODULE, Scopes, bindings, given_to
+from nanotriton.rules.scopes import MODULE, Scopes, bindings
 from nanotriton.rules.source import Source, walk
 from nanotriton.rules.tensors import Tensors
 
@@ -216,10 +216,8 @@ class Tells:
 
     def _add_parameters(self, call: ast.Call) -> None:
         """The parameters of the candidate's own functions that are given what depends on a tell."""
-        for function in self.source.called(call.func):
-            if not isinstance(function, ast.FunctionDef) or self.source.is_kernel(function):
-                continue
-            for name, value in given_to(function, call).items():
+        for function in self.scopes.run_by(call):
+            for name, value in self.scopes.given(function, call):
                 if self.depends(value):
                     self.names[self.scopes.home(function)].add(name)
 

@@ -8,7 +8,7 @@ A tensor that is written to in place does not: to ask for its values in Python i
 import ast
 
 from nanotriton.plan.aten import words
-from nanotriton.rules.scopes import MODULE, Scopes, bindings, default_values, given_to, parameters
+from nanotriton.rules.scopes import MODULE, Scopes, bindings, default_values, parameters
 from nanotriton.rules.source import Source, walk
 from nanotriton.rules.tensors import REGISTERING, Tensors
 
@@ -143,12 +143,10 @@ class Kept:
             if isinstance(target, ast.Name) and isinstance(owner, ast.Attribute | ast.Name):
                 found.setdefault((self.scopes.home(target), target.id), []).append(owner)
         for call in self.source.nodes[ast.Call]:
-            for function in self.source.called(call.func):
-                if isinstance(function, ast.FunctionDef) and not self.source.is_kernel(function):
-                    home = self.scopes.home(function)
-                    for name, value in given_to(function, call).items():
-                        if isinstance(_owner(value), ast.Attribute | ast.Name):
-                            found.setdefault((home, name), []).append(_owner(value))
+            for function in self.scopes.run_by(call):
+                for name, value in self.scopes.given(function, call):
+                    if isinstance(_owner(value), ast.Attribute | ast.Name):
+                        found.setdefault((self.scopes.home(function), name), []).append(_owner(value))
         return found
 
     def _add(self, owner: ast.AST) -> None:

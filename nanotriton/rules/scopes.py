@@ -1,4 +1,4 @@
-"""Where a candidate's names stand, and what binds them.
+"""Where a candidate's names stand, what binds them, and what its own functions are given.
 
 Attributes are known by their names alone. Other names are known by the function that they stand in, where a
 nested function is part of its outer one.
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from nanotriton.rules.source import Source, walk
 
 MODULE = 0  # in place of a function: outside of all
+CALLED = ("forward", "__call__")  # what runs when an object is called
+AUTOGRAD = ("torch.autograd.Function", "torch.autograd.function.Function")
 
 
 class Scopes:
@@ -23,12 +25,15 @@ class Scopes:
         self.source = source
         self.functions: dict[int, ast.FunctionDef] = {}
         self._home: dict[int, int] = {}
-        methods = [node for unit in source.nodes[ast.ClassDef] for node in unit.body]
-        for node in [*source.tree.body, *methods]:
-            if isinstance(node, ast.FunctionDef):
-                self.functions[id(node)] = node
-                for inner in walk(node):
-                    self._home[id(inner)] = id(node)
+        self._owner: dict[int, ast.ClassDef] = {}  # id of a method -> its class
+        for unit in source.nodes[ast.ClassDef]:
+            self._owner |= {id(node): unit for node in _functions_in(unit)}
+        methods = [node for unit in source.nodes[ast.ClassDef] for node in _functions_in(unit)]
+        outer = [node for node in source.tree.body if isinstance(node, ast.FunctionDef)]
+        for node in [*outer, *methods]:
+            self.functions[id(node)] = node
+            for inner in walk(node):
+                self._home[id(inner)] = id(node)
         self.stored: dict[int, set[str]] = self.empty()
         self.bound: dict[int, set[str]] = {}
         self._find_bound()
@@ -59,6 +64,112 @@ class Scopes:
         home = self.home(node)
         return node.id in names[home] or (node.id in names[MODULE] and node.id not in self.bound[home])
 
+    # ---- what functions are given
+
+    def run_by(self, call: ast.Call) -> list[ast.FunctionDef]:
+        """The candidate's own functions that a call may run, methods by their names alone."""
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        units = self.source.units
+        found: list[ast.AST] = []
+        for unit in units.get(name, []):
+            found.append(unit)
+            if isinstance(unit, ast.ClassDef):  # Layer(x)
+                found += _methods(unit, ("__init__",))
+            made = getattr(unit, "func", None)
+            for other in units.get(made.id, []) if isinstance(made, ast.Name) else []:  # self.layer(x)
+                found += _methods(other, CALLED)
+        if name == "apply":  # Gelu.apply(x)
+            for unit in self._classes(getattr(call.func, "value", None)):
+                found += _methods(unit, ("forward",))
+        return [f for f in found if isinstance(f, ast.FunctionDef) and not self.source.is_kernel(f)]
+
+    def given(self, function: ast.FunctionDef, call: ast.Call) -> list[tuple[str, ast.AST]]:
+        """(parameter, argument) of a call of a function. What is spread may be any that is left."""
+        a = function.args
+        names = [arg.arg for arg in (*a.posonlyargs, *a.args)]
+        if self._is_told_first(function, call):
+            del names[:1]
+        only = [arg.arg for arg in a.kwonlyargs]
+        rest, others = ([arg.arg] if arg else [] for arg in (a.vararg, a.kwarg))
+        found: list[tuple[str, ast.AST]] = []
+        spread = False
+        for number, value in enumerate(call.args):
+            spread = spread or isinstance(value, ast.Starred)
+            places = names[number:] + rest if spread else (names[number : number + 1] or rest)
+            found += [(name, value) for name in places]
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                places = names + only + others
+            else:
+                places = [keyword.arg] if keyword.arg in names + only else others
+            found += [(name, keyword.value) for name in places]
+        return found
+
+    def receiver(self, function: ast.FunctionDef | ast.Lambda) -> str | None:
+        """The name of a method's first parameter, which no call names: its object, its class, or autograd's
+        context. A function of the module's has none, whatever its parameters are called."""
+        owner = self._owner.get(id(function))
+        names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+        if owner is None or not names:
+            return None
+        if not _is_static(function):
+            return names[0]
+        plain = function.name == "forward" and _methods(owner, ("setup_context",))
+        return names[0] if self._is_of_autograd(owner) and not plain else None
+
+    def _is_of_autograd(self, unit: ast.ClassDef) -> bool:
+        """Whether a class is an autograd.Function, or is made of one."""
+        todo, seen = [unit], set()
+        while todo:
+            unit = todo.pop()
+            seen.add(id(unit))
+            for base in unit.bases:
+                if self.source.path(base) in AUTOGRAD:
+                    return True
+                todo += [other for other in self._classes(base) if id(other) not in seen]
+        return False
+
+    def _is_told_first(self, function: ast.FunctionDef, call: ast.Call) -> bool:
+        """Whether a function's first parameter is none of the call's arguments."""
+        if self.receiver(function) is None:
+            return False
+        if _is_static(function):
+            return getattr(call.func, "attr", "") == "apply"
+        if self._classes(getattr(call.func, "value", None)):  # Layer.run(layer, x)
+            return "classmethod" in _decorators(function)
+        return True
+
+    def _classes(self, node: ast.AST | None) -> list[ast.ClassDef]:
+        """The candidate's own classes that a name may stand for."""
+        units = self.source.units.get(getattr(node, "id", ""), [])
+        return [unit for unit in units if isinstance(unit, ast.ClassDef)]
+
+
+def _functions_in(unit: ast.ClassDef) -> list[ast.FunctionDef]:
+    """A class's methods, also those that are defined in a branch."""
+    found, todo = [], list(unit.body)
+    while todo:
+        node = todo.pop(0)
+        if isinstance(node, ast.FunctionDef):
+            found.append(node)
+        elif not isinstance(node, ast.ClassDef):
+            todo += [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)]
+    return found
+
+
+def _methods(unit: ast.AST, names: tuple[str, ...]) -> list[ast.AST]:
+    """The methods of these names, if a unit is a class."""
+    found = _functions_in(unit) if isinstance(unit, ast.ClassDef) else []
+    return [function for function in found if function.name in names]
+
+
+def _decorators(function: ast.FunctionDef) -> set[str]:
+    return {node.id for node in function.decorator_list if isinstance(node, ast.Name)}
+
+
+def _is_static(function: ast.FunctionDef) -> bool:
+    return "staticmethod" in _decorators(function)
+
 
 def bindings(source: Source) -> Iterator[tuple[ast.AST, ast.AST]]:
     """(target, value) of everything that binds names or attributes to a value, or to an item of one."""
@@ -85,13 +196,6 @@ def _pairs(target: ast.AST, value: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]
             yield from _pairs(inner, given)
     else:
         yield target, value
-
-
-def given_to(function: ast.FunctionDef, call: ast.Call) -> dict[str, ast.AST]:
-    """The arguments of a call by the names of the function's parameters, as far as the text tells."""
-    names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-    given = dict(zip(names[names[:1] in (["self"], ["ctx"]) :], call.args, strict=False))
-    return given | {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
 
 def parameters(function: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:

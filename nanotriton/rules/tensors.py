@@ -6,10 +6,11 @@ A shape, a dtype or a number that was read off a tensor is none.
 """
 
 import ast
+import functools
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.constants import GROWING, OF_A_SHAPE, PLAIN, SHAPE_METHODS
-from nanotriton.rules.scopes import Scopes, bindings, default_values, given_to, parameters
+from nanotriton.rules.scopes import Scopes, bindings, default_values, parameters
 from nanotriton.rules.source import Source, mentions, walk
 
 # attributes of a tensor that are no tensors
@@ -82,6 +83,8 @@ class Tensors:
 
     def _of_parts(self, node: ast.AST) -> bool:
         """The same of an expression that is what its parts are."""
+        if isinstance(node, ast.Subscript) and (tuples := self._tuples(node)):
+            return any(self.may_be(each.elts[node.slice.value]) for each in tuples)
         if isinstance(node, ast.Subscript | ast.Starred | ast.NamedExpr | ast.Await):
             return self.may_be(node.value)
         if isinstance(node, ast.IfExp):
@@ -135,15 +138,63 @@ class Tensors:
         functions = [unit for unit in units if isinstance(unit, ast.FunctionDef)]
         return [function for function in functions if not self.source.is_kernel(function)]
 
+    # ---- what is kept with its version: `self.kept = (weight._version, table)`
+
+    def _tuples(self, node: ast.Subscript) -> list[ast.Tuple]:
+        """Of `kept[0]` the tuples that stand for `kept`; none if it may be anything else."""
+        number = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if not isinstance(number, int) or number < 0:
+            return []
+        values = self._resolved(node.value, frozenset())
+        tuples = [v for v in values if not (isinstance(v, ast.Constant) and v.value is None)]
+        sure = all(isinstance(v, ast.Tuple) and len(v.elts) > number for v in tuples)
+        return tuples if sure else []
+
+    def _resolved(self, node: ast.AST, seen: frozenset) -> list[ast.AST]:
+        """All that an expression may stand for, through attributes and names: `kept = self.kept`."""
+        if not isinstance(node, ast.Name | ast.Attribute) or not self._given(node):
+            return [node]
+        key = self._key(node)
+        given = [] if key in seen else self._given(node)
+        return [value for one in given for value in self._resolved(one, seen | {key})]
+
+    def _given(self, node: ast.Attribute | ast.Name) -> list[ast.AST]:
+        """All that an attribute or a name is given, if each time it stands on the left alone."""
+        return self.assigned.get(self._key(node), [])
+
+    @functools.cached_property
+    def assigned(self) -> dict[object, list[ast.AST]]:
+        """Name of an attribute, or (function, name) -> its values, where assignments tell all of them."""
+        found: dict[object, list[ast.AST]] = {}
+        stores: dict[object, int] = {}
+        for node in self.source.nodes[ast.Assign]:
+            for target in node.targets:
+                if isinstance(target, ast.Attribute | ast.Name):
+                    found.setdefault(self._key(target), []).append(node.value)
+        for node in self.source.nodes[ast.Attribute] + self.source.nodes[ast.Name]:
+            if not isinstance(node.ctx, ast.Load):
+                stores[self._key(node)] = stores.get(self._key(node), 0) + 1
+        for number, function in self.scopes.functions.items():
+            for arg in (inner for inner in walk(function) if isinstance(inner, ast.arg)):
+                stores[number, arg.arg] = 0
+        for call in self.source.nodes[ast.Call]:
+            if getattr(call.func, "id", getattr(call.func, "attr", "")) in ("setattr", "__setattr__"):
+                return {}
+        return {key: values for key, values in found.items() if stores[key] == len(values)}
+
+    def _key(self, node: ast.Attribute | ast.Name) -> object:
+        return node.attr if isinstance(node, ast.Attribute) else (self.scopes.home(node), node.id)
+
     # ---- how tensors spread
 
     def _first(self) -> None:
         for function in self.source.nodes[ast.FunctionDef] + self.source.nodes[ast.Lambda]:
             home, body = self.scopes.home(function), _body(function)
-            given = {arg.arg for arg in parameters(function)}
+            given = {arg.arg for arg in parameters(function)} - {self.scopes.receiver(function)}
             self.names[home] |= _asked(body) & given
             if self._called_by_others(function):
-                self.names[home] |= {name for name in _untold(function) if not _is_table(body, name)}
+                untold = _untold(function) & given
+                self.names[home] |= {name for name in untold if not _is_table(body, name)}
         for call in self.source.nodes[ast.Call]:
             name = getattr(call.func, "attr", "")
             if name in REGISTERING and call.args and isinstance(call.args[0], ast.Constant):
@@ -168,11 +219,14 @@ class Tensors:
             grows = isinstance(call.func, ast.Attribute) and call.func.attr in GROWING
             if grows and any(self.may_be(given) for given in call.args):
                 self._add(call.func.value)
-            for function in self._own(call.func):
-                home = self.scopes.home(function)
-                for name, value in given_to(function, call).items():
+            if getattr(call.func, "id", "") == "setattr" and len(call.args) == 3:
+                _, name, value = call.args
+                if isinstance(name, ast.Constant) and self.may_be(value):
+                    self.attributes.add(name.value)
+            for function in self.scopes.run_by(call):
+                for name, value in self.scopes.given(function, call):
                     if self.may_be(value):
-                        self.names[home].add(name)
+                        self.names[self.scopes.home(function)].add(name)
         for number, function in self.scopes.functions.items():
             self._answer(function, self.answers[number])
         return self._size() > before
@@ -249,13 +303,13 @@ def _called_alone(source: Source) -> set[str]:
 
 
 def _untold(function: ast.FunctionDef | ast.Lambda) -> set[str]:
-    """The parameters that neither an annotation nor a default tells to be numbers, without self."""
+    """The parameters that neither an annotation nor a default tells to be numbers."""
     defaults, found = default_values(function), set()
     for arg in parameters(function):
         default = defaults.get(arg.arg)
         number = isinstance(default, ast.Constant) and default.value is not None
         plain = arg.annotation is not None and ast.unparse(arg.annotation) in PLAIN
-        if not number and not plain and arg.arg not in ("self", "cls", "ctx"):
+        if not number and not plain:
             found.add(arg.arg)
     return found
 
@@ -271,7 +325,7 @@ def _asked(body: list[ast.AST]) -> set[str]:
         reads = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         if reads and node.attr in asked and isinstance(node.value, ast.Name):
             found.add(node.value.id)
-    return found - {"self"}
+    return found
 
 
 def _is_table(body: list[ast.AST], name: str) -> bool:

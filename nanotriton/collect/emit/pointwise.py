@@ -2,7 +2,7 @@
 
 from nanotriton.collect.emit.kernel import Body, Group, Kernel, Space, last_uses
 from nanotriton.collect.fuse import Stage
-from nanotriton.collect.ir import Node
+from nanotriton.collect.ir import Node, Unfit
 
 BLOCK = 1024
 
@@ -48,6 +48,8 @@ def emit_total(
     """The sum, mean, maximum or minimum of everything: programs add their parts to one number, which starts
     at zero, or at what is less, or more, than everything.
     """
+    if len(stage.stored) > 1:
+        raise Unfit("what is computed with the reduction of a whole tensor")
     (result,) = stage.stored
     space = flat_space(kernel, stage, dim_texts)
     body = Body(kernel, space, stage, host)

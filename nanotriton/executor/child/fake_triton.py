@@ -22,7 +22,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
-from nanotriton.executor.child import addresses
+from nanotriton.executor.child import addresses, fake_card
 from nanotriton.executor.child.tape import CUDA, Tape
 from nanotriton.executor.common.card import Card
 from nanotriton.executor.common.construct import seed_from
@@ -39,6 +39,7 @@ INVALID = "error encountered during parsing"  # Triton's front end says so of IR
 
 def device_properties(card: Card) -> dict[str, int]:
     """The GPU's properties by the names that Triton's CUDA driver gives them."""
+    fake_card.note_processors()
     return {
         "max_shared_mem": card.shared_memory_per_block_optin,
         "max_num_regs": card.regs_per_block,

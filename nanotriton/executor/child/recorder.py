@@ -11,6 +11,9 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,12 @@ from triton.runtime.errors import OutOfResources
 from nanotriton.executor.child import fake_cuda, fake_torch, fake_triton
 from nanotriton.executor.child.tape import RecordError, Tape, line_of, quiet
 from nanotriton.executor.common.card import Card
-from nanotriton.executor.common.construct import named_state
+from nanotriton.executor.common.construct import named_state, plain_attributes
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
 MAX_MESSAGE = 600
-CALLS = 3  # of one module, at least; what is wrong from a later one on is not seen
+SECOND = 1  # the number of the call that later ones may repeat: the first one may prepare things
 UNWAITED = (
     "forward ends before the work on its stream is waited for: call "
     "torch.cuda.current_stream().wait_stream(stream), or launch on the current stream"
@@ -56,6 +59,7 @@ __all__ = ["RecordError", "install", "record", "record_script", "uninstall", "wa
 
 
 _replaced: list[tuple[object, str, Any]] = []
+_cards: list[Card] = []  # that it is recorded for: one, or none
 _MISSING = object()
 
 
@@ -65,6 +69,7 @@ def install(card: Card) -> None:
     CUDA must not have been initialised.
     """
     if not _replaced:
+        _cards.append(card)
         for owner, name, value in [*fake_cuda.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
@@ -72,15 +77,39 @@ def install(card: Card) -> None:
 
 def uninstall() -> None:
     """Undo `install`: a process that has forked its recording children may use the GPU from here on."""
+    _cards.clear()
     while _replaced:
         owner, name, value = _replaced.pop()
         delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+
+
+def install_processors(count: int) -> None:
+    """Record for the same GPU with so many multiprocessors from here on."""
+    card = replace(_cards[0], multi_processor_count=count)
+    uninstall()
+    install(card)
 
 
 def warm_up(folder: str | Path) -> Plan:
     """Make one small recording before forking: torch and Triton import for seconds at their first use."""
     x = torch.empty(4, 8, device="meta")
     return record(WARM_UP, [8], [x], seed=0, folder=folder)[0]
+
+
+@dataclass(frozen=True)
+class Further:
+    """What is recorded beside two calls of one module.
+
+    evaluates: a third call is one in evaluation mode. another: seed of the weights of another module of the
+    class, which is built and called before a last call of the first one; None: there is no such module.
+    """
+
+    evaluates: bool = False
+    another: int | None = None
+
+
+Moved = tuple[dict, str, torch.Tensor]  # a module's table of weights, a name there, the weight on the host
+Built = AbstractContextManager[Callable[[Any], Any]]
 
 
 def record(
@@ -95,14 +124,17 @@ def record(
     max_configs: int = 64,
     drawn: int | None = None,
     default_cuda: bool = False,
-    finish: Callable[[Any], Any] = lambda model: model,
+    constructing: Callable[[int], Built] = lambda seed: nullcontext(lambda model: model),
     between: Callable[[Any], None] | None = None,
+    attributes: bool = False,
+    further: Further | None = None,
+    asked: Callable[[], None] = lambda: None,
 ) -> list[Plan]:
-    """The plans of CALLS calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
+    """The plans of some calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
 
     Each call has inputs of its own, of the same shapes. From the second on a plan also names the state
-    afterwards. There are at least two plans. As far as the last ones only repeat the one before them, as they
-    mostly do, they are left out.
+    afterwards. There are at least two plans. `further` says what comes after these. As far as the last ones
+    only repeat what the module did before, as they mostly do, they are left out.
 
     inputs: of tensors only shape, stride and dtype are used, so meta tensors will do. Other values are passed
     as they are.
@@ -110,9 +142,12 @@ def record(
     folder: a private folder. The source is written there, because Triton reads it back.
     known: hashes (plan.digest) of weights whose bytes need not be shipped. max_configs: of an autotuner.
     drawn: seed that draws those after the first one.
-    default_cuda: torch's default device is CUDA. finish: is called with the module once it is built, and
+    default_cuda: torch's default device is CUDA. constructing: a context, for the seed of a module's weights,
+    in which its constructor runs; it gives a function that is called with the module once it is built, and
     returns the module that runs. between: changes the module's weights in place, between the first call and
     the second. Plans hold the bytes from before; numbers that forward reads are those from after.
+    attributes: tensors that are plain attributes of the module belong to the state too. asked: is called at
+    the end if the candidate has asked for the card's number of multiprocessors.
     Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
@@ -120,31 +155,97 @@ def record(
         Path(path).write_text(source, encoding="utf-8")
     tape = Tape.active = Tape(path, known, max_configs, drawn=drawn)
     tape.default_cuda = default_cuda
+    tape.names_attributes = attributes
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
         with torch.no_grad(), functions, calls:
             module = _stage(tape, "import_error", lambda: _load(path))
             if not hasattr(module, entry):
                 raise RecordError("import_error", f"the candidate does not define {entry}")
-            model = _stage(
-                tape, "runtime_error", lambda: finish(_build(getattr(module, entry), init_args, seed))
-            )
-            tape.building = False
-            with quiet():
-                moved = _move_weights(tape, model)
-            plans, needed = [_call(tape, model, inputs)], 2
-            while len(plans) < CALLS:
-                tape.begin_next_call()
-                _note_training(model)
-                if between is not None and len(plans) == 1:
-                    _train(model, moved, between)
-                plans.append(_call(tape, model, inputs))
-                plans[-1].state = _state(tape, model)
-                if len(plans) > 2 and not tape.repeats():
-                    needed = len(plans)
-        return plans[:needed]
+
+            def build(seed: int) -> tuple[Any, list[Moved]]:
+                tape.building = True
+                with constructing(seed) as finish:
+                    made = _stage(
+                        tape, "runtime_error", lambda: finish(_build(getattr(module, entry), init_args, seed))
+                    )
+                tape.building = False
+                with quiet():
+                    return made, _move_weights(tape, made)
+
+            model, moved = build(seed)
+            plans = [_call(tape, model, inputs)]
+            train = None if between is None else lambda: _train(model, moved, between)
+            plans.append(_call_again(tape, model, inputs, train))
+            if further is not None:
+                plans += _further_calls(tape, model, inputs, further, lambda seed: build(seed)[0])
+        if tape.asks_processors:
+            asked()
+        return plans
     finally:
         Tape.active = None
+
+
+def _call_again(tape: Tape, model: Any, inputs: list, before: Callable[[], None] | None = None) -> Plan:
+    """Record another call of a module that was called, and the state afterwards. before: is called first."""
+    tape.begin_next_call()
+    _note_training(model)
+    if before is not None:
+        before()
+    plan = _call(tape, model, inputs)
+    plan.state = _state(tape, model)
+    return plan
+
+
+def _further_calls(
+    tape: Tape, model: Any, inputs: list, further: Further, build: Callable[[int], Any]
+) -> list[Plan]:
+    """The plans of the calls that `further` asks for, without the last ones if these repeat earlier ones.
+
+    build: makes another module, of a seed.
+    """
+    modes = _modes(model)
+    evaluate = partial(_stage, tape, "runtime_error", lambda: _evaluate(model)) if further.evaluates else None
+    plans, needed = [_call_again(tape, model, inputs, evaluate)], 0
+    if not tape.repeats(SECOND):
+        needed = len(plans)
+    for module, mode in modes.items():
+        module.training = mode
+    if further.another is not None:
+        tape.begin_next_call()
+        tape.ships = False
+        other = build(further.another)
+        _age_alike(model, other)
+        plans.append(_call(tape, other, inputs))
+        tape.ships = True
+        if not tape.repeats_first_elsewhere():
+            needed = len(plans) + 1  # and what that does to the first one
+    plans.append(_call_again(tape, model, inputs))
+    if not tape.repeats(SECOND):
+        needed = len(plans)
+    if needed > 1 and further.another is not None:
+        tape.ship_weights(plans[1])
+    return plans[:needed]
+
+
+def _age_alike(model: Any, other: Any) -> None:
+    """Let the other module's parameters seem to be changed in place as often as this one's."""
+    if isinstance(model, torch.nn.Module) and isinstance(other, torch.nn.Module):
+        with quiet():
+            for old, new in zip(model.parameters(), other.parameters(), strict=False):
+                while new._version < old._version:
+                    torch.autograd.graph.increment_version(new)
+
+
+def _modes(model: Any) -> dict[torch.nn.Module, bool]:
+    """Of each module whether it is in training mode."""
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return {module: module.training for module in modules}
+
+
+def _evaluate(model: Any) -> None:
+    if isinstance(model, torch.nn.Module):
+        model.eval()
 
 
 def _call(tape: Tape, model: Any, inputs: list) -> Plan:
@@ -169,11 +270,13 @@ def _note_training(model: Any) -> None:
 
 
 def _state(tape: Tape, model: Any) -> dict[str, int]:
-    """The tensor of each parameter and buffer that a step may have written to. Those on the host are no part
-    of a plan."""
+    """The tensor of each parameter and buffer that a step may have written to, and of attributes. Those on
+    the host are no part of a plan."""
     with quiet():
         named = named_state(model).items()
         changed = {name: t for name, t in named if tape.on_cuda(t) and tape.may_have_changed(t)}
+        if tape.names_attributes:
+            changed |= {name: t for name, t in plain_attributes(model).items() if t.is_meta and tape.knows(t)}
     return {name: tape.tensor_id(t) for name, t in changed.items()}
 
 
@@ -262,7 +365,7 @@ def _build(cls: Callable, init_args: list, seed: int):
     return cls(*init_args)
 
 
-def _train(model: Any, moved: list["Moved"], between: Callable[[Any], None]) -> None:
+def _train(model: Any, moved: list[Moved], between: Callable[[Any], None]) -> None:
     """Let `between` change the values that a module's weights have on the host."""
     on_gpu = [place[name] for place, name, _ in moved]
     for place, name, own in moved:
@@ -273,12 +376,18 @@ def _train(model: Any, moved: list["Moved"], between: Callable[[Any], None]) -> 
         place[name] = there
 
 
-Moved = tuple[dict, str, torch.Tensor]  # a module's table of weights, a name there, the weight on the host
-
-
 def _move_weights(tape: Tape, model: Any) -> list[Moved]:
-    """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied."""
+    """As `model.cuda()` does: every parameter and buffer goes to the GPU, and tied ones stay tied. Others
+    that share memory are pulled apart."""
     moved: list[Moved] = []
+    owners: dict[int, int] = {}  # address of a host storage -> id of the tensor that is moved with it
+
+    def move(t: torch.Tensor, name: str) -> torch.Tensor:
+        address = t.untyped_storage()._cdata
+        if owners.setdefault(address, id(t)) != id(t) and address not in tape.cuda_storages:
+            t = t.detach().clone()
+        return tape.weight(t, name)
+
     if not isinstance(model, torch.nn.Module):
         return moved
     for prefix, module in model.named_modules():
@@ -287,13 +396,11 @@ def _move_weights(tape: Tape, model: Any) -> list[Moved]:
             if p is not None:
                 tape.moved[id(p)] = p
                 moved.append((module._parameters, name, p))
-                module._parameters[name] = torch.nn.Parameter(
-                    tape.weight(p, prefix + name), requires_grad=False
-                )
+                module._parameters[name] = torch.nn.Parameter(move(p, prefix + name), requires_grad=False)
         for name, b in module._buffers.items():
             if b is not None:
                 moved.append((module._buffers, name, b))
-                module._buffers[name] = tape.weight(b, prefix + name)
+                module._buffers[name] = move(b, prefix + name)
         if isinstance(module, torch.nn.RNNBase):  # it lists its weights once more
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
     return moved

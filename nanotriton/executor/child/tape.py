@@ -79,11 +79,13 @@ class Tape:
         self.steps = self.plan.steps  # where the next step goes: an autotuned launch points it elsewhere
         self.building = True  # importing and constructing, not yet forward
         self.draws = False  # random tensors are drawn while recording, and are constants of the plan
+        self.names_attributes = False  # tensors that are plain attributes belong to the state
         self.default_cuda = False  # torch.set_default_device("cuda")
         self.cuda_storages: dict[int, torch.UntypedStorage] = {}
         # by id: `model.cuda()` keeps the objects, so a parameter that is also in a list is on the GPU too
         self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
+        self.asks_processors = False  # whether anybody has asked for the card's number of multiprocessors
         self.addresses = Addresses()
         self.streams = Streams.active = Streams()
         self._arguments: dict[int, int] = {}  # address of an input's StorageImpl -> its number
@@ -102,6 +104,9 @@ class Tape:
         self._choices: dict[object, int] = {}
         self.pinned: dict[int, object] = {}  # an autotuner's id -> the one configuration that it has
         self._chosen: dict[int, list[tuple[list, Choice]]] = {}  # by that id, and where each choice stands
+        self.ships = True  # weights' bytes are part of the plan; else `ship_weights` adds them
+        # those whose bytes are not: the storage in the plan, that on the host, and a tensor
+        self._unshipped: list[tuple[Storage, torch.UntypedStorage, torch.Tensor]] = []
         self._keep: list = []  # whatever has its address in a dictionary above stays alive
 
     # ---- trouble ----
@@ -215,13 +220,24 @@ class Tape:
             call.plan.carried.append((call.storages[address], source))
         return call.storages[address]
 
-    def repeats(self) -> bool:
-        """Whether this call does what the one before it did, with the same memory, to the letter."""
-        before, now = self._earlier[-1], RecordedCall(self.plan, self._storages)
+    def repeats(self, number: int) -> bool:
+        """Whether this call does what call `number` did, with the same memory, to the letter."""
+        before, now = self._earlier[number], RecordedCall(self.plan, self._storages)
         # its memory counts and not where that is numbered in the plan before
         if replace(self.plan, carried=[]) != replace(before.plan, carried=[]):
             return False
         return before.carried() == now.carried()
+
+    def repeats_first_elsewhere(self) -> bool:
+        """Whether this call of another module does what the first call did, in memory of its own. The values
+        of their weights are not compared."""
+        return not self.plan.carried and _without_values(self.plan) == _without_values(self._earlier[0].plan)
+
+    def ship_weights(self, plan: Plan) -> None:
+        """Add to a plan the bytes of the weights that were entered while `ships` was False."""
+        for storage, host, t in self._unshipped:
+            storage.blob = self._blob(host, t, plan, ship_known=False)
+        self._unshipped = []
 
     def tensor_id(self, t: torch.Tensor) -> int:
         with quiet():
@@ -254,9 +270,8 @@ class Tape:
         with quiet():
             data = t.detach().contiguous()
             meta = torch.empty(data.shape, dtype=data.dtype, device=META)
-            self._hosts[self.new_storage(meta, "const", self._blob(data.untyped_storage(), data))] = (
-                data.untyped_storage()
-            )
+            blob = self._blob(data.untyped_storage(), data, self.plan, ship_known=True)
+            self._hosts[self.new_storage(meta, "const", blob)] = data.untyped_storage()
             return meta
 
     def weight(self, t: torch.Tensor, name: str | None) -> torch.Tensor:
@@ -267,8 +282,11 @@ class Tape:
             if storage._cdata not in self._lowered:
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
                 self._keep.append(storage)
-                sid = self.new_storage(base, "weight", self._blob(storage, t, ship_known=False))
+                sid = self.new_storage(base, "weight")
                 self.plan.storages[sid].dtype = _name(t.dtype)
+                self._unshipped.append((self.plan.storages[sid], storage, t))
+                if self.ships:
+                    self.ship_weights(self.plan)
                 self._lowered[storage._cdata], self._hosts[sid] = base, storage
             base = self._lowered[storage._cdata]
             size = t.element_size()
@@ -284,17 +302,17 @@ class Tape:
                 self._weights[tid].names.append(name)
             return meta
 
-    def _blob(self, storage: torch.UntypedStorage, t: torch.Tensor, ship_known: bool = True) -> str:
+    def _blob(self, storage: torch.UntypedStorage, t: torch.Tensor, plan: Plan, ship_known: bool) -> str:
         data = (
             bytes(memoryview(torch.empty(0, dtype=torch.uint8).set_(storage).numpy()))
             if storage.nbytes()
             else b""
         )
         key = digest(data)
-        if key not in self.plan.blobs and (ship_known or key not in self.known):
-            if sum(map(len, self.plan.blobs.values())) + len(data) > self.max_bytes:
+        if key not in plan.blobs and (ship_known or key not in self.known):
+            if sum(map(len, plan.blobs.values())) + len(data) > self.max_bytes:
                 self.fail("memory_limit", f"weights and constants take more than {self.max_bytes >> 20} MiB")
-            self.plan.blobs[key] = data
+            plan.blobs[key] = data
         return key
 
     def known_value(self, t: torch.Tensor):
@@ -366,6 +384,11 @@ class Tape:
             if choice.tuning is None:
                 at = next(i for i, step in enumerate(steps) if step is choice)
                 steps[at : at + 1] = choice.alternatives[0]
+
+
+def _without_values(plan: Plan) -> Plan:
+    storages = [replace(s, blob=None) if s.kind == "weight" else s for s in plan.storages]
+    return replace(plan, storages=storages, blobs={})
 
 
 def _name(dtype: torch.dtype) -> str:

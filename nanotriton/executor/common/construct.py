@@ -21,9 +21,9 @@ _device_constructors()
 
 
 def seed_from(*parts: bytes | str | int) -> int:
-    """A 61-bit seed that depends on every part: two bits are left for what kinds.Trial says with them."""
+    """A 60-bit seed that depends on every part: three bits are left for what kinds.Trial says with them."""
     text = b"\0".join(p if isinstance(p, bytes) else str(p).encode() for p in parts)
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 3
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 4
 
 
 @contextlib.contextmanager
@@ -246,6 +246,23 @@ def named_state(model: object) -> dict[str, torch.Tensor]:
     }
 
 
+def plain_attributes(model: object) -> dict[str, torch.Tensor]:
+    """The tensors that a module and its parts keep as attributes beside parameters and buffers, by name."""
+    found = {}
+    for prefix, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        prefix = prefix and prefix + "."
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                found[prefix + name] = value
+    return found
+
+
+def shares_memory(model: nn.Module) -> bool:
+    """Whether different parameters and buffers share memory, as views do."""
+    tensors = {id(t): t for t in named_state(model).values() if t.numel()}.values()
+    return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
+
+
 def replicas(model: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
     """What copy.deepcopy shall put in place of a module's tensors, by id: them on the device, also those that
     are plain attributes."""
@@ -253,7 +270,7 @@ def replicas(model: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
     for module in model.modules():
         for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
             if isinstance(t, torch.Tensor) and id(t) not in found:
-                there = t.detach().to(device)
+                there = t.detach().to(device, copy=True)
                 found[id(t)] = nn.Parameter(there, t.requires_grad) if isinstance(t, nn.Parameter) else there
     return found
 

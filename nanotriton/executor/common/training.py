@@ -5,11 +5,12 @@ made of them is no longer that of them. So a candidate is judged on trained weig
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+GROWN = 16
 Parameters = list[list]  # [shape, dtype] of each, in the order of their registration: fit for JSON
 
 
@@ -23,20 +24,33 @@ def parameters_of(model: object) -> Parameters | None:
 @dataclass(frozen=True)
 class Trained:
     """What training changes: numbers of parameters, counted in the order of their registration, and names of
-    buffers."""
+    buffers.
+
+    flips: a parameter of one element changes its sign. grows: some elements become large, so that a limit
+    that the module sets to its weights (a clamp, a saturation) is reached.
+    """
 
     parameters: tuple[int, ...]
     buffers: tuple[str, ...] = ()
+    flips: bool = True
+    grows: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.parameters or self.buffers)
 
     def without_buffers(self) -> "Trained":
-        return Trained(self.parameters)
+        return replace(self, buffers=())
 
 
 def may_change(t: torch.Tensor) -> bool:
-    return t.is_floating_point() and t.numel() > 1
+    return (t.is_floating_point() or t.is_complex()) and t.numel() > 0
+
+
+def may_shuffle(t: torch.Tensor) -> bool:
+    """Whether a buffer of integers or truth values may be in another order: one of offsets stays."""
+    if t.is_floating_point() or t.is_complex() or not t.dim():
+        return False
+    return bool((t.long().diff(dim=-1) < 0).any())
 
 
 def every_parameter(model: nn.Module) -> Trained:
@@ -48,18 +62,19 @@ def train_(model: nn.Module, seed: int, trained: Trained) -> None:
 
     Each element gets a factor of its own, from 3/4 to 1, so that no recurrence explodes. No parameter of
     several elements has one sign alone; a buffer keeps its signs, because it may be a variance. Single zeros
-    of a parameter, which an initialisation may have left, become numbers; those of a padding index stay,
-    because no training moves them. Half of the rows of an embedding with a `max_norm` are above it.
+    of a parameter, which an initialisation may have left, become numbers. So does the row of a padding index:
+    no gradient moves it, but loading does. Half of the rows of an embedding with a `max_norm` are above it.
+    A buffer of integers or truth values gets its last dimension in another order.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters, buffers = list(model.parameters()), dict(model.named_buffers())
     changed = set()
     with torch.no_grad():
         for number in trained.parameters:
-            _train_parameter(parameters[number].detach(), generator)
+            _train_parameter(parameters[number].detach(), generator, trained)
             changed.add(id(parameters[number]))
         for name in trained.buffers:
-            buffers[name].mul_(_factors(buffers[name], generator).to(buffers[name].dtype))
+            _train_buffer(buffers[name], generator)
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in changed:
                 _train_rows(module)
@@ -78,16 +93,46 @@ def _factors(t: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.empty(t.shape, dtype=torch.float32, device="cpu").uniform_(0.75, 1, generator=generator)
 
 
-def _train_parameter(param: torch.Tensor, generator: torch.Generator) -> None:
+def _train_buffer(buffer: torch.Tensor, generator: torch.Generator) -> None:
+    if may_change(buffer):
+        buffer.mul_(_factors(buffer, generator).to(buffer.dtype))
+    else:
+        buffer.copy_(buffer[..., torch.randperm(buffer.shape[-1], generator=generator)])
+
+
+def _train_parameter(param: torch.Tensor, generator: torch.Generator, trained: Trained) -> None:
+    if param.is_complex():
+        param = torch.view_as_real(param)
     factor = _factors(param, generator)
     zero = param == 0
-    if bool((param > 0).all()) or bool((param < 0).all()):
+    if param.numel() == 1:
+        if trained.flips and not trained.grows:
+            factor.neg_()
+    elif bool((param > 0).all()) or bool((param < 0).all()):
         factor *= torch.empty_like(factor).uniform_(-1, 1, generator=generator).sign()
     param.mul_(factor.to(param.dtype))
     if bool(zero.any()):
         size = float(param.float().square().mean().sqrt())
         noise = torch.empty_like(factor).uniform_(-size, size, generator=generator)
         param.copy_(torch.where(zero, noise.to(param.dtype), param))
+    if trained.grows:
+        _grow(param, generator)
+
+
+def _grow(param: torch.Tensor, generator: torch.Generator) -> None:
+    """Make one element in GROWN large: 2 to 16 times the others, or times 1 if they are smaller.
+
+    Of both signs, save that a parameter of one element keeps its own: a temperature may be one.
+    """
+    size = max(1.0, float(param.float().square().mean().sqrt()))
+    draw = torch.empty(param.shape, dtype=torch.float32, device="cpu")
+    large = draw.uniform_(1, 4, generator=generator).exp2() * size
+    if param.numel() == 1:
+        param.copy_((large.clamp_(max=8 * size) * torch.where(param < 0, -1, 1)).to(param.dtype))
+        return
+    chance = torch.empty_like(draw).uniform_(-1, 1, generator=generator)
+    chosen = chance.abs() < 1 / GROWN
+    param.copy_(torch.where(chosen, (large * chance.sign()).to(param.dtype), param))
 
 
 def _train_rows(module: nn.Embedding | nn.EmbeddingBag) -> None:
@@ -97,5 +142,3 @@ def _train_rows(module: nn.Embedding | nn.EmbeddingBag) -> None:
         wanted = torch.full_like(norms, module.max_norm / 2)
         wanted[::2] *= 4
         table.mul_((wanted / norms.clamp(min=1e-6)).to(table.dtype))
-    if module.padding_idx is not None:
-        table[module.padding_idx] = 0

@@ -7,26 +7,37 @@ reference's that either of them may have written to, and every input that the re
 must stay as it is while the module is called again (memory.py).
 
 The first call has inputs that are all below -200, if the reference survives them. They are not a later
-call's, because beside such numbers what is left of a usual call would not show. There is a third call where
-the candidate's third does other things than its second, or where the second has changed memory that lives
-on.
+call's, because beside such numbers what is left of a usual call would not show.
+
+A third call is made in evaluation mode. Then another module of the same class, with other weights, is built
+and called, and after it the first one again. The recorder has done all that; it is replayed as far as the
+candidate's plans differ from those of its first two calls. The third call is also judged where the second has
+changed memory that lives on, or where the reference does other things in evaluation mode.
 
 Between the first call and the second the weights are trained, where the task and the candidate allow it. So
 what a module keeps of a weight from its first call is no longer that of it.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from nanotriton.executor.common.construct import seed_everything
+from nanotriton.executor.common.construct import plain_attributes, seed_everything, seed_from
 from nanotriton.executor.judge.between import Training, training_of
 from nanotriton.executor.judge.compare import Answer, is_fair, passes
-from nanotriton.executor.judge.fairness import Sensitivity, compare_fairly, sensitivity, spread_of
-from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.fairness import (
+    Question,
+    Sensitivity,
+    compare_fairly,
+    other_answer,
+    question,
+    spread_of,
+)
+from nanotriton.executor.judge.kinds import Trial, untrained
 from nanotriton.executor.judge.memory import check_memory
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference, excused
@@ -35,7 +46,11 @@ from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import identical, tensors
 from nanotriton.verdict import Fault, ValueFault
 
-ORDINALS = ("first", "second", "third")  # the calls that are judged
+# The calls that are judged, by number: of one module save the one that is another's.
+EVALUATION, ANOTHER = 2, 3
+MOST_CALLS = 5
+ORDINALS = ("first", "second", "third", "last")
+LARGEST = 32 << 20  # bytes of the weights of which another module is made
 COUNTER = "num_batches_tracked"  # of torch's batch norms
 
 
@@ -59,8 +74,8 @@ class Calls:
 class Caller(Protocol):
     """A candidate that can be called again and again (judge/runner.py)."""
 
-    def calls(self, draws: list[Callable[[], list]], training: Training | None) -> Calls:
-        """Make the first two calls, and as many of the others as may differ. Raises Fault.
+    def calls(self, draws: list[Callable[[], list]], training: Training | None, least: int) -> Calls:
+        """Make the first calls, at least so many, and as many of the others as may differ. Raises Fault.
 
         draws: give the inputs of each call. training: of the weights, between the first call and the second.
         """
@@ -74,16 +89,40 @@ class Wanted:
     answers: list[Answer]  # of each later call; its inputs are as they were afterwards
     state: State  # after the last call
     exact_state: State | None
-    updated: frozenset[str]  # names of parameters and buffers that forward changed
+    updated: frozenset[str]  # names of parameters and buffers that forward changed, and of what it leaves
     written: list[frozenset[int]]  # for each later call the numbers of its input tensors that forward changed
     training: Training | None  # of what forward does not change itself
 
 
-def calls_of(reference: Reference, trial: Trial) -> list[Trial]:
-    """The calls that a trial's candidate is given, each with inputs of its own."""
+def calls_of(reference: Reference, trial: Trial, another: int | None = None) -> list[Trial]:
+    """The calls that a trial's candidate is given, each with inputs of its own.
+
+    another: the seed of the weights of another module, which is called too.
+    """
     first = replace(trial, kind=reference.before)
-    later = range(1, len(ORDINALS))
-    return [first, *(replace(trial, kind="plain", inputs=trial.inputs + number) for number in later)]
+    later = [replace(trial, kind="plain", inputs=trial.inputs + number) for number in range(1, MOST_CALLS)]
+    if another is None:
+        return [first, *later[:-1]]
+    later[ANOTHER - 1] = replace(later[ANOTHER - 1], weights=another)
+    return [first, *later]
+
+
+def another_seed(reference: Reference, weights: int) -> int | None:
+    """The seed of the weights of another module, beside one with these weights. None: there is to be none,
+    because it would take too long, or would get other arguments."""
+    another = seed_from("another", untrained(weights))
+    if sum(t.nbytes for t in reference.weights(weights).values()) > LARGEST:
+        return None
+    same = reference.described(another)[1] == reference.described(weights)[1]
+    return another if same else None
+
+
+def place(reference: Reference, another: int | None, number: int) -> str:
+    """What to call a further call, in a message."""
+    if number == ANOTHER and another is not None:
+        return "a call of another module of the same class"
+    mode = " in evaluation mode" if number == EVALUATION and reference.evaluates else ""
+    return f"a {ORDINALS[min(number, 3)]} call of the same module{mode}"
 
 
 def judge_calls(
@@ -93,7 +132,9 @@ def judge_calls(
 
     trials: from `calls_of`. training: of the weights, between the first call and the second.
     """
-    got = caller.calls([partial(drawn, reference, trial) for trial in trials], training)
+    another = another_of(trials)
+    least = EVALUATION + 1 if reference.modal else 2
+    got = caller.calls([partial(drawn, reference, trial) for trial in trials], training, least)
     trials = trials[: len(got.answers)]
     if got.answers[0] is not None:
         judge_first(reference, trials[0], got.answers[0])
@@ -101,22 +142,36 @@ def judge_calls(
     with excused("on its own inputs, called again"):
         want = called(reference, trials, training, bool(got.state))
 
+    where = partial(place, reference, another)
+
     def sensitive(number: int, answer: Answer) -> Sensitivity | None:
         if not reference.stress:
             return None
         return spread_of(answer, partial(moved, number), reference.device, trials[0].inputs)
 
+    def other(number: int, draw: int) -> Answer | None:
+        weights = trials[0].weights if want.training is None else want.training.weights
+        return other_answer(reference, replace(trials[number], weights=weights), draw)
+
     def moved(number: int, nudge: Nudge) -> object | None:
+        trial = trials[number]
+        if trial.weights != trials[0].weights:
+            return reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[0]
         twin = called_exactly(reference, trials[: number + 1], want.training, nudge)
         return None if twin is None else twin.answers[-1]
 
     with excused("comparing answers"):
         for number, answer in enumerate(want.answers, start=1):
-            where = f"in a {ORDINALS[number]} call of the same module"
-            compare_again(where, got.answers[number], answer, partial(sensitive, number))
-        compare_state(f"after a {ORDINALS[len(trials) - 1]} call", got.state, want)
-        compare_inputs(got.written[1:], want)
+            asked = Question(partial(sensitive, number), partial(other, number))
+            compare_again(f"in {where(number)}", got.answers[number], answer, asked)
+        compare_state(f"after {where(len(trials) - 1)}", got.state, want)
+        compare_inputs(got.written[1:], want, where)
     check_memory(reference, trials, got)
+
+
+def another_of(trials: list[Trial]) -> int | None:
+    """The seed of the weights of the other module among these calls."""
+    return next((trial.weights for trial in trials if trial.weights != trials[0].weights), None)
 
 
 def drawn(reference: Reference, trial: Trial) -> list:
@@ -130,7 +185,7 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
     if is_fair(answer):
         with excused("comparing answers"):
-            compare_fairly(got, answer, partial(sensitivity, reference, trial))
+            compare_fairly(got, answer, question(reference, trial))
 
 
 def compare_state(where: str, state: State, want: Wanted) -> None:
@@ -149,7 +204,7 @@ def compare_state(where: str, state: State, want: Wanted) -> None:
         if alike:
             compare_again(f"{where}, in {name}", got, twin)
         elif name in want.updated and not any(is_right(t, twin) for t in state.values()):
-            raise Fault("wrong_value", f"forward of the reference updates {name}; the candidate's does not")
+            raise Fault("wrong_value", f"forward of the reference sets {name}; the candidate's does not")
 
 
 def same_bits(state: State, own: State) -> bool:
@@ -164,8 +219,9 @@ def is_right(got: torch.Tensor, answer: Answer) -> bool:
     return (got.shape, got.dtype) == (answer.own.shape, answer.own.dtype) and passes(got, answer)
 
 
-def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted) -> None:
+def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted, where: Callable[[int], str]) -> None:
     """written: for each later call the inputs that the candidate wrote to, as they were afterwards.
+    where: what to call a call.
 
     What it should not have written to, `judge_trial` has refused before.
     """
@@ -179,15 +235,13 @@ def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted) -> None
                     "wrong_value", f"forward of the reference writes to input {i}; the candidate's does not"
                 )
             twin = Answer(own[i], exact[i] if exact else None, None, None)
-            compare_again(f"after a {ORDINALS[number]} call, in input {i}", changed[i], twin)
+            compare_again(f"after {where(number)}, in input {i}", changed[i], twin)
 
 
-def compare_again(
-    where: str, got: object, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None = None
-) -> None:
+def compare_again(where: str, got: object, answer: Answer, question: Question | None = None) -> None:
     """`compare_fairly`, with a message that says where."""
     try:
-        compare_fairly(got, answer, sensitive)
+        compare_fairly(got, answer, question)
     except ValueFault as fault:
         raise ValueFault(f"{where}: {fault.message}", fault.max_error, fault.reduced) from None
     except Fault as fault:
@@ -203,13 +257,14 @@ def called(reference: Reference, trials: list[Trial], training: Training | None,
 
     keeps_state: whether the candidate has state to compare with the reference's.
     """
-    if not reference.keeps_nothing:
+    if reference.modal or not reference.keeps_nothing:
         want = called_again(reference, trials, training)
         nothing = not want.updated and not any(want.written)
         reference.keeps_nothing = nothing and not hides_state(reference, trials)
         return want
     weights = trials[0].weights if training is None else training.weights
-    later = [replace(trial, weights=weights) for trial in trials[1:]]
+    first = trials[0].weights
+    later = [replace(t, weights=weights) if t.weights == first else t for t in trials[1:]]
     answers = [reference.answer(trial.kind, trial.inputs, trial.weights) for trial in later]
     state = state_of(reference.build(weights)) if keeps_state else {}
     return Wanted(answers, state, None, frozenset(), [frozenset()] * len(answers), training)
@@ -223,8 +278,9 @@ def called_again(reference: Reference, trials: list[Trial], training: Training |
     reference.pause()
     model = reference.build(trials[0].weights)
     before = {name: t.clone() for name, t in state_of(model).items()}
+    own_calls, another = of_one_module(trials), another_of(trials)
     answers, written = [], []
-    for number, (own, inputs) in enumerate(run_calls(reference, model, trials)):
+    for number, (own, inputs) in zip(own_calls, run_calls(reference, model, trials), strict=True):
         if number:
             trial = trials[number]
             numbers = changed(inputs, reference.inputs(trial.kind, trial.inputs))
@@ -240,26 +296,51 @@ def called_again(reference: Reference, trials: list[Trial], training: Training |
     for name in unread_counters(model):
         state.pop(name, None)
         updated -= {name}
+    left = {name: t for name, t in plain_attributes(model).items() if name in reference.leaves}
+    state, updated = state | left, updated | left.keys()
     twin = called_exactly(reference, trials, training)
-    if twin is None:
-        return Wanted(answers, state, None, updated, written, training)
-    for number, answer in enumerate(answers):
-        inputs = twin.inputs[number + 1] if written[number] else None
-        answers[number] = replace(answer, exact=twin.answers[number + 1], inputs_exact=inputs)
-    return Wanted(answers, state, twin.state, updated, written, training)
+    if twin is not None:
+        for number, answer in enumerate(answers):
+            inputs = twin.inputs[number + 1] if written[number] else None
+            answers[number] = replace(answer, exact=twin.answers[number + 1], inputs_exact=inputs)
+    if another is not None:
+        trial = trials[ANOTHER]
+        answers.insert(ANOTHER - 1, reference.answer(trial.kind, trial.inputs, trial.weights))
+        written.insert(ANOTHER - 1, frozenset())
+    return Wanted(answers, state, twin and twin.state, updated, written, training)
+
+
+def of_one_module(trials: list[Trial]) -> list[int]:
+    """The numbers of the calls that are not another module's."""
+    return [number for number, trial in enumerate(trials) if trial.weights == trials[0].weights]
 
 
 def run_calls(
     reference: Reference, model: torch.nn.Module, trials: list[Trial]
 ) -> Iterator[tuple[object, list]]:
     """(answer, inputs afterwards) of each call of one module."""
-    for number, trial in enumerate(trials):
+    for number in of_one_module(trials):
+        trial = trials[number]
         inputs = reference.inputs(trial.kind, trial.inputs)
         with reference.own(trial.kind), torch.no_grad(), reference.default_device():
             if number == 0:
                 seed_everything(trial.weights)
-            own = model(*inputs)
+            with in_mode(reference, model, number):
+                own = model(*inputs)
         yield own, inputs
+
+
+@contextmanager
+def in_mode(reference: Reference, model: torch.nn.Module, number: int) -> Iterator[None]:
+    """The module as it is for a call of this number: in evaluation mode for one of them."""
+    modes = {module: module.training for module in model.modules()}
+    if number == EVALUATION and reference.evaluates:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def changed(inputs: list, drawn: list) -> frozenset[int]:
@@ -278,11 +359,13 @@ def called_exactly(
     reference: Reference, trials: list[Trial], training: Training | None, nudge: Nudge | None = None
 ) -> Twin | None:
     """The reference in float64, called again and again."""
-    draws = [partial(reference.inputs, trial.kind, trial.inputs) for trial in trials]
+    numbers = of_one_module(trials)
+    draws = [partial(reference.inputs, trials[n].kind, trials[n].inputs) for n in numbers]
     running = partial(reference.running, trials[0].kind if nudge is None else "nudged")
     train = None if training is None else training.apply
     weights = trials[0].weights
-    return in_float64(partial(reference.build, weights), draws, weights, running, nudge, train)
+    mode = partial(in_mode, reference)
+    return in_float64(partial(reference.build, weights), draws, weights, running, nudge, train, mode)
 
 
 def hides_state(reference: Reference, trials: list[Trial]) -> bool:

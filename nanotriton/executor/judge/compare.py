@@ -32,6 +32,7 @@ from nanotriton.executor.judge.values import (
     Errors,
     Precision,
     Scale,
+    Usual,
     chunks,
     measure,
     scale_of,
@@ -60,6 +61,8 @@ class Answer:
     precision: Precision = FULL
     # of outputs that something was compared with
     scales: dict[str, Scale] = field(default_factory=dict, repr=False)
+    # of outputs of few values by name, if other draws were asked
+    usual: dict[str, Usual] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -84,12 +87,12 @@ class Output:
     @cached_property
     def measured(self) -> tuple[Scale, Errors]:
         """Both together, because the errors decide whether the scale is a masked one."""
-        scales = self.answer.scales
+        scales, usual = self.answer.scales, self.answer.usual.get(self.name)
         if self.name not in scales:
-            scales[self.name] = scale_of(self.own, self.exact, False, self.answer.precision)
+            scales[self.name] = scale_of(self.own, self.exact, False, self.answer.precision, usual)
         found = measure(self.got, self.own, self.exact, scales[self.name], self.hurry)
         if not found.clean and not scales[self.name].masked:
-            scales[self.name] = scale_of(self.own, self.exact, True, self.answer.precision)
+            scales[self.name] = scale_of(self.own, self.exact, True, self.answer.precision, usual)
             found = measure(self.got, self.own, self.exact, scales[self.name], self.hurry)
         return scales[self.name], found
 
@@ -405,7 +408,9 @@ def small_values(output: Output) -> None:
     if output.exact is None or output.errors.coarse <= few:
         return
     coarse = output.count(
-        lambda g, o, w: ((g - w).abs() > COARSE * w.abs()) & ((o - w).abs() < 0.01 * w.abs())
+        lambda g, o, w: (
+            ((g - w).abs() > COARSE * values.sizes(w, output.scale.usual)) & ((o - w).abs() < 0.01 * w.abs())
+        )
     )
     if coarse > few:
         values_ = f"{coarse} of {output.own.numel()} values, small ones,"
@@ -455,7 +460,7 @@ def wrong_values(output: Output, tolerance: float | None) -> ValueFault:
         if tolerance is None:
             limit = values.allowed(o, w, own.dtype, output.exact is None, scale)
         else:
-            limit = w.abs().add_(scale.rms).mul_(tolerance)
+            limit = values.sizes(w, scale.usual).add_(scale.rms).mul_(tolerance)
         bad = ~((g - w).abs_() <= limit)
         wrong += int(bad.sum())
         if first is None and bool(bad.any()):

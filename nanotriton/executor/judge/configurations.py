@@ -6,11 +6,10 @@ the trials run with the configuration that was fastest, and there is nothing lef
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 from nanotriton.executor.judge.calls import compare_again
 from nanotriton.executor.judge.compare import is_fair
-from nanotriton.executor.judge.fairness import sensitivity
+from nanotriton.executor.judge.fairness import question
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.plan.plan import Choice, Plan
@@ -45,7 +44,7 @@ def judge_configurations(reference: Reference, trials: list[Trial], runner) -> N
             if not is_fair(answer, infinite=trial.kind.startswith(MOVED)):
                 break
             with excused("comparing answers"):
-                compare_again(WHERE, outputs, answer, partial(sensitivity, reference, trial))
+                compare_again(WHERE, outputs, answer, question(reference, trial))
 
 
 def other_choices(plan: Plan) -> Iterator[dict[int, int]]:

@@ -5,25 +5,38 @@ lies at a half is rounded up is anyone's guess, and so is which of two equal num
 the reference's own order happens to earn there says little. So before an answer is refused, the reference
 is asked how far its answer moves when its inputs move by what is allowed anyway, and which of its choices
 were between equals.
+
+And of an output of few values it is asked what usually stands there. A loss is the difference of a logarithm
+and a logit: where it comes near 0 its error is that of the two, and no smaller than elsewhere.
 """
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.compare import BY_VALUE, STATISTICS, Answer, compare
+from nanotriton.executor.judge.compare import (
+    BY_VALUE,
+    STATISTICS,
+    Answer,
+    Output,
+    compare,
+    compare_tensor,
+)
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.ties import Choices, settled
-from nanotriton.executor.judge.values import FLOOR
-from nanotriton.plan.trees import mapped, tensors
+from nanotriton.executor.judge.values import FLOOR, SMALL, Usual
+from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.verdict import Fault, ValueFault
 
 NUDGES = 2  # random ones, each in both directions
+DRAWS = 8  # others that are asked what usually stands in an output of few values
+HOPELESS = 3, 0.1  # after so many draws, so far off over what is usual: no further draw would allow that
 
 
 @dataclass
@@ -39,21 +52,38 @@ class Sensitivity:
     choices: Choices | None
 
 
-def compare_fairly(got, answer: Answer, sensitive: Callable[[Answer], Sensitivity | None] | None) -> float:
+@dataclass
+class Question:
+    """What the reference may be asked about a trial where values are wrong.
+
+    sensitivity: how far its answer moves. other: its answer to another draw, by number, or None.
+    """
+
+    sensitivity: Callable[[Answer], Sensitivity | None]
+    other: Callable[[int], Answer | None]
+
+
+def question(reference: Reference, trial: Trial) -> Question:
+    return Question(partial(sensitivity, reference, trial), partial(other_answer, reference, trial))
+
+
+def compare_fairly(got, answer: Answer, question: Question | None) -> float:
     """`compare`; and where values are wrong, once more with what the task is sensitive to forgiven.
 
-    What many values say together is not forgiven: a mean has no half to lie at. sensitive: None if there is
-    no time to find out.
+    What many values say together is not forgiven: a mean has no half to lie at. question: None if there is
+    no time to ask.
     """
     try:
         return compare(got, answer)
     except ValueFault as fault:
-        if sensitive is None:
+        if question is None:
             raise
         with contextlib.suppress(Fault, RuntimeError, MemoryError):  # then it stays wrong
             compare(got, answer, checks=STATISTICS)
-            if (found := sensitive(answer)) is not None:
-                return compare(forgiven(got, answer, found), answer, checks=BY_VALUE)
+            answer = with_usual(got, answer, question.other)
+            if (found := question.sensitivity(answer)) is not None:
+                got = forgiven(got, answer, found)
+            return compare(got, answer, checks=BY_VALUE)
         raise fault from None
 
 
@@ -104,7 +134,9 @@ def numbers(t: torch.Tensor) -> torch.Tensor:
 def nudges(device, seed: int) -> list[Nudge]:
     """Functions that move each element of a tensor by up to FLOOR of itself.
 
-    First all by that much, then each its own way, there and back: of two ways one crosses what lies near.
+    First all by that much, then each its own way by that much, then each by a part of it. All go there and
+    back: of two ways one crosses what lies near. An element that no way moves far would look as if nothing
+    depended on it.
     """
     found: list[Nudge] = []
     for sign in (1, -1):
@@ -112,12 +144,14 @@ def nudges(device, seed: int) -> list[Nudge]:
     for i in range(NUDGES):
         for sign in (1, -1):
             generator = torch.Generator(device).manual_seed(seed_from(seed, "nudge", i))
-            found.append(lambda t, sign=sign, generator=generator: nudged(t, sign, generator))
+            found.append(partial(nudged, sign=sign, generator=generator, whole=i == 0))
     return found
 
 
-def nudged(t: torch.Tensor, sign: int, generator: torch.Generator) -> torch.Tensor:
+def nudged(t: torch.Tensor, sign: int, generator: torch.Generator, whole: bool) -> torch.Tensor:
     share = torch.empty(t.shape, dtype=torch.float64, device=t.device).uniform_(-1, 1, generator=generator)
+    if whole:
+        share.sign_()
     return share.mul_(sign * FLOOR.get(t.dtype, 0.3)).add_(1).mul_(t.double())
 
 
@@ -147,3 +181,65 @@ def forgiven(got, answer: Answer, found: Sensitivity):
         return torch.where(within, other, one).view(g.dtype)
 
     return mapped(got, nearer)
+
+
+# ---- what usually stands in an output of few values ----
+
+
+def with_usual(got, answer: Answer, other: Callable[[int], Answer | None]) -> Answer:
+    """The answer, its outputs of few values measured by what stands there on other draws too.
+
+    Draws are asked one after the other, until all is within tolerance.
+    """
+    outputs = few_values(got, answer)
+    seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {output.name: [] for output in outputs}
+    for number in range(DRAWS):
+        outputs = [output for output in outputs if not is_right(replace(output, answer=answer))]
+        enough, far = HOPELESS
+        if not outputs or (number >= enough and max(o.errors.worst for o in outputs) > far):
+            break
+        if (drawn := other(number)) is None:
+            break
+        for output in few_values(drawn.own, drawn):
+            if output.name in seen:
+                w = output.exact.reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)
+                apart = (output.own.reshape(-1).double() - w).nan_to_num(0.0, 0.0, 0.0)
+                seen[output.name].append((w.square(), apart.square()))
+        usual = {}
+        for name, squares in seen.items():
+            if squares:
+                usual[name] = Usual(
+                    *(torch.stack(each).mean(0).sqrt() for each in zip(*squares, strict=True))
+                )
+        answer = replace(answer, scales={}, usual=usual)
+    return answer
+
+
+def few_values(got, answer: Answer) -> list[Output]:
+    """The outputs that are compared value by value, where there is a float64 answer."""
+    exact, found = dict(leaves(answer.exact)), []
+    for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
+        plain = isinstance(own, torch.Tensor) and own.is_floating_point() and 0 < own.numel() <= SMALL
+        if plain and exact[where].shape == own.shape:
+            found.append(Output(f"output{where}", g, own, exact[where], answer, hurry=True))
+    return found
+
+
+def is_right(output: Output) -> bool:
+    try:
+        compare_tensor(output, BY_VALUE)
+    except ValueFault:
+        return False
+    return True
+
+
+def other_answer(reference: Reference, trial: Trial, number: int) -> Answer | None:
+    """The reference's answer to another draw, or None: as the task draws, and of the trial's kind, in turns.
+
+    Under stress all softmaxes may saturate, and all entropies be next to nothing.
+    """
+    if not reference.stress:
+        return None
+    kind = trial.kind if number % 2 else "plain"
+    answer = reference.answer(kind, seed_from(trial.inputs, "usual", number), trial.weights)
+    return None if answer.exact is None else answer

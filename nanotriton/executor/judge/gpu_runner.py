@@ -37,11 +37,12 @@ class GpuRunner(Runner):
         plans: list[Plan],
         recorded: int,
         names: dict[str, str],
+        another: int | None,
         binaries: dict[str, Binary],
     ):
         self.backend = CudaBackend(binaries, worker.gpu.budget)
         self.runs = 0
-        super().__init__(worker, job, reference, plans, recorded, names)
+        super().__init__(worker, job, reference, plans, recorded, names, another)
 
     def make_replay(self, plan: Plan) -> Replay:
         return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
@@ -95,7 +96,13 @@ class GpuRunner(Runner):
 
 
 def make_runner(
-    job: Job, worker, reference: Reference, plans: list[Plan], recorded: int, names: dict[str, str]
+    job: Job,
+    worker,
+    reference: Reference,
+    plans: list[Plan],
+    recorded: int,
+    names: dict[str, str],
+    another: int | None = None,
 ) -> Generator[Spawn, Ended, GpuRunner]:
     """Compile all plans' kernels, tune them, and drop configurations that don't compile.
 
@@ -105,7 +112,7 @@ def make_runner(
     refused: dict[str, Fault] = {}
     for plan in plans:
         yield from compile_kernels(job, worker, plan, binaries, refused)
-    runner = GpuRunner(worker, job, reference, plans, recorded, names, binaries)
+    runner = GpuRunner(worker, job, reference, plans, recorded, names, another, binaries)
     if job.time and any(isinstance(step, Choice) for step in plans[0].steps):
         tune(job, worker, reference, runner)
     yield from add_halves(job, worker, runner)

@@ -99,21 +99,31 @@ class Trial:
     inputs: int  # seed
     # Seed. If it is negative, the weights are those of its opposite after some training (training.train_).
     # If it has the bit of OTHER_NUMBERS, Python's numbers are others: it takes a recording of its own.
-    # If it has the bit of SAME_BUFFERS, training leaves buffers as they are.
+    # If it has the bit of SAME_BUFFERS, training leaves buffers as they are. If it has the bit of GROWN, it
+    # makes some weights large.
     weights: int
 
 
-OTHER_NUMBERS, SAME_BUFFERS = 1 << 62, 1 << 61
+OTHER_NUMBERS, SAME_BUFFERS, GROWN = 1 << 62, 1 << 61, 1 << 60
 
 
 def untrained(weights: int) -> int:
     """The seed of weights before their training: that of the constructor."""
-    return abs(weights) & ~SAME_BUFFERS
+    return abs(weights) & ~(SAME_BUFFERS | GROWN)
 
 
 def with_same_buffers(weights: int) -> int:
     """The seed for weights whose training leaves buffers as they are; others have no training."""
     return -(-weights | SAME_BUFFERS) if weights < 0 else weights
+
+
+def grown(weights: int) -> int:
+    """The seed for weights of which training makes some large; others have no training."""
+    return -(-weights | GROWN) if weights < 0 else weights
+
+
+def grows(weights: int) -> bool:
+    return weights < 0 and bool(-weights & GROWN)
 
 
 def trains_buffers(weights: int) -> bool:

@@ -1,23 +1,41 @@
-"""A reference in float64 whose inputs are moved by what rounding may do, but only where something is rounded.
+"""A reference in float64 that is moved by what rounding may do, but only where something is rounded.
 
 The operator that first rounds what comes of an input gets that operand moved. What it computes exactly in the
 task's dtype stays: `round(x * 4)` of an x at a half has one right answer, while `round(x / 3)` may fall to
 either side of a half. What the task itself puts there (`masked_fill(mask, -1e9)`) is the same number in every
 kernel, and stays too.
+
+Later operators round as well, each by a little. Of most this is much less than what the inputs were moved by.
+It counts where numbers cancel: a layer norm of x + 1000 has no more digits than x + 1000, and the mean of its
+answers is 0 whatever x is. So every result moves by ROUNDINGS of fp32, and normalisations run in the steps
+that they consist of. A mean or a variance moves even where it comes out exactly, such as that of a row of
+equal numbers: another order of summation comes out beside it.
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from nanotriton.executor.judge.values import FLOOR, UNIT32
 from nanotriton.executor.judge.watching import Watching, is_view
 
 # Operators that put a number of the task's text into a tensor.
 PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "full_like", "fill", "fill_"])
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
+ROUNDINGS, OF_STATISTICS = 2, 8  # what a result, and a mean or a variance, moves by: so many times UNIT32
+STATISTICS = ("aten::mean", "aten::var", "aten::var_mean", "aten::std", "aten::std_mean")
+NORMS = (
+    "native_layer_norm.default",
+    "native_group_norm.default",
+    "native_batch_norm.default",
+    "_native_batch_norm_legit.default",
+    "_native_batch_norm_legit.no_stats",
+    "cudnn_batch_norm.default",
+)
 
 
 class Nudging(Watching):
@@ -44,6 +62,9 @@ class Nudging(Watching):
         dtypes = [self.dtypes[t] for t in tree_leaves((args, kwargs)) if self._follows(t)]
         if not dtypes:
             return func(*args, **kwargs)
+        if steps := steps_of_norms().get(func):
+            with self:
+                return steps(*args, **kwargs)
         dtype, moved = widest(dtypes), None
         if may_round(func):  # before it runs, because it may write to its operands
             moved = tree_map(self._operand, (args, kwargs))
@@ -56,7 +77,17 @@ class Nudging(Watching):
         for t in made:
             if t.is_floating_point():
                 self.dtypes[t] = dtype
+                if not is_view(func) and dtype != torch.float64:
+                    self._round(t, func, dtype)
         return out
+
+    def _round(self, t: torch.Tensor, func, dtype: torch.dtype) -> None:
+        """Move a result by its own rounding, in place."""
+        statistic = func._schema.name in STATISTICS
+        share = self.nudge(torch.ones_like(t, dtype=dtype)).sub_(1).div_(FLOOR.get(dtype, 0.3)).clamp_(-1, 1)
+        roundings = OF_STATISTICS if statistic else ROUNDINGS
+        step = share.mul_(roundings * UNIT32).mul_(t.abs())
+        t.add_(step if statistic else torch.where(rounded(t, torch.float32), step, 0.0))
 
     def _follows(self, value) -> bool:
         return isinstance(value, torch.Tensor) and value in self.dtypes
@@ -71,6 +102,20 @@ class Nudging(Watching):
         for number in self.constants:
             stays |= value == number
         return torch.where(stays, value, self.nudge(value.to(dtype)).to(value.dtype))
+
+
+@cache
+def steps_of_norms() -> dict[Callable, Callable]:
+    """{a normalisation's operator: torch's own formula for it, of smaller operators}."""
+    from torch._decomp import decomposition_table  # takes a second, and few candidates need it
+
+    found = {}
+    for name in NORMS:
+        packet, overload = name.split(".")
+        if packet := getattr(torch.ops.aten, packet, None):
+            operator = getattr(packet, overload)
+            found[operator] = decomposition_table[operator]
+    return found
 
 
 def may_round(func) -> bool:

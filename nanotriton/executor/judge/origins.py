@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.common.construct import named_state
-from nanotriton.executor.common.training import Trained, every_parameter, may_change
+from nanotriton.executor.common.training import Trained, every_parameter, may_change, may_shuffle
 from nanotriton.executor.judge.watching import Watching, new_memory
 
 REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes in which a module keeps what has a name
@@ -32,7 +32,8 @@ def drawn_buffers(model: nn.Module, other: nn.Module) -> list[str]:
     theirs, named = other.state_dict(), dict(model.named_buffers())
     found = []
     for name, own in model.state_dict().items():
-        if name in named and may_change(own) and not same(own, theirs.get(name, own)):
+        movable = name in named and (may_change(own) or may_shuffle(own))
+        if movable and not same(own, theirs.get(name, own)):
             found.append(name)
     return found
 

@@ -135,7 +135,7 @@ class Called:
     after: list
     state: dict[str, torch.Tensor]
 
-    def calls(self, draws: list[Callable[[], list]], training: Training | None) -> Calls:
+    def calls(self, draws: list[Callable[[], list]], training: Training | None, least: int = 2) -> Calls:
         """Nothing is trained, and `judge_trial` has seen the first answer."""
         outputs, written = as_judged(self.reference, (self.outputs, self.after), draws[1](), 0)
         state = mapped(self.state, lambda t: t.to(self.reference.device))

@@ -9,10 +9,10 @@ from torch import nn
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.common.training import Trained, parameters_of
-from nanotriton.executor.judge.calls import ORDINALS
+from nanotriton.executor.judge.calls import MOST_CALLS, another_seed, place
 from nanotriton.executor.judge.configurations import MOST
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.kinds import untrained
+from nanotriton.executor.judge.kinds import has_other_numbers, untrained
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.sandbox.protocol import Ended
@@ -30,11 +30,17 @@ CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 
 
 def record(
-    job: Job, worker, reference: Reference, seed: int, between: bool = False
+    job: Job,
+    worker,
+    reference: Reference,
+    seed: int,
+    between: bool = False,
+    processors: int | None = None,
 ) -> Generator[Spawn, Ended, "Runner"]:
     """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it.
 
     seed: of the weights. between: they are trained between the first call and the second, and not before.
+    processors: multiprocessors of the card that the candidate is told of; None: as many as it has.
     """
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
@@ -42,6 +48,7 @@ def record(
         inputs, init = reference.described(seed)
         model = reference.on_host(seed)
         parameters = parameters_of(model)
+        another = None if has_other_numbers(seed) else another_seed(reference, seed)
     args = {
         "inputs": inputs,
         "init": init,
@@ -52,7 +59,12 @@ def record(
         "known": known,
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
+        "processors": processors,
     }
+    # a recording with other numbers is judged by its first call alone
+    further = None if has_other_numbers(seed) else {"evaluates": reference.evaluates, "another": another}
+    args["attributes"] = bool(reference.leaves)
+    args["further"] = further
     args["configs"], args["drawn"] = CONFIGURATIONS, None
     if worker.gpu is None:
         args["configs"], args["drawn"] = MOST, seed_from(worker.secret, job.source, "configurations")
@@ -75,7 +87,7 @@ def record(
             job.facts["torch_share"] = facts.flops / reference.facts.flops
         for number, call in enumerate(plans):
             if violation := rules.check_plan(call, job.policy, reference.facts):
-                where = f"in a {ORDINALS[number]} call of the same module: " if number else ""
+                where = f"in {place(reference, another, number)}: " if number else ""
                 raise Fault(violation.status, f"{where}{violation}")
         size = sum(
             math.prod(t.shape) * DTYPES[t.dtype].itemsize
@@ -90,10 +102,13 @@ def record(
             raise Fault("wrong_value", shared)
     if worker.gpu is None:
         yield from worker.fits.check(job, worker, plans)
-        return Runner(worker, job, reference, plans, seed, names)
-    from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
+        runner = Runner(worker, job, reference, plans, seed, names, another)
+    else:
+        from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-    return (yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names))
+        runner = yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names, another)
+    runner.asks_processors = ended.header.get("processors") is True
+    return runner
 
 
 def describe_training(model: nn.Module, trained: Trained) -> dict:
@@ -102,6 +117,8 @@ def describe_training(model: nn.Module, trained: Trained) -> dict:
     return {
         "parameters": list(trained.parameters),
         "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
+        "flips": trained.flips,
+        "grows": trained.grows,
     }
 
 
@@ -111,7 +128,7 @@ def read_plans(ended: Ended, max_memory: int) -> list[Plan]:
     try:
         with malformed():
             lengths = ended.header["plans"]
-            check(type(lengths) is list and 2 <= len(lengths) <= len(ORDINALS), "two calls, or a few more")
+            check(type(lengths) is list and 2 <= len(lengths) <= MOST_CALLS, "two calls, or a few more")
             check(all(type(n) is int and n >= 0 for n in lengths), "a plan's length is a number")
             ends = list(itertools.accumulate(lengths))
             check(ends[-1] == len(ended.payload), "plans fill the answer exactly")

@@ -9,7 +9,9 @@ found once and cached by content. Answers never are.
 import contextlib
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,7 +22,8 @@ from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.compare import Answer, is_fair, repeats
+from nanotriton.executor.judge.attributes import only_left
+from nanotriton.executor.judge.compare import Answer, all_finite, is_fair, passes, repeats
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
@@ -31,6 +34,8 @@ from nanotriton.executor.judge.kinds import (
     TRIALS,
     Trial,
     fits,
+    grown,
+    grows,
     has_other_numbers,
     late_leaves,
     trains_buffers,
@@ -62,6 +67,7 @@ from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
 from nanotriton.tasks.task import REQUIRED, Task
 from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
+LOOKS_AT_MODE = re.compile(r"\.training\b")  # in a task's text
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
 # names of torch's functions and operators that round, and of casts that do (computing.told_by_arguments)
@@ -152,6 +158,10 @@ class Reference:
         self.unvaried: list[str] = []  # what no trial varies
         self.before = "plain"  # the kind of the first of several calls
         self.trains = False  # whether candidates are judged on trained weights
+        self.evaluates = False  # whether candidates are called in evaluation mode too
+        self.modal = False  # whether its answers, or what they leave behind, are others there
+        self.leaves: frozenset[str] = frozenset()  # attributes.only_left
+        self.grows = False  # and on some that are large
         self.trained = Trained(())
         self.calibrate()
         self.examined = True
@@ -218,9 +228,10 @@ class Reference:
 
     def build(self, seed: int) -> torch.nn.Module:
         """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy
-        goes to its device."""
+        goes to its device, which pulls weights apart that share memory."""
         host = self.on_host(seed)
-        return copy.deepcopy(host, {} if self.device.type == "cpu" else construct.replicas(host, self.device))
+        stays = self.device.type == "cpu" and not construct.shares_memory(host)
+        return copy.deepcopy(host, {} if stays else construct.replicas(host, self.device))
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
@@ -274,7 +285,8 @@ class Reference:
 
     def trained_with(self, seed: int) -> Trained:
         """What training changes of the weights of a seed."""
-        return self.trained if trains_buffers(seed) else self.trained.without_buffers()
+        trained = self.trained if trains_buffers(seed) else self.trained.without_buffers()
+        return replace(trained, grows=grows(seed))
 
     def forget_weights(self) -> None:
         self.built.clear()
@@ -416,6 +428,8 @@ class Reference:
             self.find_stress(fakes)
         self.trains = self.find_training(fakes)
         if self.stress:
+            self.find_left()
+            self.find_modes()
             self.find_moves(Search(self, *found), fakes)
         if fakes.passing:
             raise Fault(
@@ -474,10 +488,58 @@ class Reference:
         anew = partial(self.construct, seed)
         self.trained = what_to_train(self.on_host(seed), self.on_host(seed + 1), anew)
         kind = self.chosen(TRIALS[1])
-        if self.trained and self.stands(kind, fakes, -seed):
-            return True
-        self.trained = self.trained.without_buffers()
-        return bool(self.trained) and self.stands(kind, fakes, with_same_buffers(-seed))
+        ways = (self.trained, replace(self.trained, flips=False))
+        for trained in (*ways, *(way.without_buffers() for way in ways)):
+            weights = -seed if trained.buffers else with_same_buffers(-seed)
+            self.trained = trained
+            if trained and self.stands(kind, fakes, weights):
+                self.grows = self.stands("plain", fakes, grown(weights))
+                return True
+            self.forget_weights()  # those of another training go by the same seed
+        return False
+
+    def find_left(self) -> None:
+        """Find what forward leaves on the module for others to read."""
+        model = self.build(self.seed)
+
+        def call() -> None:
+            with self.running("plain"):
+                construct.seed_everything(self.seed)
+                model(*self.inputs("plain", self.seed))
+
+        with contextlib.suppress(Exception):  # a second call is not what the task asks for
+            self.leaves = only_left(model, call)
+
+    def find_modes(self) -> None:
+        """Find whether the reference can be called in evaluation mode, and whether it then does other things.
+
+        A task that chooses evaluation mode itself is not asked for the other one. Nor is one of which a batch
+        norm does other things there: a kernel for the mode that its module comes in does what is asked. Where
+        the task's own text looks at the mode, both are asked for.
+        """
+        if not self.on_host(self.seed).training:
+            return
+        try:
+            own, other = self.called_in_mode(False), self.called_in_mode(True)
+        except Exception as error:
+            log.debug("%s: in evaluation mode: %s", self.task.name, error)
+            return
+        if own is not None and other is not None:
+            differs = not passes(other, Answer(own, None, None, None))
+            self.modal = differs and LOOKS_AT_MODE.search(self.task.source) is not None
+            self.evaluates = self.modal or not differs
+
+    def called_in_mode(self, evaluates: bool) -> list | None:
+        """A plain draw's answer and the state that it leaves behind. None: it draws, or isn't finite."""
+        model, inputs = self.build(self.seed), self.inputs("plain", self.seed)
+        construct.seed_everything(self.seed)
+        before = construct.whereabouts()
+        with self.running("plain"):
+            construct.seed_everything(self.seed)
+            answer = model.eval()(*inputs) if evaluates else model(*inputs)
+        if construct.whereabouts() != before or not all_finite(answer):
+            return None
+        return [answer, {name: t.detach() for name, t in construct.named_state(model).items()}]
 
     def find_stress(self, fakes: Fakes) -> None:
         """Find which kinds of inputs the reference survives."""

@@ -8,7 +8,7 @@ import torch
 
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.between import Training
-from nanotriton.executor.judge.calls import Calls
+from nanotriton.executor.judge.calls import ANOTHER, Calls
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
@@ -41,17 +41,26 @@ class Runner:
     """Replays what one child recorded: the plan of a first call of forward, and those of further calls.
 
     recorded: the seed of the weights that the child had. names: of the candidate's parameters -> the
-    reference's, where these are alike.
+    reference's, where these are alike. another: the seed of the weights of the other module that it has
+    called, if it has.
     """
 
     def __init__(
-        self, worker, job: Job, reference: Reference, plans: list[Plan], recorded: int, names: dict[str, str]
+        self,
+        worker,
+        job: Job,
+        reference: Reference,
+        plans: list[Plan],
+        recorded: int,
+        names: dict[str, str],
+        another: int | None = None,
     ):
-        self.worker, self.job, self.reference = worker, job, reference
+        self.worker, self.job, self.reference, self.another = worker, job, reference, another
         self.plans, self.plan, self.recorded, self.names = plans, plans[0], recorded, names
         plan = self.plan
         self.launches = len(plan.launches())
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.asks_processors = False  # whether it has asked how many multiprocessors the card has
         self.unread: Unread | None = None  # what the first call on a CPU never looked at
         self.replay = self.make_replay(plan)
 
@@ -111,20 +120,19 @@ class Runner:
         """What a call never looks at. None: that is not known. worth: it may cost another run."""
         return self.unread
 
-    def calls(self, draws: list[Callable[[], list]], training: Training | None) -> Calls:
+    def calls(self, draws: list[Callable[[], list]], training: Training | None, least: int = 2) -> Calls:
         """Call again and again, each call on what those before left (calls.Caller). Raises Fault."""
-        found, kept = Calls(), []
-        weights, left = self.by_name(self.recorded), {}
+        found, kept, left = Calls(), [], {}
         poisons = drawn(self.seed_of_order())
         for number, draw in enumerate(draws):
             replay, inputs = self.replay_of(number), draw()
             with self.running():
                 try:
                     replay.backend.number = poisons[number % len(poisons)]
-                    found.answers.append(replay.run(inputs, weights, carried=left))
+                    found.answers.append(replay.run(inputs, self.weights_of(number), carried=left))
                     del inputs
                     self.note_call(replay, found, kept)
-                    if not self.goes_on(number, len(draws), replay, left):
+                    if not self.goes_on(number, least, replay, left):
                         found.state = {
                             name: replay.tensor(i).clone() for name, i in replay.plan.state.items()
                         }
@@ -153,12 +161,21 @@ class Runner:
         replay.chosen = {key: n for key, n in chosen if n < fewest_alternatives(plan, key)}
         return replay
 
-    def goes_on(self, number: int, most: int, replay: Replay, left: dict[int, torch.Tensor]) -> bool:
-        """Whether another call may give what this one did not tell: it does other things, or starts from
-        other memory. left: what this call has started from. most: calls that are made."""
-        if number + 1 == most:
-            return False
-        return number + 1 < len(self.plans) or replay.changed_carried(left)
+    def goes_on(self, number: int, least: int, replay: Replay, left: dict[int, torch.Tensor]) -> bool:
+        """Whether another call may give what this one did not tell: it does other things, or is the third and
+        starts from other memory. left: what this call has started from. least: calls that are made anyway."""
+        if number + 1 < max(len(self.plans), least):
+            return True
+        return number == 1 and replay.changed_carried(left)
+
+    def weights_of(self, number: int) -> dict[str, torch.Tensor]:
+        """The weights that a call is given by name."""
+        if self.another is None or number != ANOTHER:
+            return self.by_name(self.recorded)
+        state = self.reference.weights(self.another)
+        plan = self.plan_of(number)
+        twins = [twin(plan, weight, state) for weight in plan.weights]
+        return state if None not in twins and not pulled_apart(twins) else {}
 
     def note_call(self, replay: Replay, found: Calls, kept: list["Kept"]) -> None:
         """Add a call, which was just made, to what was found. kept: answers whose memory the calls so far
@@ -223,20 +240,22 @@ class Runner:
         """
         if seed not in self.weights:
             state = self.reference.weights(seed) if self.plan.weights else {}
-            twins = [self.twin(weight, state) for weight in self.plan.weights]
+            twins = [twin(self.plan, weight, state) for weight in self.plan.weights]
             self.weights[seed] = state if None not in twins and not pulled_apart(twins) else {}
         return self.weights[seed]
 
     def has(self, name: str) -> bool:
         """Whether the candidate has a weight of the reference's name, shape and dtype."""
         state = {name: self.reference.weights(self.recorded)[name]}
-        return any(self.twin(weight, state) is not None for weight in self.plan.weights)
+        return any(twin(self.plan, weight, state) is not None for weight in self.plan.weights)
 
-    def twin(self, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        twin = next((state[name] for name in weight.names if name in state), None)
-        own = self.plan.tensors[weight.tensor]
-        alike = twin is not None and twin.shape == own.shape and twin.dtype == DTYPES[own.dtype]
-        return twin if alike else None
+
+def twin(plan: Plan, weight: Weight, state: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The tensor of a state that has the name, shape and dtype of a plan's weight."""
+    found = next((state[name] for name in weight.names if name in state), None)
+    own = plan.tensors[weight.tensor]
+    alike = found is not None and found.shape == own.shape and found.dtype == DTYPES[own.dtype]
+    return found if alike else None
 
 
 def pulled_apart(twins: list[torch.Tensor]) -> bool:

@@ -8,13 +8,12 @@ trials with secret seeds: one as the task draws, the others under stress (draws.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allclose, passes
 from nanotriton.executor.judge.faint import check_faint
-from nanotriton.executor.judge.fairness import compare_fairly, sensitivity
+from nanotriton.executor.judge.fairness import compare_fairly, question
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.sandbox.clock import own_time
@@ -54,8 +53,7 @@ def judge_trial(
     counts = lambda: trial.kind == "plain" or is_fair(answer, infinite=trial.kind.startswith(MOVED))
     try:
         with excused("comparing answers"):
-            sensitive = partial(sensitivity, reference, trial) if quick else None
-            error = compare_fairly(outputs, answer, sensitive)
+            error = compare_fairly(outputs, answer, question(reference, trial) if quick else None)
             if quick and trial.kind == "plain" and answer.exact is not None:
                 check_faint(reference, trial, outputs, answer)
             allclose = kernelbench_allclose(outputs, answer.own) if trial.kind == "plain" else None

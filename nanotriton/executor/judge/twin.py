@@ -26,11 +26,17 @@ HALF_TO_FLOAT = {"_softmax", "_log_softmax"}
 Draw = Callable[[], list]
 State = dict[str, torch.Tensor]
 Train = Callable[[State], None]
+Mode = Callable[[torch.nn.Module, int], AbstractContextManager]  # for a module, and the number of a call
+
+
+def as_it_is(model: torch.nn.Module, number: int) -> AbstractContextManager:
+    return contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
 class Twin:
-    """What float64 gives: the answer of each call, its inputs as it left them, the state after the last."""
+    """What float64 gives: the answer of each call, its inputs as it left them, the state after the last, and
+    tensors that are plain attributes then."""
 
     answers: list[object]
     inputs: list[list]
@@ -44,16 +50,18 @@ def in_float64(
     running: Callable[[], AbstractContextManager],
     nudge: Nudge | None = None,
     train: Train | None = None,
+    mode: Mode = as_it_is,
 ) -> Twin | None:
     """Call a module once for each draw, in float64. None where neither way works.
 
     build, draws: give the module and its inputs anew whenever they are called. running: a context for the
     task's own code. nudge: moves a floating input by what rounding may do, where something is rounded.
-    train: changes the module's state in place, between the first call and the second.
+    train: changes the module's state in place, between the first call and the second. mode: a context for
+    each call.
     """
     for way in (widened, beside):
         try:
-            return way(build(), draws, seed, running, nudge, train)
+            return way(build(), draws, seed, running, nudge, train, mode)
         except (RuntimeError, TypeError, ValueError) as error:
             if out_of_memory(error):
                 raise
@@ -67,15 +75,16 @@ def widened(
     running: Callable,
     nudge: Nudge | None,
     train: Train | None = None,
+    mode: Mode = as_it_is,
 ) -> Twin:
     """Widen the module and its inputs. Raises where the task insists on its dtype."""
-    mode = contextlib.nullcontext() if nudge is None else Nudging(nudge)
+    nudging = contextlib.nullcontext() if nudge is None else Nudging(nudge)
     inputs = [draw() for draw in draws]
     wide = [widen(given) for given in inputs]
     if nudge is not None:
         for t, own in zip(tensors(wide), tensors(inputs), strict=True):
             if own.is_floating_point():
-                mode.follow(t, own.dtype)
+                nudging.follow(t, own.dtype)
     del inputs
     with running():
         default = torch.get_default_dtype()
@@ -83,11 +92,11 @@ def widened(
         try:
             construct.seed_everything(seed)
             model = model.double()
-            with mode:
-                answers = call_each(model, wide, train)
+            with nudging:
+                answers = call_each(model, wide, train, mode)
         finally:
             torch.set_default_dtype(default)
-    return Twin(answers, wide, state_of(model))
+    return Twin(answers, wide, state_of(model) | construct.plain_attributes(model))
 
 
 def beside(
@@ -97,27 +106,32 @@ def beside(
     running: Callable,
     nudge: Nudge | None,
     train: Train | None = None,
+    mode: Mode = as_it_is,
 ) -> Twin:
     """Run the module as it is, and the float64 twin of each operator beside it."""
-    mode = Beside()
+    operators = Beside()
     inputs = [draw() for draw in draws]
     for t in tensors(inputs):
         if nudge is not None and t.is_floating_point():
-            mode.twins[t] = nudge(t)
-    with running(), mode:
+            operators.twins[t] = nudge(t)
+    with running(), operators:
         construct.seed_everything(seed)
-        answers = call_each(model, inputs, train)
-    state = {name: mode.twin(t) for name, t in construct.named_state(model).items()}
-    return Twin(mapped(answers, mode.twin), mapped(inputs, mode.twin), state)
+        answers = call_each(model, inputs, train, mode)
+    named = construct.named_state(model) | construct.plain_attributes(model)
+    state = {name: operators.twin(t) for name, t in named.items()}
+    return Twin(mapped(answers, operators.twin), mapped(inputs, operators.twin), state)
 
 
-def call_each(model: torch.nn.Module, inputs: list[list], train: Train | None) -> list[object]:
+def call_each(
+    model: torch.nn.Module, inputs: list[list], train: Train | None, mode: Mode = as_it_is
+) -> list[object]:
     """The answers of one module, which `train` changes after the first call."""
     answers = []
     for number, given in enumerate(inputs):
         if number == 1 and train is not None:
             train(state_of(model))
-        answers.append(model(*given))
+        with mode(model, number):
+            answers.append(model(*given))
     return answers
 
 

@@ -69,6 +69,20 @@ FULL = Precision()
 
 
 @dataclass(frozen=True)
+class Usual:
+    """What an output of few values is on other draws, value by value: flat tensors in float64.
+
+    A loss, an entropy or a mean may come near 0 by chance, or because a softmax saturates. How near says
+    nothing about what its terms earn; what usually stands in its place does.
+
+    size: RMS of the float64 values. error: RMS of what the reference's own dtype earns there.
+    """
+
+    size: torch.Tensor
+    error: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Moments:
     """Sums over the elements of an answer whose error e is within FLOOR, with q = w / (|w| + rms).
 
@@ -93,7 +107,7 @@ class Moments:
 class Scale:
     """What the errors of one output are measured by: known of the reference alone.
 
-    All but the last five are tensors of one number, so that nothing waits for a GPU.
+    All but the last six are tensors of one number, so that nothing waits for a GPU.
     """
 
     rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
@@ -110,21 +124,39 @@ class Scale:
     coarse: (
         bool  # a dtype whose rounding is large enough to hide a mistake in, and a float64 answer to see it by
     )
+    usual: Usual | None = None  # of a small output, if other draws were asked
+
+
+def sizes(w: torch.Tensor, usual: Usual | None) -> torch.Tensor:
+    """How large values are, or usually are."""
+    return w.abs() if usual is None else torch.maximum(w.abs(), usual.size)
+
+
+def own_errors(o: torch.Tensor, w: torch.Tensor, usual: Usual | None) -> torch.Tensor:
+    """How far off the reference's own dtype is, or usually is."""
+    apart = (o - w).abs_()
+    return apart if usual is None else torch.maximum(apart, usual.error)
 
 
 def scale_of(
-    own: torch.Tensor, exact: torch.Tensor | None, masked: bool, precision: Precision = FULL
+    own: torch.Tensor,
+    exact: torch.Tensor | None,
+    masked: bool,
+    precision: Precision = FULL,
+    usual: Usual | None = None,
 ) -> Scale:
     floor, slack = precision.floor(own.dtype), precision.slack(own.dtype)
     rms, clean = rms_of(own, exact, masked)
+    if usual is not None:
+        rms = torch.maximum(rms, usual.size.square().mean().sqrt())
     earned, nonzero, broken = (torch.zeros_like(rms) for _ in range(3))
     coarse = exact is not None and own.dtype in UNIT
     moments = torch.zeros(6, dtype=torch.float64, device=own.device)
     if exact is not None:
         for _, _, o, w, _ in chunks(None, own, exact, masked):
-            size = w.abs().add_(rms)
+            size = sizes(w, usual).add_(rms)
             error = (o - w).div_(size)
-            earned = torch.maximum(earned, error.abs().max())
+            earned = torch.maximum(earned, own_errors(o, w, usual).div_(size).max())
             broken += (error.abs() > BREAKDOWN * floor).sum()
             nonzero += w.count_nonzero()
             if coarse:
@@ -135,7 +167,7 @@ def scale_of(
     else:
         tolerance = torch.full_like(rms, 4 * floor)
     small = own.numel() <= SMALL
-    return Scale(rms, tolerance, nonzero, clean, broken, moments, masked, floor, slack, small, coarse)
+    return Scale(rms, tolerance, nonzero, clean, broken, moments, masked, floor, slack, small, coarse, usual)
 
 
 def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,7 +223,7 @@ def measure(
 
 def measure_piece(g, o, w, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:
     """[worst difference, worst error, worst of one_by_one, number of coarse values, *sums of Moments]."""
-    difference, size = g - w, w.abs()
+    difference, size = g - w, sizes(w, scale.usual)
     apart = difference.abs()
     coarse = (apart > COARSE * size).sum().double()
     scaled = size + scale.rms
@@ -210,14 +242,15 @@ def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, s
 
     A value that is far below the RMS may be one of another kind, or what is left of numbers that cancel. So
     it gets up to TINY times itself (but never COARSE of itself, nor less than the rounding of its
-    neighbours), and what the reference's own dtype earns right there. More is a matter of the reference's
-    sensitivity (fairness.py).
+    neighbours), and what the reference's own dtype earns right there. What usually stands there, and the
+    reference's sensitivity, may allow more (fairness.py).
     """
-    size = w.abs()
+    size = sizes(w, scale.usual)
     own_scale = torch.minimum(size * min(TINY, COARSE / scale.floor), scale.rms)
     own_scale = own_scale.clamp_(min=scale.rms * UNIT.get(dtype, UNIT32))
     slack = 4.0 if alone else 1.0
-    return torch.maximum((size + own_scale) * (slack * scale.floor), (o - w).abs() * scale.slack)
+    earned = own_errors(o, w, scale.usual) * scale.slack
+    return torch.maximum((size + own_scale) * (slack * scale.floor), earned)
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
@@ -233,8 +266,9 @@ def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
     counts = torch.zeros(2, len(levels), dtype=torch.int64, device=own.device)
     slack, excused = scale.slack, 0 if scale.small else 16
     for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
-        size = w.abs().add_(scale.rms)
-        for row, error in enumerate(((g - w).abs_().div_(size), (o - w).abs_().div_(size).mul_(slack))):
+        size = sizes(w, scale.usual).add_(scale.rms)
+        theirs = own_errors(o, w, scale.usual).mul_(slack)
+        for row, error in enumerate(((g - w).abs_().div_(size), theirs.div_(size))):
             counts[row] += torch.stack([(error > level).sum() for level in levels])
     for level, theirs, reference in zip(levels, *counts.tolist(), strict=True):
         if theirs > excused + 8 * reference:
