@@ -67,8 +67,8 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             training = args["training"]
             buffers = tuple(name for name, _, _ in training["buffers"])
             tables = tuple(Table(*table) for table in training["tables"])
-            what = Trained(tuple(training["parameters"]), buffers, tables, training["flips"], training["grows"])
-            train_(model, args["seed"], what)
+            parameters, flips, grows = (training[name] for name in ("parameters", "flips", "grows"))
+            train_(model, args["seed"], Trained(tuple(parameters), buffers, tables, flips, grows))
 
     report.begin()
     try:
@@ -87,7 +87,6 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             asked=lambda: asked.append(True),
             attributes=args["attributes"],
             further=args["further"] and recorder.Further(**args["further"]),
-            asked=lambda: asked.append(True),
         )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]
