@@ -65,9 +65,13 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     def train(model):
         if trained:
             training = args["training"]
-            buffers = tuple(name for name, _, _ in training["buffers"])
-            tables = tuple(Table(*table) for table in training["tables"])
-            what = Trained(tuple(training["parameters"]), buffers, tables, training["flips"], training["grows"])
+            what = Trained(
+                parameters=tuple(training["parameters"]),
+                buffers=tuple(name for name, _, _ in training["buffers"]),
+                tables=tuple(Table(*table) for table in training["tables"]),
+                flips=training["flips"],
+                grows=training["grows"],
+            )
             train_(model, args["seed"], what)
 
     report.begin()
@@ -87,7 +91,6 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             asked=lambda: asked.append(True),
             attributes=args["attributes"],
             further=args["further"] and recorder.Further(**args["further"]),
-            asked=lambda: asked.append(True),
         )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]
