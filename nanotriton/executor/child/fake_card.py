@@ -24,7 +24,26 @@ USE, MEMORY_USE, TEMPERATURE, POWER = 37, 11, 46, 214_300
 
 
 class _CudaDeviceProperties(SimpleNamespace):
-    """A GPU's properties under the name that torch's own class has, which its repr shows."""
+    """A GPU's properties under the name that torch's own class has, which its repr shows.
+
+    It is noted who asks for the number of multiprocessors: the judge records such a candidate once more, for
+    a card with fewer.
+    """
+
+    def __getattribute__(self, name: str):
+        if name in ("multi_processor_count", "__dict__"):  # a repr reads all of them
+            note_processors()
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        note_processors()
+        return super().__repr__()
+
+
+def note_processors() -> None:
+    """Somebody asks how many multiprocessors the card has."""
+    if Tape.active is not None:
+        Tape.active.asks_processors = True
 
 
 def properties(card: Card) -> _CudaDeviceProperties:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from nanotriton.executor.common import construct
-from nanotriton.executor.common.training import Trained, fits, parameters_of, train_
+from nanotriton.executor.common.training import Table, Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 
@@ -19,7 +19,8 @@ from nanotriton.plan import wire
 def record_child(report: Report, fds: list[int], folder: str, args: dict) -> None:
     """Record the candidate. The answer's payload is the plans of its calls (`recorder.record`), whose lengths
     the header says. The header also says whether the module was trained, and the names of its parameters if
-    they are those of the reference in shape, dtype and order.
+    they are those of the reference in shape, dtype and order. And it says whether the candidate has asked for
+    the card's number of multiprocessors.
 
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
@@ -34,6 +35,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
         configs: the most of an autotuner that are recorded. drawn: a seed that draws which, beside the first;
             None: they are those that come first.
         defaults: Reference.defaults.
+        processors: of the card; None: as many as it has.
     """
     from nanotriton.executor.child import recorder
 
@@ -41,7 +43,9 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
-    names, trained = None, False
+    names, trained, asked = None, False, []
+    if args["processors"] is not None:
+        recorder.install_processors(args["processors"])
 
     @contextlib.contextmanager
     def constructing(seed):
@@ -60,9 +64,10 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
     def train(model):
         if trained:
-            buffers = tuple(name for name, _, _ in args["training"]["buffers"])
-            asked = args["training"]
-            what = Trained(tuple(asked["parameters"]), buffers, asked["flips"], asked["grows"])
+            training = args["training"]
+            buffers = tuple(name for name, _, _ in training["buffers"])
+            tables = tuple(Table(*table) for table in training["tables"])
+            what = Trained(tuple(training["parameters"]), buffers, tables, training["flips"], training["grows"])
             train_(model, args["seed"], what)
 
     report.begin()
@@ -79,12 +84,15 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             default_cuda=args["defaults"]["cuda"],
             constructing=constructing,
             between=train if args["between"] else None,
+            asked=lambda: asked.append(True),
             attributes=args["attributes"],
             further=args["further"] and recorder.Further(**args["further"]),
+            asked=lambda: asked.append(True),
         )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]
-        report.finish({"plans": lengths, "trained": trained, "parameters": names}, b"".join(data))
+        header = {"plans": lengths, "trained": trained, "parameters": names, "processors": bool(asked)}
+        report.finish(header, b"".join(data))
     except recorder.RecordError as error:
         report.finish(
             {

@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ __all__ = ["RecordError", "install", "record", "record_script", "uninstall", "wa
 
 
 _replaced: list[tuple[object, str, Any]] = []
+_cards: list[Card] = []  # that it is recorded for: one, or none
 _MISSING = object()
 
 
@@ -68,6 +69,7 @@ def install(card: Card) -> None:
     CUDA must not have been initialised.
     """
     if not _replaced:
+        _cards.append(card)
         for owner, name, value in [*fake_cuda.answers(card), *fake_triton.answers(card)]:
             _replaced.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
@@ -75,9 +77,17 @@ def install(card: Card) -> None:
 
 def uninstall() -> None:
     """Undo `install`: a process that has forked its recording children may use the GPU from here on."""
+    _cards.clear()
     while _replaced:
         owner, name, value = _replaced.pop()
         delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+
+
+def install_processors(count: int) -> None:
+    """Record for the same GPU with so many multiprocessors from here on."""
+    card = replace(_cards[0], multi_processor_count=count)
+    uninstall()
+    install(card)
 
 
 def warm_up(folder: str | Path) -> Plan:
@@ -118,6 +128,7 @@ def record(
     between: Callable[[Any], None] | None = None,
     attributes: bool = False,
     further: Further | None = None,
+    asked: Callable[[], None] = lambda: None,
 ) -> list[Plan]:
     """The plans of some calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
 
@@ -135,7 +146,8 @@ def record(
     in which its constructor runs; it gives a function that is called with the module once it is built, and
     returns the module that runs. between: changes the module's weights in place, between the first call and
     the second. Plans hold the bytes from before; numbers that forward reads are those from after.
-    attributes: tensors that are plain attributes of the module belong to the state too.
+    attributes: tensors that are plain attributes of the module belong to the state too. asked: is called at
+    the end if the candidate has asked for the card's number of multiprocessors.
     Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
@@ -167,6 +179,8 @@ def record(
             plans.append(_call_again(tape, model, inputs, train))
             if further is not None:
                 plans += _further_calls(tape, model, inputs, further, lambda seed: build(seed)[0])
+        if tape.asks_processors:
+            asked()
         return plans
     finally:
         Tape.active = None

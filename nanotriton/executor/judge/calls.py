@@ -28,7 +28,7 @@ import torch
 
 from nanotriton.executor.common.construct import plain_attributes, seed_everything, seed_from
 from nanotriton.executor.judge.between import Training, training_of
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes
+from nanotriton.executor.judge.compare import Answer, is_fair, passes
 from nanotriton.executor.judge.fairness import (
     Question,
     Sensitivity,
@@ -150,8 +150,10 @@ def judge_calls(
         return spread_of(answer, partial(moved, number), reference.device, trials[0].inputs)
 
     def other(number: int, draw: int) -> Answer | None:
-        weights = trials[0].weights if want.training is None else want.training.weights
-        return other_answer(reference, replace(trials[number], weights=weights), draw)
+        trial = trials[number]
+        if trial.weights == trials[0].weights and want.training is not None:
+            trial = replace(trial, weights=want.training.weights)
+        return other_answer(reference, trial, draw)
 
     def moved(number: int, nudge: Nudge) -> object | None:
         trial = trials[number]
@@ -183,7 +185,7 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
     """Compare the answer of the first call. It does not count where the reference's is not finite."""
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-    if all_finite(answer.own) and not breaks_down(answer):
+    if is_fair(answer):
         with excused("comparing answers"):
             compare_fairly(got, answer, question(reference, trial))
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from nanotriton.executor.common.card import DEFAULT
+from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.between import training_of
 from nanotriton.executor.judge.calls import calls_of, hides_state, judge_calls
 from nanotriton.executor.judge.compare import Answer, passes
@@ -92,6 +94,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # must be right as well.
     ways = yield from judge_trials(job, worker, reference, trials, first)
     yield from judge_further_calls(job, worker, reference, trials[0], first, ways)
+    yield from judge_fewer_processors(job, worker, reference, trials[0], first)
     look_further(worker, reference, trials, first)
     if job.time and worker.gpu is not None:
         from nanotriton.executor.judge.measure import measure
@@ -209,6 +212,39 @@ def judge_further_trained(
 def stands(reference: Reference, call: Trial, weights: int) -> bool:
     """Whether the reference's answer to a call with these weights is one to compare with."""
     return reference.finite_answer(call.kind, call.inputs, weights) is not None
+
+
+def judge_fewer_processors(
+    job: Job, worker, reference: Reference, trial: Trial, first: "Runner"
+) -> Generator[Spawn, Ended, None]:
+    """A candidate that asks how many multiprocessors the card has is recorded and judged once more, for one
+    with fewer: a grid of one program for each may not do without a loop. Raises Fault.
+
+    The number is odd and drawn, so that no size of a task's happens to be a multiple of it. A candidate that
+    refuses such a card by an exception is let off: it is judged for the one that is there.
+    """
+    if not first.asks_processors:
+        return
+    card = DEFAULT if worker.gpu is None else worker.gpu.card
+    usual = card.multi_processor_count
+    fewer = (usual // 4 + seed_from(worker.secret, job.source, "processors") % max(1, usual // 2)) | 1
+    if fewer >= usual:
+        return
+    try:
+        runner = yield from record(job, worker, reference, trial.weights, processors=fewer)
+    except Fault as fault:
+        if fault.status == "runtime_error":
+            return
+        raise
+    if alike(runner.plan, first.plan):
+        return
+    try:
+        judge_one(job, worker, reference, trial, Way(runner, runner.recorded))
+    except TaskFault:
+        raise
+    except Fault as fault:
+        where = f"on a GPU with {fewer} multiprocessors"
+        raise Fault(fault.status, f"{where}: {fault.message}") from None
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,31 @@ def all_finite(tree) -> bool:
     return all(bool(torch.isfinite(t.half() if t.itemsize == 1 else t).all()) for t in floats)
 
 
+def is_fair(answer: Answer, infinite: bool = False) -> bool:
+    """Whether a stressed trial with this answer counts: it is finite, and its dtype does not break down.
+
+    infinite: infinities are fair too, as the maximum of an empty row is one, if they are those of float64 and
+    less than half of an output.
+    """
+    return (all_finite(answer.own) or (infinite and _infinite_alike(answer))) and not breaks_down(answer)
+
+
+def _infinite_alike(answer: Answer) -> bool:
+    own, exact = (
+        [t for t in tensors(tree) if t.is_floating_point() and t.itemsize > 1]
+        for tree in (answer.own, answer.exact)
+    )
+    if len(own) != len(exact):
+        return False
+    for one, other in zip(own, exact, strict=True):
+        places = one.isinf()
+        if one.shape != other.shape or one.isnan().any() or places.sum() * 2 > places.numel():
+            return False
+        if not torch.equal(other[places].to(one.dtype), one[places]) or other[~places].isinf().any():
+            return False
+    return True
+
+
 def breaks_down(answer: Answer) -> bool:
     """Whether the reference's own dtype is far off in more than one value of a hundred.
 
@@ -348,12 +373,15 @@ def bias(output: Output) -> None:
     e, unit = output.errors, UNIT[output.own.dtype]
     shift, chance = e.mine.e / e.count, math.sqrt(e.mine.ee) / e.count
     if abs(shift) > unit + 4 * abs(e.own.e) / e.count + SIGMAS * chance:
-        raise output.fault(f"the values are off by {shift:+.2g} on average; rounding has no sign")
+        raise output.fault(
+            f"the values are off by {shift:+.2g} on average; rounding has no sign: round once, at the end"
+        )
     if e.qq > 0:
         gain, chance = e.mine.eq / e.qq, math.sqrt(e.mine.eeqq) / e.qq
         if abs(gain) > unit + 4 * abs(e.own.eq) / e.qq + SIGMAS * chance:
             raise output.fault(
-                f"the values are {1 + gain:.4f} times what they should be; rounding has no sign"
+                f"the values are {1 + gain:.4f} times what they should be; rounding has no sign:"
+                " round once, at the end"
             )
 
 

@@ -8,7 +8,7 @@ the trials run with the configuration that was fastest, and there is nothing lef
 from collections.abc import Iterator
 
 from nanotriton.executor.judge.calls import compare_again
-from nanotriton.executor.judge.compare import all_finite, breaks_down
+from nanotriton.executor.judge.compare import is_fair
 from nanotriton.executor.judge.fairness import question
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.reference import Reference, excused
@@ -35,13 +35,15 @@ def judge_configurations(reference: Reference, trials: list[Trial], runner) -> N
                 with runner.chosen_for_all(choices):
                     outputs, _ = runner(inputs, trial.weights)
             except Fault as fault:
-                if fault.status in ("unsupported", "timeout"):
-                    return  # the evaluator's limits say nothing of a GPU
+                if fault.status == "unsupported":
+                    continue  # the evaluator's limits say nothing of a GPU
+                if fault.status == "timeout":
+                    return
                 raise Fault(fault.status, f"{WHERE}: {fault.message}") from None
             if answer is None:
                 with excused("on its own inputs"):
                     answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-            if not (all_finite(answer.own) and not breaks_down(answer)):
+            if not is_fair(answer, infinite=trial.kind.startswith(MOVED)):
                 break
             with excused("comparing answers"):
                 compare_again(WHERE, outputs, answer, question(reference, trial))

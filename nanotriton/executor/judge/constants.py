@@ -9,7 +9,7 @@ import torch
 
 from nanotriton.executor.judge.compare import Answer
 from nanotriton.executor.judge.kinds import MOVED, TRIALS
-from nanotriton.executor.judge.moves import NUMBER, NUMBERS, OTHER_WAY, Moves, ways
+from nanotriton.executor.judge.moves import NUMBER, NUMBERS, OTHER_WAY, Moves, unfolding, ways
 from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
@@ -46,7 +46,10 @@ class Search:
         self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
         promised = promises(reference.task.source)
         for i, draws in drawn.items():
-            if found := ways_of_drawn(draws, reference.called, promised):
+            found = ways_of_drawn(draws, reference.called, promised)
+            if repeats_another(i, drawn):
+                found = (*found, "apart")
+            if found := (*unfolding(draws[0]), *found):
                 self.options[i] = found
         self.found = Moves()
         if self.options or self.init:
@@ -109,6 +112,15 @@ class Search:
         return names + never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
 
 
+def repeats_another(number: int, drawn: dict[int, list[torch.Tensor]]) -> bool:
+    """Whether an argument is equal to an earlier one in every draw. Integers have other ways."""
+    mine = drawn[number]
+    form = mine[0].shape, mine[0].dtype
+    others = [draws for i, draws in drawn.items() if i < number and (draws[0].shape, draws[0].dtype) == form]
+    known = mine[0].is_floating_point() or mine[0].dtype == torch.bool
+    return known and any(identical(mine, draws) for draws in others)
+
+
 def never_given(function: Callable, given: int, name: str) -> list[str]:
     """The arguments that have a default and that a task never gives, as one would write them.
 
@@ -124,7 +136,7 @@ def never_given(function: Callable, given: int, name: str) -> list[str]:
 
 def options(leaf: object) -> tuple[str, ...]:
     if isinstance(leaf, torch.Tensor):
-        return ways(leaf)
+        return (*unfolding(leaf), *ways(leaf))
     if type(leaf) is int:
         return NUMBER, OTHER_WAY
     return (NUMBER,) if type(leaf) in (bool, float) else ()

@@ -26,14 +26,19 @@ from nanotriton.executor.judge.watching import Watching
 LARGE, SMALL = 64.0, 1 / 64
 DEEP = 200.0  # exp(-200) is 0 in fp32
 NOISE = 0.25
+# Root mean squares of rows beside which an eps counts, from 1e-5 within a root to 1e-12 beside a norm.
+FAINT = (1e-3, 3e-5, 1e-6)
 
 
 class Luck:
     """Random numbers for the steps. Those for each element are drawn where the tensor is: a CPU takes a
     second for what a GPU does in a millisecond. Single ones are drawn on the host, where nothing waits for a
-    GPU."""
+    GPU.
 
-    def __init__(self, generator: torch.Generator, device: torch.device):
+    literals: numbers of the task's text (literals.py)."""
+
+    def __init__(self, generator: torch.Generator, device: torch.device, literals: tuple[float, ...] = ()):
+        self.literals = literals
         self.host = self.local = generator
         self.device = device
         if device.type != "cpu":
@@ -112,13 +117,32 @@ def slices(x: Tensor, luck: Luck) -> list[tuple[int, int]]:
     return found
 
 
-def padded_slices(x: Tensor, luck: Luck) -> None:
+def padded_slices(x: Tensor, luck: Luck) -> list[tuple[int, list[int]]]:
     """As `slices`, and one slice is zeros, where norms divide by nothing, signs vanish and all
-    elements tie."""
+    elements tie.
+
+    Returns [(dimension, indices of slices that are as usual)].
+    """
+    found = []
     for dim, small in slices(x, luck):
         n = x.shape[dim]
+        zero = (small + 1) % (n - 1)
         if n > 2:
-            x.select(dim, (small + 1) % (n - 1)).fill_(0)
+            x.select(dim, zero).fill_(0)
+        found.append((dim, [i for i in range(n - 1) if i not in (small, zero)]))
+    return found
+
+
+def faint_slices(x: Tensor, luck: Luck) -> None:
+    """As `padded_slices`, and up to three slices of each dimension are as small as an eps is: another one, or
+    one at another place, shows. What lies in them keeps its proportions, so no digit is lost."""
+    for dim, usual in padded_slices(x, luck):
+        sizes = list(FAINT)
+        for _ in range(min(len(sizes), x.shape[dim] // 4)):
+            size = sizes.pop(luck.below(len(sizes)))
+            part = x.select(dim, usual.pop(luck.below(len(usual))))
+            rms = part.float().square().mean().sqrt().clamp(min=size)
+            part.copy_((part.float() * (size / rms)).to(x.dtype))
 
 
 def sink(x: Tensor, luck: Luck) -> None:
@@ -145,6 +169,20 @@ def ties(x: Tensor, luck: Luck) -> None:
     usual = x.float().square().mean().sqrt()
     chosen = (luck.uniform(x.shape) < 0.5) & (x.abs() <= usual)
     x.copy_(torch.where(chosen, snapped, x))
+
+
+def at_literals(x: Tensor, luck: Luck) -> None:
+    """One element in 16 is a number of the task's text or its negative, or next to one: as far as that lies
+    within the range of x."""
+    eps, found = torch.finfo(x.dtype).eps, []
+    for number in luck.literals:
+        found += [sign * number * step for sign in (1, -1) for step in (1, 1, 1 - eps, 1 + eps)]
+    if not found:
+        return
+    numbers = torch.tensor(found, dtype=torch.float64).to(x.device, x.dtype)
+    chosen = numbers[(luck.uniform(x.shape) * len(found)).long().clamp_(max=len(found) - 1)]
+    inside = (chosen >= x.min()) & (chosen <= x.max())
+    x.copy_(torch.where((luck.uniform(x.shape) < 1 / 16) & inside, chosen, x))
 
 
 def lean(x: Tensor, luck: Luck) -> None:
@@ -195,14 +233,16 @@ Step = Callable[[Tensor, Luck], object]
 KINDS: dict[str, tuple[Step, ...]] = {
     "plain": (),
     "scaled": (signs, factors, one_sign),
-    "tied": (signs, factors, one_sign, ties),
+    "tied": (signs, factors, one_sign, ties, at_literals),
     "positive": (factors,),  # signs are kept, for tasks that take logarithms or roots
-    "tied positive": (factors, ties),
+    "tied positive": (factors, ties, at_literals),
     "heavy": (signs, tails),
     "uneven": (signs, tails, slices),
     "padded": (signs, tails, padded_slices),
+    "faint": (signs, tails, faint_slices),
     "uneven positive": (factors, slices),
     "padded positive": (factors, padded_slices),
+    "faint positive": (factors, faint_slices),
     "sunk": (tails, sink),
     "inside": (lean,),  # for tasks that take probabilities and nothing else
     "edges": (edges,),
@@ -212,10 +252,13 @@ KINDS: dict[str, tuple[Step, ...]] = {
 }
 # Of several tensors only the first that is drawn is distorted.
 ONCE = frozenset(["sunk", "holes", "infinite"])
+# Only the first is distorted so, others in another way: of two rows that are both faint a product is nothing.
+FIRST_ALONE = {"faint": "padded", "faint positive": "padded positive"}
 # Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to
 # be) is drawn: floats up to 0.25 off; when padded, one truth value in eight is the other one, and one integer
 # 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.
-CONSTANTS_TOO = frozenset(["uneven", "padded", "uneven positive", "padded positive"])
+PADDED = frozenset(["padded", "faint", "padded positive", "faint positive"])
+CONSTANTS_TOO = PADDED | {"uneven", "uneven positive"}
 
 # ATen operators that draw floats but only 0, 1 or counts. All others that the schema calls random are
 # distorted.
@@ -238,17 +281,19 @@ ZEROS_AND_ONES = frozenset(["zeros", "ones", "zeros_like", "ones_like", "new_zer
 NUMBERS = frozenset(["full", "full_like", "new_full", "lift_fresh", "arange", "linspace", "logspace", "eye"])
 
 
-def distort(x: Tensor, kind: str, generator: torch.Generator) -> None:
+def distort(x: Tensor, kind: str, generator: torch.Generator, literals: tuple[float, ...] = ()) -> None:
     """Do a kind's steps to a tensor in place; anything but floating point is left alone."""
     if not x.is_floating_point() or not x.numel():
         return
     with torch.no_grad():
-        x, luck = x.detach(), Luck(generator, x.device)
+        x, luck = x.detach(), Luck(generator, x.device, literals)
         for step in KINDS[kind]:
             step(x, luck)
 
 
-def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tensor:
+def distorted_late(
+    given: Tensor, kind: str, generator: torch.Generator, literals: tuple[float, ...] = ()
+) -> Tensor:
     """A copy of what `get_inputs` has returned, distorted: the task may keep what it returned.
 
     Labels stay between 0 and 1.
@@ -256,7 +301,7 @@ def distorted_late(given: Tensor, kind: str, generator: torch.Generator) -> Tens
     x = copy.deepcopy(given.detach())  # which keeps its strides
     labels = kind not in ONCE | {"wild"} and bool(((x == 0) | (x == 1)).all())
     if not labels:
-        distort(x, kind, generator)
+        distort(x, kind, generator, literals)
     elif x.is_floating_point() and x.numel():
         with torch.no_grad():
             soften(x, Luck(generator, x.device))
@@ -267,9 +312,10 @@ class Stress(Watching):
     """While it is active, what torch draws is distorted, however it was called. The task's own random stream
     is the same as without it."""
 
-    def __init__(self, kind: str, seed: int):
+    def __init__(self, kind: str, seed: int, literals: tuple[float, ...] = ()):
         super().__init__()
         self.kind = kind
+        self.literals = literals
         self.generator = torch.Generator().manual_seed(seed)
         self.distorted = 0
 
@@ -290,12 +336,13 @@ class Stress(Watching):
     def drawn(self, x: Tensor) -> None:
         if not x.is_floating_point() or (self.distorted and self.kind in ONCE):
             return
+        kind = FIRST_ALONE.get(self.kind, self.kind) if self.distorted else self.kind
         self.distorted += 1
-        distort(x, self.kind, self.generator)
+        distort(x, kind, self.generator, self.literals)
 
     def constant(self, x: Tensor) -> None:
         """Move zeros or ones."""
-        padded = self.kind.startswith("padded")
+        padded = self.kind in PADDED
         if not x.is_floating_point() and not padded:
             return
         noise = torch.empty(x.shape, dtype=torch.float32, device="cpu")
@@ -310,13 +357,13 @@ class Stress(Watching):
 
 
 @contextmanager
-def stressed(kind: str, seed: int):
+def stressed(kind: str, seed: int, literals: tuple[float, ...] = ()):
     """A draw of this kind: under stress, and with the task's own seeds replaced."""
     with patched(reseeded(seed)):
         if kind == "plain":
             yield
         else:
-            with Stress(kind, seed):
+            with Stress(kind, seed, literals):
                 yield
 
 

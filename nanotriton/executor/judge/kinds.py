@@ -3,14 +3,15 @@ needs of a task."""
 
 from dataclasses import dataclass
 
-from nanotriton.executor.judge.draws import ONCE
+from nanotriton.executor.judge.draws import ONCE, PADDED
 
 # Of each trial the first kind that the task survives; without one there is no such trial.
 TRIALS = (
     ("plain",),
     ("tied", "scaled", "tied positive", "positive", "plain"),
     (
-        *("padded", "uneven", "heavy", "padded positive", "uneven positive", "positive"),
+        *("faint", "padded", "uneven", "heavy"),
+        *("faint positive", "padded positive", "uneven positive", "positive"),
         *("edges", "inside", "plain"),
     ),
     ("wild", "holes", "infinite"),
@@ -66,6 +67,10 @@ ROUNDING = frozenset(
         "hardshrink",
         "fake_quantize_per_tensor_affine_cachemask",
         "quantize_per_tensor",
+        "histc",
+        "histogram",
+        "grid_sampler_2d",
+        "grid_sampler_3d",
     ]
 )
 # Which of equal elements comes first is anyone's choice.
@@ -79,7 +84,7 @@ ONLY = {
     "infinite": NAN_AWARE,
 }
 # kind: operators of which the task must call none, because elements tie
-NEVER = dict.fromkeys(("tied", "tied positive", "padded", "padded positive", "edges"), UNSTABLE)
+NEVER = dict.fromkeys(("tied", "tied positive", "edges", *PADDED), UNSTABLE)
 
 
 def fits(kind: str, called: set[str]) -> bool:

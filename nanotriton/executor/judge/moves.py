@@ -72,8 +72,29 @@ def jitter(x: Tensor, generator: torch.Generator) -> None:
     x.add_(torch.where(x == 0, noise, torch.where(x.isfinite(), noise * x, noise)))
 
 
+def bare(x: Tensor, generator: torch.Generator) -> None:
+    """A mask in another order, in which rows are all True and all False too."""
+    for way in (shuffle_rows, shuffle, flip):
+        before = x.clone()
+        way(x, generator)
+        if not torch.equal(x, before):
+            break
+    structure.bare_rows(x, generator)
+
+
+def apart(x: Tensor, generator: torch.Generator) -> None:
+    """Each element of a float tensor by a factor of its own, from 1/2 to 1: it is no longer equal to another
+    argument. Of the rest, truth values are flipped, and half of the slices are in reverse order."""
+    if x.is_floating_point():
+        x.mul_(torch.rand(x.shape, generator=generator).add_(1).div_(2).to(x.device, x.dtype))
+    elif x.dtype == torch.bool:
+        flip(x, generator)
+    elif x.dim():
+        x[::2] = x[::2].flip(-1)
+
+
 Way = Callable[[Tensor, torch.Generator], None]
-OWN = shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, stretch, jitter
+OWN = shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter, apart
 WAYS: dict[str, Way] = {way.__name__: way for way in (*OWN, *structure.WAYS)}
 
 
@@ -82,7 +103,8 @@ def ways(t: Tensor) -> tuple[str, ...]:
     if not t.numel() or t.is_complex():
         return ()
     if t.dtype == torch.bool:
-        return "shuffle_rows", "shuffle", "flip"
+        first = ("bare",) if structure.has_rows(t) else ()
+        return (*first, "shuffle_rows", "shuffle", "flip")
     ordered = t.dim() > 0 and t.shape[-1] > 1 and bool((t.diff(dim=-1) >= 0).all())
     if t.is_floating_point():
         rising = ordered and bool((t[..., 1:] > t[..., :-1]).any())
@@ -98,6 +120,8 @@ def ways(t: Tensor) -> tuple[str, ...]:
 
 NUMBER, OTHER_WAY = "number", "other number"  # the ways of a number of Python's: `moved_number`
 NUMBERS = frozenset([NUMBER, OTHER_WAY])
+UNFOLD = "unfold"  # the way of an expanded tensor: each of its elements becomes one of its own
+UNFOLDED = 64 << 20  # bytes that it may take then
 
 
 @dataclass(frozen=True)
@@ -112,8 +136,8 @@ class Moves:
 
     @property
     def numbers(self) -> bool:
-        """Whether numbers are moved, so that a candidate has to be recorded with them."""
-        return bool(self.init) or not NUMBERS.isdisjoint(self.ways.values())
+        """Whether numbers or strides are moved, so that a candidate has to be recorded with them."""
+        return bool(self.init) or not (NUMBERS | {UNFOLD}).isdisjoint(self.ways.values())
 
     def of_inputs(self, given: list, seed: int) -> list:
         """The arguments of forward, moved."""
@@ -131,6 +155,12 @@ class Moves:
         return with_leaves(given, {i: moved_number(values[i]) for i in self.init})
 
 
+def unfolding(t: Tensor) -> tuple[str, ...]:
+    """The way of a tensor of which several elements are one in memory."""
+    shared = any(n > 1 and stride == 0 for n, stride in zip(t.shape, t.stride(), strict=True))
+    return (UNFOLD,) if shared and t.numel() * t.element_size() <= UNFOLDED else ()
+
+
 def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:
     """Another order along one dimension, also where there are so few that the same one could come
     by chance."""
@@ -142,8 +172,12 @@ def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:
 
 
 def moved(given: Tensor, way: str, seed: int) -> Tensor:
-    """A changed copy of a tensor, with its strides: what is expanded stays expanded. The task may
-    keep the original."""
+    """A changed copy of a tensor, with its strides: what is expanded stays expanded, unless the way is to
+    unfold it. The task may keep the original."""
+    if way == UNFOLD:
+        result = given.detach().clone(memory_format=torch.contiguous_format)
+        apart(result, torch.Generator().manual_seed(seed_from("move", seed)))
+        return result
     result = x = copy.deepcopy(given.detach())
     for dim, stride in enumerate(x.stride()):
         if stride == 0:

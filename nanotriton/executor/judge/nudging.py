@@ -2,7 +2,8 @@
 
 The operator that first rounds what comes of an input gets that operand moved. What it computes exactly in the
 task's dtype stays: `round(x * 4)` of an x at a half has one right answer, while `round(x / 3)` may fall to
-either side of a half.
+either side of a half. What the task itself puts there (`masked_fill(mask, -1e9)`) is the same number in every
+kernel, and stays too.
 
 Later operators round as well, each by a little. Of most this is much less than what the inputs were moved by.
 It counts where numbers cancel: a layer norm of x + 1000 has no more digits than x + 1000, and the mean of its
@@ -20,6 +21,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from nanotriton.executor.judge.values import FLOOR, UNIT32
 from nanotriton.executor.judge.watching import Watching, is_view
+
+# Operators that put a number of the task's text into a tensor.
+PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "full_like", "fill", "fill_"])
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
 ROUNDINGS, OF_STATISTICS = 2, 8  # what a result, and a mean or a variance, moves by: so many times UNIT32
@@ -45,6 +49,7 @@ class Nudging(Watching):
         super().__init__()
         self.nudge = nudge
         self.dtypes = WeakIdKeyDictionary()
+        self.constants: set[float] = set()  # numbers that operators put into tensors
 
     def follow(self, t: torch.Tensor, dtype: torch.dtype) -> None:
         """An input in float64, and its dtype in the task."""
@@ -52,6 +57,8 @@ class Nudging(Watching):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in PUTTING:
+            self.constants.update(n for n in args if isinstance(n, float))
         dtypes = [self.dtypes[t] for t in tree_leaves((args, kwargs)) if self._follows(t)]
         if not dtypes:
             return func(*args, **kwargs)
@@ -91,7 +98,10 @@ class Nudging(Watching):
         if value not in self.dtypes:
             return value.clone()
         dtype = self.dtypes[value]
-        return torch.where(rounded(value, dtype), value, self.nudge(value.to(dtype)).to(value.dtype))
+        stays = rounded(value, dtype)
+        for number in self.constants:
+            stays |= value == number
+        return torch.where(stays, value, self.nudge(value.to(dtype)).to(value.dtype))
 
 
 @cache

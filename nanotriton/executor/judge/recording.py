@@ -1,6 +1,7 @@
 """A recording of a candidate: a child makes it, and what the child leaves is read as what it is, bytes from a
 stranger. Trusted code; the untrusted part is child/record.py."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Generator
@@ -30,11 +31,17 @@ CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 
 
 def record(
-    job: Job, worker, reference: Reference, seed: int, between: bool = False
+    job: Job,
+    worker,
+    reference: Reference,
+    seed: int,
+    between: bool = False,
+    processors: int | None = None,
 ) -> Generator[Spawn, Ended, "Runner"]:
     """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it.
 
     seed: of the weights. between: they are trained between the first call and the second, and not before.
+    processors: multiprocessors of the card that the candidate is told of; None: as many as it has.
     """
     limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
@@ -53,6 +60,7 @@ def record(
         "known": known,
         "buffers": sorted(reference.moved_buffers),
         "defaults": reference.defaults,
+        "processors": processors,
     }
     # a recording with other numbers is judged by its first call alone
     further = None if has_other_numbers(seed) else {"evaluates": reference.evaluates, "another": another}
@@ -95,10 +103,13 @@ def record(
             raise Fault("wrong_value", shared)
     if worker.gpu is None:
         yield from worker.fits.check(job, worker, plans)
-        return Runner(worker, job, reference, plans, seed, names, another)
-    from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
+        runner = Runner(worker, job, reference, plans, seed, names, another)
+    else:
+        from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-    return (yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names, another))
+        runner = yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names, another)
+    runner.asks_processors = ended.header.get("processors") is True
+    return runner
 
 
 def describe_training(model: nn.Module, trained: Trained) -> dict:
@@ -106,6 +117,7 @@ def describe_training(model: nn.Module, trained: Trained) -> dict:
     buffers = [(name, model.get_buffer(name)) for name in trained.buffers]
     return {
         "parameters": list(trained.parameters),
+        "tables": [dataclasses.astuple(table) for table in trained.tables],
         "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
         "flips": trained.flips,
         "grows": trained.grows,

@@ -23,7 +23,7 @@ from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
 from nanotriton.executor.judge.attributes import only_left
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, passes, repeats
+from nanotriton.executor.judge.compare import Answer, all_finite, is_fair, passes, repeats
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
 from nanotriton.executor.judge.fakes import Fakes
@@ -42,6 +42,7 @@ from nanotriton.executor.judge.kinds import (
     untrained,
     with_same_buffers,
 )
+from nanotriton.executor.judge.literals import COMPARING, SingleNumbers, literals
 from nanotriton.executor.judge.module import (
     Allowance,
     Exited,
@@ -136,6 +137,9 @@ class Reference:
             self.asserts = Asserts()
         self.picky = False  # whether it calls operators that refuse some values
         self.examined = False
+        self.literals = literals(task.source)
+        self.called: set[str] = set()  # the names of what the reference calls
+        self.in_float32 = False  # whether all floats that it is given are float32
         self.keeps_nothing = False  # known to leave no state between calls (calls.py)
         self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
@@ -171,7 +175,10 @@ class Reference:
         self.default_cuda = take_place()
         self.has_weights = bool(self.weights(self.seed))
         # what a recording needs to know
-        self.described_inputs = wire.describe(self.inputs("plain", 0))[0]
+        inputs = self.inputs("plain", 0)
+        self.described_inputs = wire.describe(inputs)[0]
+        dtypes = {t.dtype for t in tensors(inputs) if t.is_floating_point()}
+        self.in_float32 = dtypes == {torch.float32}
 
     # ---- how the task's own code is run ----
 
@@ -193,9 +200,13 @@ class Reference:
 
     @contextlib.contextmanager
     def running(self, kind: str) -> Iterator[None]:
-        """`own`, for calls of forward."""
-        with self.own(kind), torch.no_grad(), self.default_device():
+        """`own`, for calls of forward in float64."""
+        with self.own(kind), torch.no_grad(), self.default_device(), self.single_numbers():
             yield
+
+    def single_numbers(self):
+        """What makes a comparison with a number of the text the same in float64 as in float32."""
+        return SingleNumbers() if self.in_float32 and self.called & COMPARING else contextlib.nullcontext()
 
     @property
     def precision(self) -> Precision:
@@ -295,12 +306,13 @@ class Reference:
             values, changed = [leaf for _, leaf in leaves(given)], {}
             generator = torch.Generator().manual_seed(seed_from("late", seed))
             for i in late:
-                changed[i] = draws.distorted_late(values[i], base, generator)
+                kind = base if i == late[0] else draws.FIRST_ALONE.get(base, base)
+                changed[i] = draws.distorted_late(values[i], kind, generator, self.literals)
             given = with_leaves(given, changed)
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
-        with self.own(kind), self.default_device(), draws.stressed(kind, seed):
+        with self.own(kind), self.default_device(), draws.stressed(kind, seed, self.literals):
             construct.seed_everything(seed)
             given = self.arguments("get_inputs")
             return given if self.device.type == "cpu" else mapped(given, lambda t: t.to(self.device))
@@ -602,7 +614,7 @@ class Reference:
         except Exception as error:
             log.debug("%s: %s inputs: %s", self.task.name, kind, error)
             return None
-        return answer if all_finite(answer.own) and not breaks_down(answer) else None
+        return answer if is_fair(answer, infinite=kind.startswith(MOVED)) else None
 
     def moved_weights(self, seed: int) -> int:
         """The seed of the weights of a trial whose arguments are moved."""

@@ -60,6 +60,7 @@ class Runner:
         plan = self.plan
         self.launches = len(plan.launches())
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.asks_processors = False  # whether it has asked how many multiprocessors the card has
         self.unread: Unread | None = None  # what the first call on a CPU never looked at
         self.replay = self.make_replay(plan)
 

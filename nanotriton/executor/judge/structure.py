@@ -39,6 +39,7 @@ TRUSTING = words("""
 # Parts of the names of what takes one triangle of a matrix.
 FACTORING = ("cholesky", "eigh", "eigvalsh", "ldl", "lobpcg")
 ROWS = 3  # of as many rows of ids, two are made uniform
+WIDE = 3  # elements of a row that may be a mask's
 FEW = 8  # ids from so small a part of their range on, start at 0
 
 
@@ -93,7 +94,34 @@ def skew(x: Tensor, generator: torch.Generator) -> None:
     x.copy_(torch.where(torch.ones_like(x, dtype=torch.bool).triu(1), x * factors, x))
 
 
-WAYS = crowd, crowd_from_zero, crowd_lower, crowd_in_order, skew
+def bare_rows(x: Tensor, generator: torch.Generator) -> None:
+    """Of the rows of a mask one becomes all True, one all False, and one keeps its first True alone."""
+    full, *others = _some_rows(x, 3, generator)
+    full.fill_(1)
+    for row in others[:1]:
+        row.fill_(0)
+    for row in others[1:]:
+        row.copy_(torch.where(row.cumsum(0) == 1, row, torch.zeros_like(row)))
+
+
+def full_rows(x: Tensor, generator: torch.Generator) -> None:
+    """One row of a mask becomes all True: where a reference gives NaN for a row that is empty."""
+    _some_rows(x, 1, generator)[0].fill_(1)
+
+
+def crowd_and_bare_rows(x: Tensor, generator: torch.Generator) -> None:
+    crowd(x, generator)
+    bare_rows(x, generator)
+
+
+def _some_rows(x: Tensor, most: int, generator: torch.Generator) -> list[Tensor]:
+    """Views of so many rows, or of as many as there are. Rows lie along the last dimension that has some."""
+    rows = x.squeeze()
+    order = torch.randperm(rows[..., 0].numel(), generator=generator)[:most]
+    return [rows[torch.unravel_index(i, rows.shape[:-1])] for i in order]
+
+
+WAYS = crowd, crowd_from_zero, crowd_lower, crowd_in_order, skew, bare_rows, full_rows, crowd_and_bare_rows
 
 
 def promises(source: str) -> frozenset[str]:
@@ -124,11 +152,16 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
     that the task names.
     """
     first = draws[0]
+    symmetric = all(map(is_symmetric, draws))
+    mask = not (symmetric and "symmetric" in promised) and all(map(is_mask, draws))
+    bare = ("bare_rows", "full_rows") if mask else ()
     if first.is_floating_point():
         factored = any(part in name for name in called for part in FACTORING)
-        skewed = not factored and "symmetric" not in promised and all(map(is_symmetric, draws))
-        return ("skew",) if skewed else ()
-    if first.dtype == torch.bool or first.is_complex() or first.numel() < 2 or not first.dim():
+        skewed = symmetric and not factored and "symmetric" not in promised
+        return ("skew",) if skewed else bare
+    if first.dtype == torch.bool:
+        return bare
+    if first.is_complex() or first.numel() < 2 or not first.dim():
         return ()
     in_order = all(map(is_sorted, draws))
     if (in_order and called & TRUSTING) or all(map(are_offsets, draws)):
@@ -141,12 +174,27 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
         return tuple(found)
     low, high = min(int(d.min()) for d in draws), max(int(d.max()) for d in draws)
     further = ["crowd_from_zero"] if 0 <= low * FEW <= high else ["crowd_lower"] if low > 1 else []
+    if mask:
+        further.insert(0, "crowd_and_bare_rows")
     return (*further, "crowd", *found)
 
 
 def is_symmetric(x: Tensor) -> bool:
     square = x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1
     return square and torch.equal(x, x.mT) and bool(x.triu(1).any())
+
+
+def is_mask(x: Tensor) -> bool:
+    """Whether it has rows of zeros and ones, not as many ones in each: rows with one 1 each are a choice."""
+    if not has_rows(x) or not bool(((x == 0) | (x == 1)).all()):
+        return False
+    counts = x.squeeze().count_nonzero(-1)
+    return bool((counts != counts.reshape(-1)[0]).any())
+
+
+def has_rows(x: Tensor) -> bool:
+    rows = x.squeeze()
+    return rows.dim() > 1 and rows.shape[-1] >= WIDE and rows.numel() > 0
 
 
 def is_sorted(x: Tensor) -> bool:

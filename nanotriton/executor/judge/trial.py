@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from nanotriton.executor.judge.compare import Answer, all_finite, breaks_down, kernelbench_allclose, passes
+from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allclose, passes
 from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, question
-from nanotriton.executor.judge.kinds import Trial
+from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.reference import Reference, excused
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan.trees import tensors
@@ -50,7 +50,7 @@ def judge_trial(
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights, keep_inputs=bool(after))
     quick = own_time() - begun < QUICK
-    counts = lambda: trial.kind == "plain" or (all_finite(answer.own) and not breaks_down(answer))
+    counts = lambda: trial.kind == "plain" or is_fair(answer, infinite=trial.kind.startswith(MOVED))
     try:
         with excused("comparing answers"):
             error = compare_fairly(outputs, answer, question(reference, trial) if quick else None)

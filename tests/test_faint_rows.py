@@ -1,0 +1,76 @@
+"""Rows as small as an eps: another eps, or one at another place, is wrong, and honest kernels pass with every secret."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nanotriton.executor.judge import draws
+from nanotriton.executor.judge.reference import Reference
+from tests.test_draws import judge, refused, task
+
+MANY = [str(number).encode() for number in range(12)]
+
+
+def two_passes(x, dims, eps, place=torch.rsqrt):
+    wide = x.float()
+    off = wide - wide.mean(dims, keepdim=True)
+    return (off * place(off.square().mean(dims, keepdim=True) + eps)).to(x.dtype)
+
+
+def welford(m, x):
+    """Mean and variance element by element, in float32."""
+    mean, squares = torch.zeros(len(x), 1), torch.zeros(len(x), 1)
+    for number in range(x.shape[1]):
+        off = x[:, number : number + 1].float() - mean
+        mean = mean + off / (number + 1)
+        squares = squares + off * (x[:, number : number + 1] - mean)
+    return ((x - mean) * torch.rsqrt(squares / x.shape[1] + 1e-5)).to(x.dtype)
+
+
+def outside(x, dims):
+    off = x.float() - x.float().mean(dims, keepdim=True)
+    return (off / (off.square().mean(dims, keepdim=True).sqrt() + 1e-5)).to(x.dtype)
+
+
+# name: (inputs, forward, right, wrong)
+NORMS = {
+    "another eps": ("torch.randn(16, 24)", "return F.layer_norm(x, (24,))", welford, lambda m, x: two_passes(x, 1, 1e-6)),
+    "an eps outside of the root": ("torch.randn(20, 24, dtype=torch.bfloat16)", "return F.layer_norm(x, (24,))", welford, lambda m, x: outside(x, 1)),
+    "of channels": ("torch.rand(6, 9, 4, 5)", "return F.batch_norm(x, None, None, training=True)", lambda m, x: two_passes(x, (0, 2, 3), 1e-5), lambda m, x: two_passes(x, (0, 2, 3), 1e-6)),
+    "of groups": ("torch.randn(12, 4, 10)", "return F.group_norm(x, 2)", lambda m, x: F.group_norm(x.double(), 2).float(), lambda m, x: F.group_norm(x, 2, eps=1e-6)),
+    "beside a norm": ("torch.randn(12, 30)", "return x / (x.norm(dim=1, keepdim=True) + 1e-8)", lambda m, x: x * (1 / (x.square().sum(1, keepdim=True).sqrt() + 1e-8)), lambda m, x: x / (x.norm(dim=1, keepdim=True) + 1e-6)),
+    "in a root in place of a limit": ("torch.randn(12, 30)", "return F.normalize(x, dim=1)", lambda m, x: x / x.square().sum(1, keepdim=True).sqrt().clamp(min=1e-12), lambda m, x: x * (x.square().sum(1, keepdim=True) + 1e-12).rsqrt()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, forward, right, wrong", NORMS.values(), ids=NORMS)
+def test_an_eps_counts(inputs, forward, right, wrong):
+    reference = Reference(task(forward, inputs))
+    assert refused(reference, wrong)
+    for secret in MANY:
+        judge(reference, reference.trials(secret, ""), right, twice=False)
+
+
+def test_two_faint_rows_never_meet():
+    """torch takes one limit for each of two norms; its documentation says one for their product."""
+    inputs = "torch.randn(9, 20), torch.randn(9, 20)"
+    reference = Reference(task("return F.cosine_similarity(x, y)", inputs, "x, y"))
+
+    def documented(m, x, y):
+        return (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1)).clamp(min=1e-8)
+
+    assert reference.chosen(("faint",))
+    for secret in MANY:
+        judge(reference, reference.trials(secret, ""), documented, twice=False)
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (20,), (8, 5, 16)])
+def test_what_is_faint_keeps_its_proportions(shape):
+    seen = set()
+    for seed in range(12):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        draws.distort(x, "faint", torch.Generator().manual_seed(seed))
+        sizes = x.flatten(1).square().mean(1).sqrt() if x.dim() > 1 else x.abs()
+        seen |= {size for size in draws.FAINT if ((sizes > size / 3) & (sizes < size * 3)).any()}
+        assert (sizes > 0.1).any()
+    assert len(seen) == 3
