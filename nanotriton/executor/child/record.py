@@ -65,10 +65,14 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     def train(model):
         if trained:
             training = args["training"]
-            buffers = tuple(name for name, _, _ in training["buffers"])
-            tables = tuple(Table(*table) for table in training["tables"])
-            parameters, flips, grows = (training[name] for name in ("parameters", "flips", "grows"))
-            train_(model, args["seed"], Trained(tuple(parameters), buffers, tables, flips, grows))
+            what = Trained(
+                parameters=tuple(training["parameters"]),
+                buffers=tuple(name for name, _, _ in training["buffers"]),
+                tables=tuple(Table(*table) for table in training["tables"]),
+                flips=training["flips"],
+                grows=training["grows"],
+            )
+            train_(model, args["seed"], what)
 
     report.begin()
     try:
