@@ -51,8 +51,15 @@ def test_a_draw_has_a_pair_of_each_route_and_is_no_task_if_one_solved_it(tmp_pat
     assert lines(tmp_path / "both/rl.jsonl") == []
 
 
-def test_a_folder_of_no_finished_run_is_told_in_one_line(tmp_path):
-    with pytest.raises(ValueError, match="folder of a finished run is expected"):
+def test_a_run_that_was_stopped_is_taken_as_far_as_it_went(tmp_path):
+    one = finished(tmp_path / "one", [row("pair-0-0", "a first module")])
+    (tmp_path / "one/report.json").unlink()
+    merge(Config(merge=[one], out=str(tmp_path / "both")))
+    assert len(lines(tmp_path / "both/sft.jsonl")) == 1
+
+
+def test_a_folder_of_no_run_is_told_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="folder of a run is expected"):
         merge(Config(merge=[str(tmp_path)], out=str(tmp_path / "both")))
 
 

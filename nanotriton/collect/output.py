@@ -35,7 +35,7 @@ def merge(cfg) -> None:
     """One set of several output folders: cfg.merge, such as the shards of a list, or runs of several routes.
 
     A module that the same route went over in an earlier folder is a duplicate. Raises ValueError (one line)
-    for what is not the folder of a finished run.
+    for what is no folder of a run.
     """
     Path(cfg.out).mkdir(parents=True, exist_ok=True)
     duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
