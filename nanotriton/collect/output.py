@@ -41,11 +41,10 @@ def merge(cfg) -> None:
     duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
     order, seconds = [], 0.0
     for folder in map(Path, cfg.merge):
-        if not (folder / "report.json").is_file():
-            raise ValueError(
-                f"--merge {folder}: no report.json there; the folder of a finished run is expected"
-            )
-        seconds += json.loads((folder / "report.json").read_text())["seconds"]
+        if not (folder / "journal.jsonl").is_file():
+            raise ValueError(f"--merge {folder}: no journal.jsonl there; the folder of a run is expected")
+        if (folder / "report.json").is_file():  # else the run was stopped, and its time isn't known
+            seconds += json.loads((folder / "report.json").read_text())["seconds"]
         for row in read_journal(folder / "journal.jsonl").values():
             if row["status"] not in ("duplicate", "copy"):
                 known = duplicates[row["meta"]["route"]]
