@@ -1,6 +1,9 @@
 """Several runs become one set: nothing comes twice, a draw may have a pair of each route, and shares hold."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ from collect_data import Config
 from nanotriton.collect.make import make
 from nanotriton.collect.output import merge
 from nanotriton.collect.pipeline import Pipeline
+
+ROOT = Path(__file__).parent.parent
 
 
 def finished(folder: Path, rows: list[dict]) -> str:
@@ -75,3 +80,31 @@ def test_inductor_goes_over_draws_of_the_grammar_too(tmp_path):
         key: {"key": key} for key in ("compile-0-2", "hard-0-3", "pair-0-2", "compile-0-1")
     }
     assert [r["key"] for r in pipeline.ordered()] == ["compile-0-1", "pair-0-2", "compile-0-2", "hard-0-3"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_no_maker_behind(tmp_path):
+    """Its makers end with it, however it ends."""
+    command = [
+        sys.executable,
+        "collect_data.py",
+        "--verify",
+        "later",
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    while not (tmp_path / "journal.jsonl").exists() or not (tmp_path / "journal.jsonl").stat().st_size:
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.05)
+    makers = [int(pid) for pid in children.read_text().split()]
+    run.kill()
+    run.wait()
+    end = time.monotonic() + 30
+    while alive := [pid for pid in makers if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, alive
+        time.sleep(0.05)
+    assert len(makers) >= 2

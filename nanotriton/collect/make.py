@@ -4,10 +4,13 @@ here is executed on values.
 
 import ast
 import contextlib
+import multiprocessing
+import os
 import random
 import signal
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 from nanotriton.collect.compose import compose
@@ -16,6 +19,7 @@ from nanotriton.collect.grammar import draw
 from nanotriton.collect.ir import Unfit
 from nanotriton.collect.reasoning import reasoning
 from nanotriton.collect.sources import small
+from nanotriton.executor.sandbox.sandbox import die_with_parent
 from nanotriton.tasks.task import Task
 
 LIMIT = 40  # seconds of CPU time for one module
@@ -42,6 +46,15 @@ class Candidate:
 
 class Late(BaseException):
     """A module takes too long; no `except Exception` on the way may hold it up."""
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Processes for `make`. They end with this one, however it ends.
+
+    They are started anew: a fork of a process with the executor's thread could hang.
+    """
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, die_with_parent, (os.getpid(),))
 
 
 def make(job: dict) -> dict:

@@ -8,10 +8,8 @@ a distilled pair has the solution itself.
 """
 
 import json
-import multiprocessing
 import os
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,7 +17,7 @@ import torch
 from nanotriton import log
 from nanotriton.collect.files import put_rows
 from nanotriton.collect.fingerprint import digest
-from nanotriton.collect.make import make
+from nanotriton.collect.make import make, pool
 from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
 from nanotriton.rows import read_lines
@@ -62,9 +60,8 @@ def rebuild(cfg) -> None:
     ]
     entries = [entry for entry, j in zip(lines, jobs) if j]
     rows, changed = [], []
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cfg.workers or len(os.sched_getaffinity(0)), context) as pool:
-        made = pool.map(make, [j for j in jobs if j], chunksize=8)
+    with pool(cfg.workers or len(os.sched_getaffinity(0))) as makers:
+        made = makers.map(make, [j for j in jobs if j], chunksize=8)
         for entry, row in zip(entries, log.bar(made, total=len(entries), desc="pairs")):
             if digest(row["small"]) == entry["source"]:
                 row["source"] = row["small"]  # a teacher was shown the sizes that were judged

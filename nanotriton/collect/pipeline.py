@@ -8,7 +8,6 @@ depend on what finished first.
 """
 
 import itertools
-import multiprocessing
 import os
 import time
 from collections import Counter, defaultdict, deque
@@ -22,7 +21,7 @@ from nanotriton.collect.distil import Conversation, converse
 from nanotriton.collect.files import Journal, put_rows
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import canonical, digest
-from nanotriton.collect.make import computed_literals, make
+from nanotriton.collect.make import computed_literals, make, pool
 from nanotriton.collect.output import token_counter, write_sets
 from nanotriton.collect.sets import UNFAIR, is_pair, is_rl
 from nanotriton.collect.sources import modules
@@ -135,8 +134,8 @@ class Pipeline:
 
         rows = [row for job in self.jobs() if (row := self.asked(job))]
         fatal = None
-        with ThreadPoolExecutor(2 * self.workers) as pool:
-            futures = [pool.submit(talk, row) for row in rows]
+        with ThreadPoolExecutor(2 * self.workers) as talks:
+            futures = [talks.submit(talk, row) for row in rows]
             for future in log.bar(as_completed(futures), total=len(rows), desc="modules"):
                 try:
                     row, found = future.result()
@@ -166,14 +165,11 @@ class Pipeline:
 
     def go(self, judge: Verifier | None) -> None:
         total = self.cfg.count // self.shards if not self.cfg.modules else None
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # a fork of a process with the executor's thread could hang
         with (
-            ProcessPoolExecutor(self.workers, context) as pool,
+            pool(self.workers) as makers,
             log.bar(total=total, initial=self.found, desc="pairs") as progress,
         ):
-            for made in self.made(pool):
+            for made in self.made(makers):
                 self.take(made, judge)
                 if judge:
                     while judge.full():
@@ -181,11 +177,11 @@ class Pipeline:
                 progress.update(self.found - progress.n)
                 if self.enough():
                     break
-            pool.shutdown(cancel_futures=True)
+            makers.shutdown(cancel_futures=True)
             if judge:
                 self.collect(judge, until_empty=True)
 
-    def made(self, pool: ProcessPoolExecutor) -> Iterator[dict]:
+    def made(self, makers: ProcessPoolExecutor) -> Iterator[dict]:
         """Candidates in the order of jobs. Those in the journal are remembered as far as the filters need to,
         and not made again.
         """
@@ -199,7 +195,7 @@ class Pipeline:
                 continue
             if not self.wanted(job):
                 continue
-            waiting.append(pool.submit(make, job | {"fingerprint": bool(self.cfg.exclude)}))
+            waiting.append(makers.submit(make, job | {"fingerprint": bool(self.cfg.exclude)}))
             if len(waiting) >= AHEAD:
                 yield waiting.popleft().result()
         while waiting:
