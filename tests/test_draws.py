@@ -368,6 +368,15 @@ def test_training_moves_single_zeros_and_the_padding():
     assert (trained(table).weight != 0).all()
 
 
+def test_training_leaves_the_padding_of_a_table_that_is_no_layer_of_torchs():
+    task = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Embedding(9, 4, padding_idx=2)])
+    own = torch.nn.ParameterList(p.detach().clone() for p in task.parameters())
+    for model in (task, own):
+        train_(model, 5, every_parameter(task))
+    assert all(torch.equal(a, b) for a, b in zip(task.parameters(), own, strict=True))
+    assert (own[2][2] == 0).all()
+
+
 def test_training_leaves_rows_on_both_sides_of_a_norm():
     table = trained(torch.nn.Embedding(10, 16, max_norm=3.0))
     norms = table.weight.detach().norm(dim=1)

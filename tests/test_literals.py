@@ -56,7 +56,7 @@ def test_a_sample_between_two_pixels_is_drawn():
 
 def test_which_numbers_of_a_text_count():
     assert literals("x = f(-0.3, 6, 1000, True, 'a', 0)\ny = 0.3 + 1e9 + 2j") == (6.0, 0.3)
-    assert literals("x = (") == ()
+    assert literals("x = (") == () == literals("x = 0.5 # \ud83d")
     assert single(0.3) == float(torch.tensor(0.3)) and single(3) == 3 and single("a") == "a"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from nanotriton.executor.common import construct
-from nanotriton.executor.common.training import Trained, fits, parameters_of, train_
+from nanotriton.executor.common.training import Table, Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 
@@ -64,9 +64,14 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
     def train(model):
         if trained:
-            buffers = tuple(name for name, _, _ in args["training"]["buffers"])
-            asked = args["training"]
-            what = Trained(tuple(asked["parameters"]), buffers, asked["flips"], asked["grows"])
+            training = args["training"]
+            what = Trained(
+                parameters=tuple(training["parameters"]),
+                buffers=tuple(name for name, _, _ in training["buffers"]),
+                tables=tuple(Table(*table) for table in training["tables"]),
+                flips=training["flips"],
+                grows=training["grows"],
+            )
             train_(model, args["seed"], what)
 
     report.begin()
@@ -83,9 +88,9 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
             default_cuda=args["defaults"]["cuda"],
             constructing=constructing,
             between=train if args["between"] else None,
+            asked=lambda: asked.append(True),
             attributes=args["attributes"],
             further=args["further"] and recorder.Further(**args["further"]),
-            asked=lambda: asked.append(True),
         )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]

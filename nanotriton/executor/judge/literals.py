@@ -24,7 +24,7 @@ def literals(source: str) -> tuple[float, ...]:
     stand there. A text that is no Python has none."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError):  # what the import of the file will say too
         return ()
     found: dict[float, None] = {}
     for node in ast.walk(tree):
