@@ -246,7 +246,8 @@ def test_which_attributes_are_only_left():
     class Leaving(nn.Module):
         def forward(self):
             self.left = torch.ones(2)
-            self.left = self.left * 2
+            self.step = torch.ones(2)
+            self.other = self.step * 2
             self.count = getattr(self, "count", torch.zeros(2)) + 1
             if getattr(self, "table", None) is None:
                 self.table = torch.ones(3)
@@ -254,5 +255,5 @@ def test_which_attributes_are_only_left():
     outer = nn.Sequential()
     outer.add_module("inner", Leaving())
     outer.forward = lambda: outer.inner()
-    assert only_left(outer, outer) == {"inner.left"}
+    assert only_left(outer, outer) == {"inner.left", "inner.other"}
     assert type(outer.inner) is Leaving

@@ -144,14 +144,17 @@ def _train_parameter(param: torch.Tensor, generator: torch.Generator, trained: T
 def _grow(param: torch.Tensor, generator: torch.Generator) -> None:
     """Make one element in GROWN large: 2 to 16 times the others, or times 1 if they are smaller.
 
-    Of both signs, save that a parameter of one element keeps its own: a temperature may be one.
+    Of both signs, save that a parameter of one element keeps its own, and becomes 4 to 8 times as large: its
+    exponential may be what counts.
     """
     size = max(1.0, float(param.float().square().mean().sqrt()))
     draw = torch.empty(param.shape, dtype=torch.float32, device="cpu")
-    large = draw.uniform_(1, 4, generator=generator).exp2() * size
     if param.numel() == 1:
-        param.copy_((large.clamp_(max=8 * size) * torch.where(param < 0, -1, 1)).to(param.dtype))
+        param.copy_(
+            (draw.uniform_(4, 8, generator=generator) * size * torch.where(param < 0, -1, 1)).to(param.dtype)
+        )
         return
+    large = draw.uniform_(1, 4, generator=generator).exp2() * size
     chance = torch.empty_like(draw).uniform_(-1, 1, generator=generator)
     chosen = chance.abs() < 1 / GROWN
     param.copy_(torch.where(chosen, (large * chance.sign()).to(param.dtype), param))

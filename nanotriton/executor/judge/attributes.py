@@ -1,7 +1,7 @@
 """Tensors that forward leaves on its module as plain attributes, and never reads: an auxiliary loss is one.
 
-They are answers, as much as what forward returns. What a later call reads is none: a cache and a state show
-in the answers of that call, and a candidate may keep them as it likes, or not at all.
+They are answers, as much as what forward returns. What forward reads is none: a cache, a state and a step on
+the way show in what it returns, and a candidate may keep them as it likes, or not at all.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from nanotriton.executor.common.construct import plain_attributes
 
 
 def only_left(model: torch.nn.Module, call: Callable[[], object]) -> frozenset[str]:
-    """The names of the attributes that a call sets anew, and that it does not read before.
+    """The names of the attributes that a call sets anew, and that no call reads.
 
     call: makes a call of the module, which is in a state that may be lost.
     """
@@ -34,7 +34,7 @@ def only_left(model: torch.nn.Module, call: Callable[[], object]) -> frozenset[s
 
 @contextmanager
 def _reads_noted(model: torch.nn.Module, names: frozenset[str], read: set[str]):
-    """While it is active, those of the attributes that are read before they are set are added to `read`."""
+    """While it is active, those of the attributes that are read are added to `read`."""
     classes = {module: type(module) for module in model.modules()}
     try:
         for prefix, module in model.named_modules():
@@ -48,16 +48,10 @@ def _reads_noted(model: torch.nn.Module, names: frozenset[str], read: set[str]):
 
 
 def _noting(cls: type, own: set[str], prefix: str, read: set[str]) -> type:
-    written: set[str] = set()
-
     class Noting(cls):
         def __getattribute__(self, name: str):
-            if name in own and name not in written:
+            if name in own:
                 read.add(prefix + name)
             return super().__getattribute__(name)
-
-        def __setattr__(self, name: str, value: object) -> None:
-            written.add(name)
-            super().__setattr__(name, value)
 
     return Noting
