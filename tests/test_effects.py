@@ -42,7 +42,6 @@ def candidate(at_import="", build="pass", forward="pass", last="pass"):
 
 CHANGES = {
     "default dtype": candidate("torch.set_default_dtype(torch.bfloat16)"),
-    "products": candidate(build="torch.set_float32_matmul_precision('medium')"),
     "deterministic": candidate(forward="torch.use_deterministic_algorithms(True)"),
     "gradients": candidate(build="torch.set_grad_enabled(False)"),
     "random": candidate(forward="torch.manual_seed(7)"),
@@ -53,6 +52,7 @@ HARMLESS = {
     "a context": candidate(forward="with torch.set_grad_enabled(False): y = x.detach()"),
     "a decorator": candidate(build="self.view = torch.no_grad()(lambda x: x)"),
     "gradients are put back": candidate(forward="before = torch.is_grad_enabled(); torch.set_grad_enabled(False)", last="torch.set_grad_enabled(before)"),
+    "a precision": candidate("torch.backends.cuda.matmul.allow_tf32 = True"),
     "the usual again": candidate("torch.set_default_dtype(torch.float32)"),
 }  # fmt: skip
 

@@ -31,7 +31,6 @@ CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 # what a child says that its candidate has left changed (child/effects.py)
 IN_WORDS = {
     "default dtype": "torch's default dtype",
-    "matmul precision": "torch's precision of matrix products",
     "deterministic algorithms": "torch's choice of deterministic algorithms",
     "gradients": "torch's recording of gradients",
     "random stream": "torch's random stream",

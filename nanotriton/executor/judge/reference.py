@@ -211,7 +211,7 @@ class Reference:
     @property
     def precision(self) -> Precision:
         """What its arithmetic earns a candidate, as far as it is known."""
-        return Precision(self.facts.length, self.reduced)
+        return Precision(self.facts.length, self.reduced, "near_zero" in self.called)
 
     @property
     def defaults(self) -> dict[str, str | bool]:
