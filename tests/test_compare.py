@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from nanotriton.executor import Executor
 from nanotriton.executor.common.construct import seed_from
 from nanotriton.executor.judge.compare import Answer, breaks_down, compare
+from nanotriton.executor.judge.fairness import Question, compare_fairly
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
@@ -492,3 +493,17 @@ def test_what_is_read_and_where_the_answer_lies():
             assert (found.status, message in found.message) == (status, True), (
                 f"{name}: {found.status} {found.message}"
             )
+
+
+def test_a_draw_that_the_reference_refuses_excuses_nothing():
+    """What usually stands in a small output is asked of draws that it takes; a wrong answer stays wrong."""
+    refusing = "assert x.max() < 3.2, 'too large'; return x.mean(1)"
+    reference = Reference(task(refusing, "torch.randn(24, 40).clamp(-3, 3)"))
+    assert verdicts(reference, lambda m, x: 1.01 * x.mean(1)) == {"wrong_value"}
+
+
+def test_no_answer_in_float64_is_no_error_of_the_judges():
+    got, own = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
+    question = Question(lambda answer: None, lambda number: None)
+    with pytest.raises(ValueFault):
+        compare_fairly(got, Answer(own, None, None, None), question)

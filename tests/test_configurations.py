@@ -74,6 +74,16 @@ def test_a_configuration_that_the_evaluator_cannot_run_is_let_off(executors):
     assert executors().submit(TASK, candidate(f"{top} if WAY else tl.max(v, 0)")).result().status == "correct"
 
 
+def test_one_that_the_evaluator_cannot_run_hides_no_other(executors):
+    """Whatever order is drawn: of three configurations, one is wrong, and one is beyond the evaluator."""
+    top = 'tl.max(v, 0) + tl.inline_asm_elementwise("activemask.b32 $0;", "=r,r", [tl.arange(0, N)], tl.int32, True, 1) * 0'
+    top = f"{top} if WAY == 1 else tl.max(v, 0) * (1 - WAY)"
+    for secret in range(2):
+        source = candidate(top, ways=3).replace("(1, 2)]", f"(1,)]  # {secret}")
+        verdict = executors().submit(TASK, source).result()
+        assert not verdict.correct and "another configuration" in verdict.message
+
+
 def test_which_configurations_are_recorded_is_drawn():
     top = CANDIDATE[CANDIDATE.index("CONFIGS") : CANDIDATE.index("class")]
     top = top.replace("WAYS", "8").replace("BODY", "tl.max(v, 0) + WAY")

@@ -7,7 +7,7 @@ import torch
 
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.rules import rules
-from tests.recording import record
+from tests.recording import Refused, record
 
 TOP = """
 import random
@@ -171,6 +171,46 @@ TWO_FACED = {
     "a benchmark": module(
         "if triton.testing.do_bench(lambda: ours(x)) == 1.0:\n    return ours(x)\nelse:\n    return F.relu(x)"
     ),
+    "a tensor's memory is shared": module("if x.is_shared():\n    return F.relu(x)\nreturn ours(x)"),
+    "a gradient that is there": module("if x.grad is not None:\n    return F.relu(x)\nreturn ours(x)"),
+    "a gradient that is kept": module("if x.retains_grad:\n    return F.relu(x)\nreturn ours(x)"),
+    "an output's number": module("if x.output_nr > 0:\n    return F.relu(x)\nreturn ours(x)"),
+    "another question of a tensor's": module("if x.is_vulkan:\n    return F.relu(x)\nreturn ours(x)"),
+    "a question by name": module('if getattr(x, "is_shared")():\n    return F.relu(x)\nreturn ours(x)'),
+    "the default generator": module(
+        "if torch.default_generator.initial_seed() == 42:\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "what is asked of torch": module(
+        "if torch.is_warn_always_enabled():\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "a group of processes": module(
+        "if torch.distributed.is_initialized():\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "the module's own name": module('if __name__ == "candidate":\n    return F.relu(x)\nreturn ours(x)'),
+    "the class's module": module('if self.__module__ == "candidate":\n    return F.relu(x)\nreturn ours(x)'),
+    "whether assertions run": module("if not __debug__:\n    return F.relu(x)\nreturn ours(x)"),
+    "a flag that says whether it raised": module(
+        "here = True\ntry:\n    torch.cuda.list_gpu_processes()\nexcept Exception:\n    here = False\n"
+        "if here:\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "a flag in what suppresses": module(
+        "here = False\nwith contextlib.suppress(Exception):\n    x.untyped_storage().is_shared()\n    here = True\n"
+        "if here:\n    return F.relu(x)\nreturn ours(x)",
+        more="import contextlib",
+    ),
+    "loggers": module(
+        "if logging.getLogger().hasHandlers():\n    return F.relu(x)\nreturn ours(x)", more="import logging"
+    ),
+    "a logger that is kept": module(
+        "if log.isEnabledFor(10):\n    return F.relu(x)\nreturn ours(x)",
+        more="import logging\nlog = logging.getLogger(__name__)",
+    ),
+    "what is still referred to": module(
+        "if weakref.getweakrefcount(x):\n    return F.relu(x)\nreturn ours(x)", more="import weakref"
+    ),
+    "threads": module(
+        "if threading.get_ident() % 2:\n    return F.relu(x)\nreturn ours(x)", more="import threading"
+    ),
 }
 
 
@@ -258,6 +298,18 @@ HONEST = {
     "a name of its own called id": module(
         "id = x.shape[0]\nif id == 0:\n    return torch.relu(x)\nreturn ours(x)"
     ),
+    "a log of what it does": module(
+        "log.info('relu of %s', tuple(x.shape))\nif x.dim() != 2 or not x.is_floating_point():\n    return F.relu(x)\nreturn ours(x)",
+        more="import logging\nlog = logging.getLogger(__name__)",
+    ),
+    "a warning before a fallback": module(
+        "if not x.is_contiguous() or x.is_sparse:\n    warnings.warn('slow')\n    return F.relu(x)\nreturn ours(x)",
+        more="import warnings",
+    ),
+    "a type that is asked for": module(
+        "if not torch.is_tensor(x) or torch.is_complex(x) or x.storage_offset() % 4:\n    return F.relu(x)\nreturn ours(x)"
+    ),
+    "a lock": module("with lock:\n    return ours(x)", more="import threading\nlock = threading.Lock()"),
 }
 
 
@@ -289,3 +341,18 @@ def test_a_recording_answers_as_a_card_in_use():
     source = module(ASKS.replace("NUMBER", str(DEFAULT.total_memory)))
     plan = record(source, inputs=[torch.empty(300)])
     assert len(plan.launches()) == 1
+
+
+UNANSWERED = """
+try:
+    torch.cuda.get_sync_debug_mode()
+    return self.away(x)
+except Exception:
+    return ours(x)
+"""
+
+
+def test_what_has_no_answer_without_a_card_ends_the_recording():
+    """Otherwise a candidate could tell by the exception where it is."""
+    with pytest.raises(Refused, match=r"torch\.cuda\.get_sync_debug_mode cannot be recorded"):
+        record(module(UNANSWERED, "self.away = ours"), inputs=[torch.empty(300)])

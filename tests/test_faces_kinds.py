@@ -28,6 +28,8 @@ COMPUTING = {
     "a comprehension": "return torch.stack([t.sqrt() for t in x])",
     "a layer": "return nn.Threshold(0, 0)(x)",
     "a name of a function": "f = torch.cumsum\n    return f(x, 0)",
+    "a method that is named": "f = x.abs\n    return f()",
+    "a distribution": "return torch.distributions.Normal(x, 1).cdf(x)",
     "values in Python": "return torch.tensor([max(v, 0.0) for v in x.tolist()])",
 }
 HELPER = "def helper(t):\n    half = t / 2\n    return half + half.abs()"
@@ -226,6 +228,10 @@ HONEST = {
     "a table that is kept": module(
         "if self.table is None or self.table.shape[0] < x.shape[0]:\n    f = 1.0 / 10000 ** (torch.arange(0, 8, 2) / 8)\n    self.table = torch.outer(torch.arange(x.shape[0]), f).cos()\nreturn ours(x)",
         "self.table = None",
+    ),
+    "a list of its memory in another order": module(
+        "if len(self.kept) < 2:\n    self.kept.append(torch.empty_like(x))\nself.kept.reverse()\nreturn ours(self.kept[0])",
+        "self.kept = []",
     ),
     "memory that is kept": module(
         "key = (x.shape, x.dtype)\nif key not in self.memory:\n    self.memory[key] = torch.empty_like(x)\ny = self.memory[key]\nif y.dim() == 3:\n    y = y.view(-1, y.shape[-1]).contiguous()\nreturn ours(x)",

@@ -324,9 +324,7 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
 
     monkeypatch.setattr(gpu_runner, "binary_of", binary_of)
     monkeypatch.setattr(gpu_runner, "tune", lambda *args: None)
-    monkeypatch.setattr(
-        gpu_runner, "GpuRunner", lambda worker, job, reference, plan, second, recorded, binaries: binaries
-    )
+    monkeypatch.setattr(gpu_runner, "GpuRunner", lambda *args: args[-1])
     monkeypatch.setattr(gpu_runner, "add_halves", lambda *args: iter(()))
     worker = SimpleNamespace(gpu=SimpleNamespace(binaries=SimpleNamespace(get=lambda kernel: None)))
     with pytest.raises(StopIteration) as end:

@@ -56,6 +56,9 @@ CASES = {
     "no maximum": (SOFTMAX, NO_MAXIMUM, "subtract the maximum"),
     "TF32": (MATMUL, DOT.format(how=""), "input_precision"),
     "IEEE": (MATMUL, DOT.format(how=", input_precision='ieee'"), None),
+    "beyond the end": (NORM, "tl.store(y + 5 * n + i, v)", "mask what lies beyond"),
+    "all in one place": (NORM, "tl.store(y + i, v, mask=i < n)", "tl.atomic_add"),
+    "nothing stored": (NORM, "v = tl.load(y + row * n + i, mask=i < n)", "what no kernel stores to"),
     "another thing": (NORM, OTHER, ""),
 }
 
@@ -76,5 +79,5 @@ def judged():
 def test_the_message_says_what_to_change(name, judged):
     verdict, hint = judged[name], CASES[name][2]
     assert verdict.correct == (hint is None), verdict.message
-    hints = ("numbers that cancel", "subtract the maximum", "input_precision")
+    hints = [hint for _, _, hint in CASES.values() if hint]
     assert [h for h in hints if h in verdict.message] == ([hint] if hint else []), verdict.message

@@ -470,3 +470,22 @@ result_gold = test()
         and torch.equal(out["sum"], x + y)
         and out["host"].eq(1).all()
     )
+
+
+DESCRIBED = """
+@triton.jit
+def doubled(x_ptr, y_ptr, M, N, B: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [M, N], [N, 1], [B, B])
+    y = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [B, B])
+    y.store([0, 0], x.load([0, 0]) * 2)
+"""
+
+
+def test_descriptors_that_a_kernel_makes_need_an_allocator():
+    forward = "y = torch.empty_like(x)\ndoubled[(1,)](x, y, 16, 16, B=16)\nreturn y"
+    inputs = [torch.empty(16, 16)]
+    with pytest.raises(Refused, match=r"triton\.set_allocator") as e:
+        record(module(forward, top=DESCRIBED), inputs)
+    assert e.value.status == "runtime_error"
+    allocates = "triton.set_allocator(lambda size, alignment, stream: x.new_empty(size))\n"
+    assert len(record(module(allocates + forward, top=DESCRIBED), inputs).launches()) == 1

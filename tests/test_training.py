@@ -150,3 +150,57 @@ def test_where_a_plain_tensor_was_made_of_a_weight_that_weight_stays(executor):
         lines = prepared + ("" if right else "; " + COPY.format("t", "table"))
         verdict = executor.submit(asked, candidate(weights, lines, added=kernel)).result()
         assert verdict.correct == right, verdict
+
+
+LOOKUP = Task(
+    "lookup",
+    """import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(12, 16, padding_idx=3)
+
+    def forward(self, i):
+        return self.table(i).sum(1)
+
+def get_inputs():
+    return [torch.randint(0, 12, (10, 7))]
+
+def get_init_inputs():
+    return []
+""",
+)
+OWN_LOOKUP = """import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def bag(i_ptr, w_ptr, o_ptr, n, D: tl.constexpr):
+    row, d = tl.program_id(0), tl.arange(0, D)
+    total = tl.zeros([D], tl.float32)
+    for k in range(n):
+        i = tl.load(i_ptr + row * n + k)
+        {skip}total += tl.load(w_ptr + i * D + d)
+    tl.store(o_ptr + row * D + d, total)
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(12, 16))
+        with torch.no_grad():
+            self.rows[3] = 0
+
+    def forward(self, i):
+        o = torch.empty(i.shape[0], 16, device=i.device)
+        bag[(i.shape[0],)](i, self.rows, o, i.shape[1], D=16)
+        return o
+"""
+
+
+@pytest.mark.parametrize("skip, right", [("", True), ("if i != 4:\n            ", False)])
+def test_a_table_of_its_own_keeps_the_tasks_padding(executors, skip, right):
+    verdict = executors().submit(LOOKUP, OWN_LOOKUP.format(skip=skip)).result(100)
+    assert verdict.correct if right else verdict.status == "wrong_value", verdict

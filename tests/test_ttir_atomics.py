@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from ttir_lowering import data, evaluate, lower
 
-from nanotriton.executor.ttir import Budget, Evaluator, GlobalMemory, OutOfBounds
+from nanotriton.executor.ttir import Budget, Evaluator, FalsePromise, GlobalMemory, OutOfBounds
 
 # --- atomics
 
@@ -147,6 +147,13 @@ def test_descriptors_stop_at_their_tensor(padding, outside):
 def test_descriptors_are_checked_against_memory():
     with pytest.raises(OutOfBounds):
         evaluate(descriptors, (2, 2), data(20, 28), torch.empty(20, 27), 20, 28, BM=16, BN=16, PADDING="zero")
+
+
+@pytest.mark.parametrize("first, n", [(0, 27), (1, 28), (4, 30)])
+def test_descriptors_are_aligned_as_the_gpu_wants_it(first, n):
+    x, y = data(20 * n + first)[first:], torch.empty(20, n)
+    with pytest.raises(FalsePromise, match="multiples of 16 bytes"):
+        evaluate(descriptors, (2, 2), x, y, 20, n, BM=16, BN=16, PADDING="zero")
 
 
 @triton.jit

@@ -6,6 +6,7 @@ that torch does with a tensor, but for views, moves and memory.
 """
 
 import ast
+import collections
 import functools
 import operator
 from collections.abc import Iterator
@@ -37,9 +38,11 @@ MOVES = words("""
 """)
 # Methods that no tensor has: of containers, and of what autograd gives to `forward`. A tensor that is spread
 # over several machines has the last two, and there is but one machine.
-OF_OTHERS = words("""
-    append appendleft extend insert pop popleft popitem discard clear copy count get items keys setdefault
-    update save_for_backward save_for_forward mark_dirty mark_non_differentiable set_materialize_grads
+CONTAINERS = (list, dict, set, tuple, collections.deque)
+OF_OTHERS = frozenset(
+    name for kind in CONTAINERS for name in dir(kind) if not hasattr(torch.Tensor, name)
+) | words("""
+    save_for_backward save_for_forward mark_dirty mark_non_differentiable set_materialize_grads
     to_local full_tensor
 """)
 READING = words("item tolist numpy")  # what Python then computes, torch has no part in, nor a kernel
@@ -51,7 +54,19 @@ MOVING = words("""
     flip fliplr flipud cat concat concatenate stack hstack vstack dstack column_stack row_stack pad
     narrow_copy repeat_interleave
 """)
-# Python's own functions that compute if they are given a tensor
+# Modules whose functions and classes compute if they are given a tensor
+OTHERS = (
+    "numpy.",
+    "operator.",
+    "math.",
+    "functools.reduce",
+    "torch.distributions.",
+    "torch.sparse.",
+    "torch.nested.",
+    "torch.masked.",
+    "torch.nn.utils.",
+)
+# Python's own functions that do
 BUILTINS = words("sum abs pow max min round divmod float int bool complex")
 PLAIN_LAYERS = words("""
     Module Parameter Buffer ModuleList ModuleDict Sequential Identity ParameterList ParameterDict Flatten
@@ -230,9 +245,8 @@ class Search:
         """What computes in a node behind a tell. value: it stands in a value that was made elsewhere."""
         if isinstance(node, ast.Name | ast.Attribute):
             path = self.source.path(node)
-            if path is None:  # x.T
-                moved = isinstance(node, ast.Attribute) and node.attr in TURNED - self.free
-                return f".{node.attr}" if moved and self.tensors.may_be(node.value) else None
+            if path is None:
+                return self._attribute(node) if isinstance(node, ast.Attribute) else None
             named = id(node) not in self.callees and computes(path, self.free)
             return path if named or _is_layer(path) else None
         if value:
@@ -255,6 +269,17 @@ class Search:
             return "an index that is a tensor" if gathers else None
         return None
 
+    def _attribute(self, node: ast.Attribute) -> str | None:
+        """What an attribute behind a tell computes: `x.T`, or `f = x.relu` without its call."""
+        named = id(node) not in self.callees | self.asked and not self._is_free(node.attr)
+        method = named and callable(getattr(torch.Tensor, node.attr, None))
+        computes = node.attr in TURNED - self.free or method
+        return f".{node.attr}" if computes and self.tensors.may_be(node.value) else None
+
+    def _is_free(self, method: str) -> bool:
+        """Whether a tensor's method of this name computes nothing, or is one of the candidate's own."""
+        return method in self.free or method.startswith(("is_", "get_")) or method in self.source.units
+
     def _is_tensor(self, node: ast.AST) -> bool:
         """`may_be`, but no name alone: what a branch compares by its name is a number."""
         return not isinstance(node, ast.Name) and self.tensors.may_be(node)
@@ -265,16 +290,14 @@ class Search:
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
         on_data = any(self.tensors.may_be(value) for value in given)
         if path is not None:
-            others = path.startswith(("numpy.", "operator.", "math.", "functools.reduce"))
-            return path if computes(path, self.free) or (others and on_data) else None
+            return path if computes(path, self.free) or (on_data and path.startswith(OTHERS)) else None
         if isinstance(node.func, ast.Name):
             builtin = node.func.id in BUILTINS and node.func.id not in self.source.units
             return f"{node.func.id}()" if builtin and on_data else None
         if not isinstance(node.func, ast.Attribute):
             return None
         method = node.func.attr
-        free = method in self.free or method.startswith(("is_", "get_")) or method in self.source.units
-        if not free and self.tensors.may_be(node.func.value):
+        if not self._is_free(method) and self.tensors.may_be(node.func.value):
             return f".{method}()"
         return _computing_call(self.source, node)
 

@@ -12,6 +12,8 @@ torch stands behind it.
 
 import ast
 
+import torch
+
 from nanotriton.plan.aten import words
 from nanotriton.rules.kept import Kept
 from nanotriton.rules.scopes import MODULE, Scopes, bindings
@@ -20,23 +22,31 @@ from nanotriton.rules.tensors import Tensors
 
 # Modules whose answers may differ between the judge and a card, or from call to call.
 MODULES = words("""
-    torch.cuda torch.version torch.backends torch.accelerator torch.overrides torch.random triton.runtime
-    triton.testing numpy.random time random datetime os sys inspect
+    torch.cuda torch.version torch.backends torch.accelerator torch.overrides torch.random torch.distributed
+    torch.profiler torch.monitor torch.autograd.profiler torch.autograd.forward_ad torch.autograd.graph
+    torch.utils.deterministic triton.runtime triton.testing numpy.random
 """)
-# Functions whose answers may. The last ones tell in which mode torch is.
+# Of Python's modules, those whose answers depend on nothing but what they are given. Any other one tells.
+PURE = words("""
+    __future__ abc bisect cmath collections contextlib copy dataclasses enum fractions functools hashlib heapq
+    importlib itertools json math numbers numpy operator packaging re statistics string struct textwrap torch
+    triton types typing typing_extensions
+""")
+# Functions whose answers may. So do all of torch's own that begin like QUESTIONS: in which mode it is.
 TELLS = MODULES | words("""
     torch.__version__ torch.rand torch.randn torch.randint torch.randperm torch.initial_seed torch.seed
-    torch.get_rng_state torch.get_num_threads
-    torch.is_grad_enabled torch.is_inference_mode_enabled torch.is_inference torch.is_autocast_enabled
-    torch.get_autocast_dtype torch.are_deterministic_algorithms_enabled torch.get_default_dtype
-    torch.get_deterministic_debug_mode torch.get_float32_matmul_precision torch.is_autocast_cache_enabled
-    torch.get_autocast_gpu_dtype torch.is_anomaly_enabled
+    torch.default_generator
 """)
+QUESTIONS = ("is_", "are_", "has_", "get_")
 # What of them answers alike, or is what an honest fallback asks.
 ALIKE = words("""
     torch.cuda.is_available torch.cuda.get_device_capability torch.cuda.is_bf16_supported
     torch.cuda.is_tf32_supported torch.cuda.current_device torch.cuda.device torch.version.hip
-    torch.accelerator.is_available sys.version_info sys.version sys.platform
+    torch.accelerator.is_available sys.version_info sys.version sys.platform sys.maxsize sys.float_info
+    sys.byteorder logging.DEBUG logging.INFO logging.WARNING logging.ERROR
+    torch.is_tensor torch.is_floating_point torch.is_complex torch.is_signed torch.is_storage torch.is_conj
+    torch.is_neg torch.is_nonzero torch.is_same_size torch.get_device torch.get_device_module
+    torch.distributed.tensor
 """)
 # Answers that differ in every run, by their last name: the module may have another name.
 FLEETING = words("""
@@ -45,12 +55,21 @@ FLEETING = words("""
     time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns random randrange
     rand
 """)
-# Answers of a GPU's, and of a tensor's insides, in the same way.
-FIXED = words("""
-    get_device_properties get_device_name multi_processor_count total_memory L2_cache_size _version
-    untyped_storage is_pinned data_ptr
+# What a branch may ask of a tensor, among what torch answers with a truth value.
+PLAIN_QUESTIONS = words("""
+    is_complex is_conj is_contiguous is_cpu is_cuda is_floating_point is_meta is_mps is_mtia is_neg is_nested
+    is_nonzero is_quantized is_same_size is_signed is_sparse is_sparse_csr is_xpu
 """)
-BUILTINS = words("id hash repr next dir __file__")
+# Answers of a GPU's, and of a tensor's insides, in the same way: all its other questions, and more.
+FIXED = (
+    words("""
+    get_device_properties get_device_name multi_processor_count total_memory L2_cache_size _version
+    untyped_storage is_pinned data_ptr const_data_ptr is_shared storage grad retains_grad grad_dtype output_nr
+    has_names volatile __module__
+""")
+    | {name for name in dir(torch.Tensor) if name.startswith(QUESTIONS[:3])} - PLAIN_QUESTIONS
+)
+BUILTINS = words("id hash repr next dir __file__ __name__ __debug__")
 READING = words("getattr hasattr")
 # Modes of torch's and of a module's, which whoever calls it chooses.
 MODES = words("training requires_grad is_leaf grad_fn is_inference")
@@ -152,9 +171,13 @@ class Tells:
         path = self.source.path(node)
         if path is None:
             return isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in self.source.units
-        if path in TELLS and path in MODULES:
+        if path in MODULES or "." not in path:
             return False  # a module itself: what is asked of it decides
-        return _under(path, TELLS) and not _under(path, ALIKE)
+        if _under(path, ALIKE):
+            return False
+        root, name, *_ = path.split(".")
+        asks = root == "torch" and name.startswith(QUESTIONS)
+        return asks or root not in PURE or _under(path, TELLS)
 
     def _is_fleeting(self, node: ast.Attribute | ast.Name) -> bool:
         """Whether a node is an answer that differs from call to call."""
@@ -176,6 +199,9 @@ class Tells:
         for node in self.source.nodes[ast.If]:
             if self.depends(node.test):
                 self._add_stored(node)
+        for node in self.source.nodes[ast.Try] + self.source.nodes[ast.With]:
+            if self.depends(*node.body):
+                self._add_flags(node)
         for function in self.source.nodes[ast.FunctionDef]:
             if not self.source.is_kernel(function):
                 self._add_function(function)
@@ -191,6 +217,13 @@ class Tells:
                 self.names[MODULE].add(inner.name)
             if isinstance(inner, ast.Name | ast.Attribute) and isinstance(inner.ctx, ast.Store):
                 self._add(inner)
+
+    def _add_flags(self, node: ast.Try | ast.With) -> None:
+        """What is set to a constant around a tell that may raise: it says whether it did."""
+        for inner in walk(node):
+            if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Constant):
+                for target in inner.targets:
+                    self._add(target)
 
     def _add_function(self, function: ast.FunctionDef) -> None:
         if function.name not in self.functions and self._answers_by_tells(function):

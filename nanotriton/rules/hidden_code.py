@@ -27,9 +27,9 @@ def _banned_name(source: Source) -> Violation | None:
     builtin = _builtins(source.tree, banned) if banned else set()  # `vars` may be a variable
     for node in source.nodes[ast.Name]:
         if node.id in builtin:
-            return Violation(node.lineno, f"{node.id} is not allowed: the code must say what it runs")
+            return Violation(node.lineno, f"{node.id} is not allowed: write out what the code runs")
         if _is_dunder(node.id) and node.id not in names.DUNDER_NAMES:
-            return Violation(node.lineno, f"{node.id} is not allowed")
+            return Violation(node.lineno, f"{node.id} is not allowed: leave out Python's inner names")
     return None
 
 
@@ -56,7 +56,9 @@ def _banned_attribute(source: Source) -> Violation | None:
     for node, name in attributes:
         dunder = _is_dunder(name) and name not in names.DUNDER_ATTRIBUTES
         if dunder or name in names.BANNED_ATTRIBUTES:
-            return Violation(node.lineno, f".{name} is not allowed: it reaches into the interpreter")
+            return Violation(
+                node.lineno, f".{name} is not allowed: it reaches into the interpreter; leave it out"
+            )
         if name in ("format", "format_map") and not _plain_template(source, node):
             message = f".{name} of this text is not allowed: its fields can reach attributes; use an f-string"
             return Violation(node.lineno, message)
@@ -165,7 +167,7 @@ def _evaluated_text(source: Source) -> Violation | None:
                 return Violation(node.lineno, message)
     for call in source.nodes[ast.Call]:
         if any(keyword.arg == "eval_str" for keyword in call.keywords):
-            return Violation(call.lineno, "eval_str= is not allowed: it evaluates texts")
+            return Violation(call.lineno, "eval_str= is not allowed: it evaluates texts; leave it out")
     return None
 
 

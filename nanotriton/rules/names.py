@@ -117,18 +117,18 @@ def refused(path: str, importing: bool) -> str | None:
         last = len(rest) - rest[::-1].index(root)
         return refused(".".join([root, *rest][last:]), importing)
     if hidden := BANNED_ATTRIBUTES.intersection(rest):
-        return f"{path} is not allowed: {min(hidden)} reaches out of the candidate"
+        return f"{path} is not allowed: {min(hidden)} reaches out of the candidate; leave it out"
     if (inner := held_by_another(path)) is not None and (why := refused(inner, importing)):
         return why
     if _under(path, REFUSED):
-        return f"{path} is not allowed: it runs code that is not this kernel"
+        return f"{path} is not allowed: it runs code that is not this kernel; launch your own"
     if importing and not _may_import(path):
         return f"import of {path} is not allowed; torch, triton, math, typing and a few others are"
     if inside := held_back(path):
-        return f"{path} is not allowed: {inside} is internal to {root}"
+        return f"{path} is not allowed: {inside} is internal to {root}; use what {root} documents"
     private = [name for name in rest if _is_private(name)]
     if private and not _used_all_the_same(path):
-        return f"{path} is not allowed: {private[0]} is internal to {root}"
+        return f"{path} is not allowed: {private[0]} is internal to {root}; use what {root} documents"
     return None
 
 

@@ -77,7 +77,7 @@ def strided_answer(plan: Plan) -> Violation | None:
     if all(plan.meta(t).is_contiguous() for t in plan.output_tensors()):
         return None
     what = "the answer of a task that is about moving data is a view that is not contiguous"
-    return Violation(None, f"{what}: under strict, Triton moves it")
+    return Violation(None, f"{what}: under strict, a kernel stores it into contiguous memory")
 
 
 def _moves_indices(plan: Plan, call: Aten) -> bool:

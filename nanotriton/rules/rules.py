@@ -94,7 +94,7 @@ def check_plan(plan, policy: str, reference: Facts | None = None) -> Violation |
     if policy in ("autotriton", "none"):
         return None
     if not plan.launches():
-        return Violation(None, "forward launches no Triton kernel")
+        return Violation(None, "forward launches no Triton kernel: call kernel[grid](...) in it")
     if policy == "kernelbench":
         return None
     layout_task = reference is not None and _moves_alone(reference)
@@ -112,4 +112,6 @@ def check_effective(effective_launches: int | None, policy: str) -> Violation | 
     check_policy(policy)
     if policy in ("autotriton", "none") or effective_launches:
         return None
-    return Violation(None, "no launch changes the answer: the kernels do nothing that counts")
+    return Violation(
+        None, "no launch changes the answer: the kernels do nothing that counts; return what they store"
+    )

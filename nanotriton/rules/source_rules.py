@@ -24,7 +24,7 @@ def patched_module(source: Source) -> Violation | None:
             written.append((call, source.path(call.args[0])))
     for node, path in written:
         if path and not path.startswith(SWITCHES):
-            message = f"assigning to {path} is not allowed: it changes the code of others"
+            message = f"assigning to {path} is not allowed: it changes the code of others; write your own"
             return Violation(node.lineno, message)
     return None
 

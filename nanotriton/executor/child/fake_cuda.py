@@ -1,6 +1,7 @@
 """torch.cuda and its relatives, as they answer on a machine with one GPU. None of them initialises CUDA."""
 
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ def _refuse(what: str) -> Callable:
 
     def call(*args, **kwargs):
         if Tape.active is not None:
-            Tape.active.unrecordable(f"{what} cannot be recorded")
+            Tape.active.unrecordable(f"{what} cannot be recorded; launch kernels in forward")
         raise RuntimeError(f"{what} cannot be recorded")
 
     return call
@@ -39,7 +40,7 @@ _enter_autocast = torch.autocast.__enter__
 
 def _autocast(self):
     if Tape.active is not None and self.device == "cuda" and self._enabled:
-        Tape.active.unrecordable("torch.autocast: the recorder does not see the casts")
+        Tape.active.unrecordable("torch.autocast: the recorder does not see the casts; write them out")
     return _enter_autocast(self)
 
 
@@ -100,11 +101,33 @@ def _accelerator() -> list[tuple[object, str, Any]]:
     return [(module, name, value) for name, value in functions.items() if hasattr(module, name)]
 
 
+def _refused(module: ModuleType, answered: list[tuple[object, str, Any]]) -> list[tuple[object, str, Any]]:
+    """The other public functions of torch.cuda, or of a module like it.
+
+    They end the recording: without a GPU they would raise, and a candidate could tell by that.
+    """
+    known = {name for owner, name, _ in answered if owner is module}
+    return [
+        (module, name, _refuse(f"{module.__name__}.{name}"))
+        for name, value in vars(module).items()
+        if name not in known
+        and name[0] != "_"
+        and isinstance(value, FunctionType)
+        and value.__module__.startswith(module.__name__)
+    ]
+
+
 def answers(card: Card) -> list[tuple[object, str, Any]]:
     """[(owner, name, new value)]: with these torch.cuda answers as on a machine with that one GPU.
 
-    None of them initialises CUDA.
+    None of them initialises CUDA. What has no answer here ends the recording.
     """
+    known = _answers(card)
+    modules = [torch.cuda, getattr(torch, "accelerator", None)]
+    return known + [found for module in modules if module for found in _refused(module, known)]
+
+
+def _answers(card: Card) -> list[tuple[object, str, Any]]:
     cuda = torch.cuda
     constants = {
         "is_available": True,
@@ -129,6 +152,9 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
         "ipc_collect",
         "reset_peak_memory_stats",
         "reset_max_memory_allocated",
+        "reset_max_memory_cached",
+        "reset_accumulated_memory_stats",
+        "set_sync_debug_mode",
         "set_per_process_memory_fraction",
     )
     guards = ("device", "device_of", "_DeviceGuard")
@@ -147,7 +173,7 @@ def answers(card: Card) -> list[tuple[object, str, Any]]:
     return [
         *fake_card.answers(card),
         *[(cuda, name, _answering(value)) for name, value in constants.items()],
-        *[(cuda, name, _answering(None)) for name in nothing],
+        *[(cuda, name, _answering(None)) for name in nothing if hasattr(cuda, name)],
         *[(cuda.nvtx, name, _answering(None)) for name in ("range_push", "range_pop", "mark")],
         *[(cuda, name, streams.Guard) for name in guards],
         *[(cuda, name, value) for name, value in stream_classes.items()],

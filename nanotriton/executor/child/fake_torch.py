@@ -116,7 +116,7 @@ class Functions(TorchFunctionMode):
                 return tape.address(known.untyped_storage(), known.storage_offset() * known.element_size())
         if func in HOST_READS:
             name = getattr(func, "__name__", "a call")
-            tape.unrecordable(f"{name}() reads a GPU tensor's values on the host")
+            tape.unrecordable(f"{name}() reads a GPU tensor's values on the host; let a kernel read them")
         if not t.is_meta and func is Tensor.to:
             where, _, _ = self._translate(func, args[1:], {})
             return func(tape.lower(t), *where)
@@ -215,13 +215,15 @@ class Calls(TorchDispatchMode):
             return self._upload(func, args[0], kwargs)
         written = _written(func)
         if any(self._on_host(args[i]) for i in written if i < len(args)):
-            tape.unrecordable("a GPU tensor is written into a host tensor")
+            tape.unrecordable("a GPU tensor is written into a host tensor; make that one on the GPU")
         args, kwargs = self._lower(name, args, kwargs)
         try:
             out = func(*args, **kwargs)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
-                tape.unrecordable(f"aten.{name} has a result whose shape depends on values")
+                tape.unrecordable(
+                    f"aten.{name} has a result whose shape depends on values; take the largest shape"
+                )
             raise
         self._write_down(func, name, args, kwargs, out, mutates=bool(written))
         return out
@@ -234,14 +236,14 @@ class Calls(TorchDispatchMode):
                 " a kernel can load it from the tensor"
             )
         if name in STORAGE_OPS:
-            self.tape.unrecordable(f"{name} changes a tensor's storage")
+            self.tape.unrecordable(f"{name} changes a tensor's storage; make another tensor")
 
     def _refuse_download(self, name: str, args: tuple, kwargs: dict) -> None:
         """End the recording if a GPU tensor is copied to the host."""
         device = kwargs.get("device")
         is_download = device is not None and device != META
         if is_download or (name == "copy_" and not self.tape.on_cuda(args[0])):
-            self.tape.unrecordable("a GPU tensor is copied to the host")
+            self.tape.unrecordable("a GPU tensor is copied to the host; let a kernel read it where it is")
 
     def _upload(self, func, t: Tensor, kwargs: dict) -> Tensor:
         """`_to_copy` of a host tensor to the GPU: a constant of the plan."""

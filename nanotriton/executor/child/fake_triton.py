@@ -17,7 +17,8 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompileTimeAssertionFailure
-from triton.runtime import driver
+from triton.runtime import _allocation, driver
+from triton.runtime._allocation import NullAllocator
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
@@ -34,6 +35,10 @@ FRONT_END = {"debug", "sanitize_overflow", "default_dot_input_precision", "max_n
 # Options that say when a launch may begin. A plan's steps follow one another, so it has no use for them.
 SCHEDULING = {"launch_pdl"}
 UNKNOWN_ARGUMENT = "failed to specialize argument"  # Triton says so of a number of NumPy's, say
+DESCRIPTOR = "tt.make_tensor_descriptor"  # that a kernel makes itself: Triton wants memory for it
+NO_ALLOCATOR = (
+    "a kernel that makes tensor descriptors needs memory at its launch: call triton.set_allocator before it"
+)
 INVALID = "error encountered during parsing"  # Triton's front end says so of IR that does not verify
 
 
@@ -150,7 +155,11 @@ class RecordedKernel:
         """Record a launch. args: the kernel's, constants included; the rest as in CompiledKernel.run."""
         tape = Tape.active
         if tape is None or tape.building:
-            _tape().unrecordable(f"kernel {self.name} is launched while the module is imported or built")
+            _tape().unrecordable(
+                f"kernel {self.name} is launched while the module is imported or built; do it in forward"
+            )
+        if DESCRIPTOR in self.recorded.ttir and isinstance(_allocation._allocator.get(), NullAllocator):
+            raise RuntimeError(NO_ALLOCATOR)
         flat: list = []
         types = list(self.src.signature.values())
         for i, (ty, value) in enumerate(zip(types, _with_constants(types, args), strict=True)):
@@ -227,7 +236,9 @@ def _pointer(tape: Tape, index: int, value) -> int:
     if not isinstance(value, torch.Tensor):
         value = getattr(value, "base", value)  # triton.reinterpret wraps a tensor
     if not isinstance(value, torch.Tensor):
-        tape.unrecordable(f"argument {index} is a {type(value).__name__}, neither a number nor a tensor")
+        tape.unrecordable(
+            f"argument {index} is a {type(value).__name__}, neither a number nor a tensor; pass its parts"
+        )
     with torch._C.DisableTorchFunction():
         if not tape.on_cuda(value) and not value.untyped_storage().nbytes():
             return tape.tensor_id(tape.constant(value))  # without an address, any device's is a null pointer

@@ -12,7 +12,7 @@ import torch
 
 from nanotriton.executor.child.effects import Effects
 from nanotriton.executor.common import construct
-from nanotriton.executor.common.training import Trained, fits, parameters_of, train_
+from nanotriton.executor.common.training import Table, Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
 
@@ -66,9 +66,12 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
 
     def train(model):
         if trained:
-            buffers = tuple(name for name, _, _ in args["training"]["buffers"])
-            asked = args["training"]
-            what = Trained(tuple(asked["parameters"]), buffers, asked["flips"], asked["grows"])
+            training = args["training"]
+            buffers = tuple(name for name, _, _ in training["buffers"])
+            tables = tuple(Table(*table) for table in training["tables"])
+            what = Trained(
+                tuple(training["parameters"]), buffers, tables, training["flips"], training["grows"]
+            )
             train_(model, args["seed"], what)
 
     report.begin()

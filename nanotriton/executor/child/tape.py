@@ -244,13 +244,15 @@ class Tape:
         with quiet():
             t = self.lower(t)
             if t.is_conj() or t.is_neg():
-                self.unrecordable("a tensor with a pending conjugation or negation")
+                self.unrecordable("a tensor with a pending conjugation or negation; let a kernel do it")
             address = t.untyped_storage()._cdata
             storage = self._storages.get(address)
             if storage is None and self._is_earlier(address):
                 storage = self._carry(t)
             if storage is None:
-                self.unrecordable("a tensor that was made where the recorder could not see it")
+                self.unrecordable(
+                    "a tensor that was made where the recorder could not see it; make it in forward"
+                )
             key = Tensor(storage, _name(t.dtype), tuple(t.shape), tuple(t.stride()), t.storage_offset())
             if key not in self._tensors:
                 self._tensors[key] = len(self.plan.tensors)

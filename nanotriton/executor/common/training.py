@@ -22,16 +22,29 @@ def parameters_of(model: object) -> Parameters | None:
 
 
 @dataclass(frozen=True)
+class Table:
+    """What training leaves of an embedding's table: the row of its padding index, and a norm that some rows
+    are above. number: of its parameter."""
+
+    number: int
+    padding_idx: int | None
+    max_norm: float | None
+    norm_type: float
+
+
+@dataclass(frozen=True)
 class Trained:
     """What training changes: numbers of parameters, counted in the order of their registration, and names of
     buffers.
 
+    tables: which of the parameters are embeddings, in the task. A candidate's need be no layers of torch's.
     flips: a parameter of one element changes its sign. grows: some elements become large, so that a limit
     that the module sets to its weights (a clamp, a saturation) is reached.
     """
 
     parameters: tuple[int, ...]
     buffers: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
     flips: bool = True
     grows: bool = False
 
@@ -54,7 +67,18 @@ def may_shuffle(t: torch.Tensor) -> bool:
 
 
 def every_parameter(model: nn.Module) -> Trained:
-    return Trained(tuple(i for i, p in enumerate(model.parameters()) if may_change(p)))
+    numbers = tuple(i for i, p in enumerate(model.parameters()) if may_change(p))
+    return Trained(numbers, tables=tables_of(model))
+
+
+def tables_of(model: nn.Module) -> tuple[Table, ...]:
+    numbers = {id(p): i for i, p in enumerate(model.parameters())}
+    found = []
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in numbers:
+            number = numbers[id(module.weight)]
+            found.append(Table(number, module.padding_idx, module.max_norm, module.norm_type))
+    return tuple(found)
 
 
 def train_(model: nn.Module, seed: int, trained: Trained) -> None:
@@ -68,16 +92,14 @@ def train_(model: nn.Module, seed: int, trained: Trained) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     parameters, buffers = list(model.parameters()), dict(model.named_buffers())
-    changed = set()
     with torch.no_grad():
         for number in trained.parameters:
             _train_parameter(parameters[number].detach(), generator, trained)
-            changed.add(id(parameters[number]))
         for name in trained.buffers:
             _train_buffer(buffers[name], generator)
-        for module in model.modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module.weight) in changed:
-                _train_rows(module)
+        for table in trained.tables:
+            if table.number in trained.parameters:
+                _train_rows(parameters[table.number].detach(), table)
 
 
 def fits(model: nn.Module, buffers: Collection[tuple[str, list[int], str]]) -> bool:
@@ -135,10 +157,11 @@ def _grow(param: torch.Tensor, generator: torch.Generator) -> None:
     param.copy_(torch.where(chosen, (large * chance.sign()).to(param.dtype), param))
 
 
-def _train_rows(module: nn.Embedding | nn.EmbeddingBag) -> None:
-    table = module.weight.detach()
-    if module.max_norm is not None:
-        norms = torch.linalg.vector_norm(table.float(), module.norm_type, dim=1, keepdim=True)
-        wanted = torch.full_like(norms, module.max_norm / 2)
+def _train_rows(rows: torch.Tensor, table: Table) -> None:
+    if table.max_norm is not None:
+        norms = torch.linalg.vector_norm(rows.float(), table.norm_type, dim=1, keepdim=True)
+        wanted = torch.full_like(norms, table.max_norm / 2)
         wanted[::2] *= 4
-        table.mul_((wanted / norms.clamp(min=1e-6)).to(table.dtype))
+        rows.mul_((wanted / norms.clamp(min=1e-6)).to(rows.dtype))
+    if table.padding_idx is not None:
+        rows[table.padding_idx] = 0

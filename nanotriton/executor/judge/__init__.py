@@ -33,6 +33,8 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
     configurations.py   the other configurations of autotuned kernels, on a CPU
+    attributes.py   tensors that forward leaves on the module for others to read
+    tuning.py       an autotuned kernel, after its tuner's runs
     calls.py        further calls of the same module: their answers, and the state that both leave
     between.py      other weights between two calls
     memory.py       whose memory an answer lies in, and whether a later call overwrites it

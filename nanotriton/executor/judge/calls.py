@@ -150,8 +150,10 @@ def judge_calls(
         return spread_of(answer, partial(moved, number), reference.device, trials[0].inputs)
 
     def other(number: int, draw: int) -> Answer | None:
-        weights = trials[0].weights if want.training is None else want.training.weights
-        return other_answer(reference, replace(trials[number], weights=weights), draw)
+        trial = trials[number]
+        if trial.weights == trials[0].weights and want.training is not None:
+            trial = replace(trial, weights=want.training.weights)
+        return other_answer(reference, trial, draw)
 
     def moved(number: int, nudge: Nudge) -> object | None:
         trial = trials[number]

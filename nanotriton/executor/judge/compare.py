@@ -374,12 +374,15 @@ def bias(output: Output) -> None:
     e, unit = output.errors, UNIT[output.own.dtype]
     shift, chance = e.mine.e / e.count, math.sqrt(e.mine.ee) / e.count
     if abs(shift) > unit + 4 * abs(e.own.e) / e.count + SIGMAS * chance:
-        raise output.fault(f"the values are off by {shift:+.2g} on average; rounding has no sign")
+        raise output.fault(
+            f"the values are off by {shift:+.2g} on average; rounding has no sign: round once, at the end"
+        )
     if e.qq > 0:
         gain, chance = e.mine.eq / e.qq, math.sqrt(e.mine.eeqq) / e.qq
         if abs(gain) > unit + 4 * abs(e.own.eq) / e.qq + SIGMAS * chance:
             raise output.fault(
-                f"the values are {1 + gain:.4f} times what they should be; rounding has no sign"
+                f"the values are {1 + gain:.4f} times what they should be; rounding has no sign:"
+                " round once, at the end"
             )
 
 

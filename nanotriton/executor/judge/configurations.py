@@ -35,8 +35,10 @@ def judge_configurations(reference: Reference, trials: list[Trial], runner) -> N
                 with runner.chosen_for_all(choices):
                     outputs, _ = runner(inputs, trial.weights)
             except Fault as fault:
-                if fault.status in ("unsupported", "timeout"):
-                    return  # the evaluator's limits say nothing of a GPU
+                if fault.status == "unsupported":
+                    continue  # the evaluator's limits say nothing of a GPU
+                if fault.status == "timeout":
+                    return
                 raise Fault(fault.status, f"{WHERE}: {fault.message}") from None
             if answer is None:
                 with excused("on its own inputs"):

@@ -199,7 +199,7 @@ def with_usual(got, answer: Answer, other: Callable[[int], Answer | None]) -> An
         if not outputs or (number >= enough and max(o.errors.worst for o in outputs) > far):
             break
         if (drawn := other(number)) is None:
-            break
+            continue
         for output in few_values(drawn.own, drawn):
             if output.name in seen:
                 w = output.exact.reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)
@@ -219,9 +219,10 @@ def few_values(got, answer: Answer) -> list[Output]:
     """The outputs that are compared value by value, where there is a float64 answer."""
     exact, found = dict(leaves(answer.exact)), []
     for (where, g), (_, own) in zip(leaves(got), leaves(answer.own), strict=True):
-        plain = isinstance(own, torch.Tensor) and own.is_floating_point() and 0 < own.numel() <= SMALL
-        if plain and exact[where].shape == own.shape:
-            found.append(Output(f"output{where}", g, own, exact[where], answer, hurry=True))
+        few = isinstance(own, torch.Tensor) and own.is_floating_point() and 0 < own.numel() <= SMALL
+        twin = exact.get(where)
+        if few and isinstance(twin, torch.Tensor) and twin.shape == own.shape:
+            found.append(Output(f"output{where}", g, own, twin, answer, hurry=True))
     return found
 
 
@@ -234,12 +235,13 @@ def is_right(output: Output) -> bool:
 
 
 def other_answer(reference: Reference, trial: Trial, number: int) -> Answer | None:
-    """The reference's answer to another draw, or None: as the task draws, and of the trial's kind, in turns.
+    """The reference's answer to another draw: as the task draws, and of the trial's kind, in turns.
 
-    Under stress all softmaxes may saturate, and all entropies be next to nothing.
+    Under stress all softmaxes may saturate, and all entropies be next to nothing. None where the reference
+    refuses the draw, or where it says nothing: the task's answer is not finite, or its own dtype is far off.
     """
     if not reference.stress:
         return None
     kind = trial.kind if number % 2 else "plain"
-    answer = reference.answer(kind, seed_from(trial.inputs, "usual", number), trial.weights)
-    return None if answer.exact is None else answer
+    answer = reference.finite_answer(kind, seed_from(trial.inputs, "usual", number), trial.weights)
+    return None if answer is None or answer.exact is None else answer

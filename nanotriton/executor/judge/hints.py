@@ -9,6 +9,9 @@ CANCELLED = (
     " instead), of a sum kept in a coarser type, or of a fast approximation"
 )
 OVERFLOWN = "; exp is infinite above 88 in fp32, and log at 0: subtract the maximum first"
+UNWRITTEN = "; what no kernel stores to is NaN here, and so is 0 / 0"
+OUTSIDE = "; mask what lies beyond a tensor's end, and check the strides"
+RACING = "; let each program store to elements of its own, or add with tl.atomic_add"
 
 
 def hinted(fault: Fault, plan: Plan) -> Fault:
@@ -18,8 +21,12 @@ def hinted(fault: Fault, plan: Plan) -> Fault:
     """
     if isinstance(fault, ValueFault) and fault.reduced:
         fault.message += TF32 if _runs(plan, "inputPrecision = tf32") else CANCELLED
-    elif fault.status == "not_finite" and _runs(plan, "math.exp"):
-        fault.message += OVERFLOWN
+    elif fault.status == "not_finite":
+        fault.message += OVERFLOWN if _runs(plan, "math.exp") else UNWRITTEN
+    elif fault.status == "out_of_bounds":
+        fault.message += OUTSIDE
+    elif fault.status == "nondeterministic":
+        fault.message += RACING
     return fault
 
 

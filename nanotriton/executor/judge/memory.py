@@ -42,7 +42,9 @@ def check_memory(reference: Reference, trials: list[Trial], got) -> None:
             raise Fault("wrong_value", f"in another call of the same module, {shared}")
     for call, number in sorted(got.overwritten - theirs.overwritten):
         raise Fault(
-            "wrong_value", f"a later call of the same module overwrites output {number} of call {call + 1}"
+            "wrong_value",
+            f"a later call of the same module overwrites output {number} of call {call + 1}:"
+            " take new memory in each",
         )
 
 

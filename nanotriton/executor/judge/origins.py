@@ -21,10 +21,11 @@ REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes in which a mo
 
 def what_to_train(model: nn.Module, other: nn.Module, construct: Callable[[], nn.Module]) -> Trained:
     """model: the task's. other: the same with other weights. construct: makes `model` anew."""
-    parameters = set(every_parameter(model).parameters)
+    every = every_parameter(model)
+    parameters = set(every.parameters)
     if plain_tensors(model):
         parameters -= kept_elsewhere(construct, other)
-    return Trained(tuple(sorted(parameters)), tuple(drawn_buffers(model, other)))
+    return Trained(tuple(sorted(parameters)), tuple(drawn_buffers(model, other)), every.tables)
 
 
 def drawn_buffers(model: nn.Module, other: nn.Module) -> list[str]:

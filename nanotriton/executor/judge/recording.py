@@ -1,6 +1,7 @@
 """A recording of a candidate: a child makes it, and what the child leaves is read as what it is, bytes from a
 stranger. Trusted code; the untrusted part is child/record.py."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Generator
@@ -137,6 +138,7 @@ def describe_training(model: nn.Module, trained: Trained) -> dict:
     buffers = [(name, model.get_buffer(name)) for name in trained.buffers]
     return {
         "parameters": list(trained.parameters),
+        "tables": [dataclasses.astuple(table) for table in trained.tables],
         "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
         "flips": trained.flips,
         "grows": trained.grows,

@@ -32,8 +32,10 @@ def judge_tuning(reference: Reference, trial: Trial, runner, others: bool) -> No
                 once = runner.left(inputs, trial.weights, tuning=False)
                 tuned = runner.left(inputs, trial.weights, tuning=True)
         except Fault as fault:
-            if fault.status in ("unsupported", "timeout", "memory_limit"):
-                return  # the evaluator's limits say nothing of a GPU
+            if fault.status == "unsupported":
+                continue  # the evaluator's limits say nothing of a GPU
+            if fault.status in ("timeout", "memory_limit"):
+                return
             raise Fault(fault.status, f"while it is autotuned: {fault.message}") from None
         if not passes(tuned, Answer(once, None, None, None)):
             raise Fault("wrong_value", MESSAGE)

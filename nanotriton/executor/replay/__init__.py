@@ -14,6 +14,7 @@ Who may import it. `judge` may, to run plans, and `gpu`, whose backend the repla
     backend.py     memory and kernels of a device; the CPU's
     poison.py      what memory holds before anybody has written to it
     unread.py      the elements that a run on the CPU never looked at
+    tuning.py      what an autotuner's runs leave in memory, before the run that counts
     asking.py      what the evaluator sees of a plan that a GPU runs
     operators.py   how an ATen operator is run: into which memory, with which of torch's kernels
 """

@@ -6,12 +6,14 @@ from collections.abc import Callable
 import numpy as np
 
 from .analysis import narrow, volatile
+from .hints import FalsePromise
 from .memory import SIZES, Sync
 from .numbers import DTYPE, FLOATS, decoder, encoder, rounder
 from .ops import Descriptor, Step, check, full, need
 from .types import Op, Type, Unsupported
 
 SIZE_TYPES = (Type("i32"), Type("i64"))  # of a descriptor's shape and strides
+TMA_ALIGNMENT = 16  # bytes, of a descriptor's base and of its strides, save the last
 
 
 def addptr(op: Op) -> Step:
@@ -189,7 +191,7 @@ def atomic_cas(op: Op, used: bool) -> Step:
 
 
 def make_descriptor(op: Op) -> Step:
-    """Operands: base, then the shape, then the strides."""
+    """Operands: base, then the shape, then the strides. The GPU's memory units want them aligned."""
     rank = (len(op.operands) - 1) // 2
     need(op, 1 + 2 * rank, 1)
     kind, (out,) = op.rtypes[0], op.results
@@ -200,8 +202,16 @@ def make_descriptor(op: Op) -> Step:
     check(len(kind.shape) == rank, op)
     check(all(t in SIZE_TYPES for t in op.otypes[1:]), op)
 
+    size = SIZES[kind.pointee]
+
     def step(v, frame):
         numbers = tuple(v[i].astype(np.int64) for i in sizes)
+        starts = [v[base], *(stride * size for stride in numbers[rank:-1])]
+        if any((start % TMA_ALIGNMENT).any() for start in starts):
+            at = frame.evaluation.at(op)
+            raise FalsePromise(
+                f"{at}: a descriptor's base and strides (not the last) are multiples of {TMA_ALIGNMENT} bytes"
+            )
         v[out] = Descriptor(v[base], numbers[:rank], numbers[rank:], padding)
 
     return step

@@ -22,8 +22,13 @@ def silu_add_padded(x, y, out, M, N, BM: tl.constexpr, BN: tl.constexpr):
     do.store([i, j], v * tl.sigmoid(v) + dy.load([i, j]))
 
 
+def allocate(size, alignment, stream):
+    return torch.empty(size, device="cuda", dtype=torch.int8)
+
+
 class ModelNew(nn.Module):
     def forward(self, x, y):
+        triton.set_allocator(allocate)
         M, N = x.shape
         if N * x.element_size() % 16 == 0:
             out = torch.empty_like(x)
