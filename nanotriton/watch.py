@@ -15,6 +15,7 @@ in the key-value store that torchrun started, over a connection of their own:
     beat/RANK    a number that grows while the rank lives
     failure      the first failure: the rank and the cause
     told         the first rank has printed it
+    heard        how many of the others know it: the store may end with the first rank
 """
 
 import atexit
@@ -37,6 +38,7 @@ SILENT = 300.0  # seconds without one after which a rank is given up
 PATIENCE = 6.0  # seconds in which all hear of a failure, and in which a dead rank is told from a slow one
 SAME = 1.0  # seconds in which the first rank may fail of the same cause, and then tells it as its own
 ENDING = 10.0  # seconds that a process may take to end when it has to
+UNREACHABLE = "the first machine can't be reached any more"
 AGAIN = "; mended, the same command continues"
 
 
@@ -60,6 +62,7 @@ class Watch(threading.Thread):
         self.store: dist.Store | None = None
         self.hosts: list[str] = []
         self.over = threading.Event()  # this rank has ended
+        self.knows = threading.Event()  # this rank has said that it knows of a failure
         self.failing = threading.Event()  # this rank fails, and tells it by itself
         self.counts: dict[int, tuple[int, float]] = {}  # rank -> its last sign of life, and when that was new
 
@@ -105,13 +108,10 @@ class Watch(threading.Thread):
                 self.fail_lost(line)
             else:
                 self.fail_first(line)
-            if self.world.is_main:
-                time.sleep(
-                    BEAT / 2
-                )  # the others look whether it is told, and the store may end with this one
+            self.heard()
             return
         # the store is gone, and nobody else will tell it
-        tell(f"the first machine can't be reached any more ({line})" if lost else line)
+        tell(f"{UNREACHABLE} ({line})" if lost else line)
 
     def fail_first(self, line: str) -> None:
         """This rank is the first that fails, or one of many that fail of one cause."""
@@ -130,17 +130,26 @@ class Watch(threading.Thread):
                 line = self.name_of(silent[0]) + "it is gone: killed, perhaps for want of memory" + AGAIN
             if self.world.is_main or not self.wait_for("failure"):  # the first one looks, too
                 self.store.compare_set("failure", "", line)
-        self.tell_failure()
+        self.tell_failure(self.store.get("failure").decode())
 
-    def tell_failure(self) -> None:
+    def tell_failure(self, line: str) -> None:
         """The first rank prints the failure; the others wait for that, and print it only if it doesn't."""
-        line = self.store.get("failure").decode()
         if self.world.is_main:
             if not self.store.check(["told"]):
                 tell(line)
                 self.store.set("told", "")
         elif not self.wait_for("told"):
             tell(line)
+
+    def heard(self) -> None:
+        """This rank knows of the failure. The first one waits for the others, of whom some may be dead."""
+        due = time.monotonic() + PATIENCE
+        first = not self.knows.is_set()
+        self.knows.set()
+        count = self.store.add("heard", int(first and not self.world.is_main))
+        while self.world.is_main and count < self.world.world_size - 1 and time.monotonic() < due:
+            time.sleep(BEAT / 10)
+            count = self.store.add("heard", 0)
 
     def wait_for(self, key: str) -> bool:
         """Whether a key is there, or comes in PATIENCE seconds."""
@@ -160,17 +169,17 @@ class Watch(threading.Thread):
         gone = 0.0  # seconds for which the store hasn't answered
         while not self.over.wait(BEAT):
             try:
-                failed = self.look()
+                failure = self.look()
                 gone = 0.0
             except RuntimeError:
                 gone += BEAT
-                failed = gone > ENDING
-            if failed:
-                self.end_process()
+                failure = UNREACHABLE + AGAIN if gone > ENDING else ""
+            if failure:
+                self.end_process(failure)
                 return
 
-    def look(self) -> bool:
-        """Give a sign of life, and look for those of others -> whether the run has failed."""
+    def look(self) -> str:
+        """Give a sign of life, and look for those of others -> how the run has failed, or ""."""
         self.store.add(f"beat/{self.world.rank}", 1)
         for rank in range(self.world.world_size):
             # the first rank watches all, and all watch the first
@@ -179,7 +188,7 @@ class Watch(threading.Thread):
                 if self.silence(rank) > SILENT:
                     line = f"it has given no sign of life for {SILENT:g} s{AGAIN}"
                     self.store.compare_set("failure", "", self.name_of(rank) + line)
-        return self.store.check(["failure"])
+        return self.store.get("failure").decode() if self.store.check(["failure"]) else ""
 
     def count(self, rank: int) -> None:
         now = time.monotonic()
@@ -191,14 +200,20 @@ class Watch(threading.Thread):
         """Seconds since this rank's last sign of life."""
         return time.monotonic() - self.counts[rank][1]
 
-    def end_process(self) -> None:
+    def end_process(self, failure: str) -> None:
         """Another rank has failed: tell it and end this process, whatever its main thread is doing."""
+        if not self.world.is_main:
+            with contextlib.suppress(RuntimeError):
+                self.heard()
         self.failing.wait(SAME)
         if self.failing.is_set():
             self.over.wait(PATIENCE * 3 + ENDING)  # the main thread tells, and ends the process
+        elif failure.startswith(UNREACHABLE):
+            tell(failure)
         else:
-            with contextlib.suppress(RuntimeError):
-                self.tell_failure()
+            with contextlib.suppress(RuntimeError):  # the first rank has ended, and taken the store with it
+                self.tell_failure(failure)
+                self.heard()
         if self.over.is_set():
             return
         # the executor's processes and folders; a main thread that is stuck on a GPU can't be waited for
