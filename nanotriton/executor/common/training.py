@@ -86,8 +86,8 @@ def train_(model: nn.Module, seed: int, trained: Trained) -> None:
 
     Each element gets a factor of its own, from 3/4 to 1, so that no recurrence explodes. No parameter of
     several elements has one sign alone; a buffer keeps its signs, because it may be a variance. Single zeros
-    of a parameter, which an initialisation may have left, become numbers. So does the row of a padding index:
-    no gradient moves it, but loading does. Half of the rows of an embedding with a `max_norm` are above it.
+    of a parameter, which an initialisation may have left, become numbers; the row of a padding index stays
+    zero, because no gradient moves it. Half of the rows of an embedding with a `max_norm` are above it.
     A buffer of integers or truth values gets its last dimension in another order.
     """
     generator = torch.Generator().manual_seed(seed)
