@@ -74,3 +74,25 @@ def test_what_is_faint_keeps_its_proportions(shape):
         seen |= {size for size in draws.FAINT if ((sizes > size / 3) & (sizes < size * 3)).any()}
         assert (sizes > 0.1).any()
     assert len(seen) == 3
+
+
+# name: (inputs, forward, right, wrong)
+DIGITS = {
+    "expm1": ("torch.randn(24, 32)", "return torch.expm1(x) * 2", lambda m, x: 2 * torch.where(x.abs() < 1e-3, x + x * x / 2, x.exp() - 1), lambda m, x: (x.exp() - 1) * 2),
+    "log1p": ("torch.rand(24, 32)", "return torch.log1p(x)", lambda m, x: torch.where(x < 1e-3, x - x * x / 2, (1 + x).log()), lambda m, x: (1 + x).log()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs, forward, right, wrong", DIGITS.values(), ids=DIGITS)
+def test_digits_near_zero_are_kept_where_the_task_keeps_them(inputs, forward, right, wrong):
+    reference = Reference(task(forward, inputs))
+    assert refused(reference, wrong)
+    for secret in MANY:
+        judge(reference, reference.trials(secret, ""), right, twice=False)
+
+
+def test_a_softplus_of_several_operators_is_another_matter():
+    """Its kernels take the logarithm of 1 + exp(x), whose tail is 0."""
+    reference = Reference(task("return torch.log1p(torch.exp(x))", "torch.randn(24, 32)"))
+    for secret in MANY:
+        judge(reference, reference.trials(secret, ""), lambda m, x: (1 + x.exp()).log(), twice=False)

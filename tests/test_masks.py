@@ -27,6 +27,7 @@ def minimum(start):
 MASKS = {
     "pooling": (PAIRS, "return (x * y[..., None]).sum(1) / y.sum(1).clamp(min=1)[:, None]", lambda m, x, y: torch.einsum("btc,bt->bc", x, y.float()) / y.sum(1).clamp(min=1)[:, None], lambda m, x, y: (x * y[..., None]).sum(1) / y.sum(1)[:, None]),
     "a mask of floats": (FLOATS, "return (x * y).sum(1) / (y.sum(1) + 1e-8)", lambda m, x, y: (x * (y / (y.sum(1, keepdim=True) + 1e-8))).sum(1), lambda m, x, y: (x * y).sum(1) / y.sum(1)),
+    "a mask of integers that became floats": ("torch.randn(12, 30), torch.randint(0, 2, (12, 30)).float()", "return (x * y).sum(1) / y.sum(1).clamp(min=1)", None, lambda m, x, y: (x * y).sum(1) / y.sum(1)),
     "an infinite minimum": (PAIRS.replace(", 3", ""), "return x.masked_fill(~y, torch.inf).amin(1)", minimum(torch.inf), minimum(1e30)),
     "fewer than all": (PAIRS.replace(", 3", ""), "return x.sum(1), (~y).any(1)", lambda m, x, y: (x.sum(1), y.sum(1) < 24), lambda m, x, y: (x.sum(1), torch.ones(10, dtype=torch.bool))),
     "a spread of one": (FLOATS, "n = y.sum(1); d = (x - ((x * y).sum(1) / n.clamp(min=1))[:, None]) * y; return (d * d).sum(1) / (n - 1).clamp(min=1)", None, lambda m, x, y: (((x - ((x * y).sum(1) / y.sum(1).clamp(min=1))[:, None]) * y) ** 2).sum(1) / (y.sum(1) - 1)),

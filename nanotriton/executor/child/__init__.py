@@ -16,6 +16,7 @@ forked from, so the code here knows no reference, no seed and no answer.
 
     record.py        target of replay mode: record the candidate, hand the plan over
     recorder.py      import the file, build ModelNew, run forward on tensors without data
+    effects.py       what a candidate leaves changed in the process
     tape.py          the plan under construction, and which tensors are "on the GPU" in it
     fake_torch.py    PyTorch without a GPU: every ATen call is written down
     fake_card.py     what torch says of the GPU's properties and of its memory

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from nanotriton.executor.child.effects import Effects
 from nanotriton.executor.common import construct
 from nanotriton.executor.common.training import Table, Trained, fits, parameters_of, train_
 from nanotriton.executor.sandbox.protocol import Report
@@ -20,7 +21,7 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     """Record the candidate. The answer's payload is the plans of its calls (`recorder.record`), whose lengths
     the header says. The header also says whether the module was trained, and the names of its parameters if
     they are those of the reference in shape, dtype and order. And it says whether the candidate has asked for
-    the card's number of multiprocessors.
+    the card's number of multiprocessors, and what it has left changed in the process (effects.Effects).
 
     args:
         inputs, init: descriptions of the arguments of forward and of the constructor.
@@ -43,13 +44,14 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     source = Path(folder, "candidate.py").read_text(encoding="utf-8")
     inputs, init = wire.stand_ins(args["inputs"]), wire.stand_ins(args["init"])
     torch.set_default_dtype(getattr(torch, args["defaults"]["dtype"]))
-    names, trained, asked = None, False, []
+    names, trained, asked, effects = None, False, [], Effects()
     if args["processors"] is not None:
         recorder.install_processors(args["processors"])
 
     @contextlib.contextmanager
     def constructing(seed):
-        with construct.moved_constants(seed, frozenset(args["buffers"])) as settled:
+        moved = construct.moved_constants(seed, frozenset(args["buffers"]))
+        with effects.building(), moved as settled:
             yield lambda model: finish(settled(model)) if seed == args["seed"] else settled(model)
 
     def finish(model):
@@ -65,36 +67,37 @@ def record_child(report: Report, fds: list[int], folder: str, args: dict) -> Non
     def train(model):
         if trained:
             training = args["training"]
+            buffers = tuple(name for name, _, _ in training["buffers"])
+            tables = tuple(Table(*table) for table in training["tables"])
             what = Trained(
-                parameters=tuple(training["parameters"]),
-                buffers=tuple(name for name, _, _ in training["buffers"]),
-                tables=tuple(Table(*table) for table in training["tables"]),
-                flips=training["flips"],
-                grows=training["grows"],
+                tuple(training["parameters"]), buffers, tables, training["flips"], training["grows"]
             )
             train_(model, args["seed"], what)
 
     report.begin()
     try:
-        plans = recorder.record(
-            source,
-            init,
-            inputs,
-            seed=args["seed"],
-            folder=folder,
-            known=frozenset(args["known"]),
-            max_configs=args["configs"],
-            drawn=args["drawn"],
-            default_cuda=args["defaults"]["cuda"],
-            constructing=constructing,
-            between=train if args["between"] else None,
-            asked=lambda: asked.append(True),
-            attributes=args["attributes"],
-            further=args["further"] and recorder.Further(**args["further"]),
-        )
+        with effects.watching():
+            plans = recorder.record(
+                source,
+                init,
+                inputs,
+                seed=args["seed"],
+                folder=folder,
+                known=frozenset(args["known"]),
+                max_configs=args["configs"],
+                drawn=args["drawn"],
+                default_cuda=args["defaults"]["cuda"],
+                constructing=constructing,
+                between=train if args["between"] else None,
+                attributes=args["attributes"],
+                further=args["further"] and recorder.Further(**args["further"]),
+                asked=lambda: asked.append(True),
+                calling=effects.calling,
+            )
         data = [plan.to_bytes() for plan in plans]
         lengths = [len(plan) for plan in data]
         header = {"plans": lengths, "trained": trained, "parameters": names, "processors": bool(asked)}
+        header["effects"] = effects.left()
         report.finish(header, b"".join(data))
     except recorder.RecordError as error:
         report.finish(

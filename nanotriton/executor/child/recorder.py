@@ -129,6 +129,7 @@ def record(
     attributes: bool = False,
     further: Further | None = None,
     asked: Callable[[], None] = lambda: None,
+    calling: Callable[[], AbstractContextManager] = nullcontext,
 ) -> list[Plan]:
     """The plans of some calls of one module: `model = entry(*init_args)`, then `model(*inputs)` each time.
 
@@ -147,7 +148,8 @@ def record(
     returns the module that runs. between: changes the module's weights in place, between the first call and
     the second. Plans hold the bytes from before; numbers that forward reads are those from after.
     attributes: tensors that are plain attributes of the module belong to the state too. asked: is called at
-    the end if the candidate has asked for the card's number of multiprocessors.
+    the end if the candidate has asked for the card's number of multiprocessors. calling: a context of each
+    call of forward.
     Raises RecordError with a verdict's status, a message and the candidate's line.
     """
     path = str(Path(folder) / "candidate.py")
@@ -156,6 +158,7 @@ def record(
     tape = Tape.active = Tape(path, known, max_configs, drawn=drawn)
     tape.default_cuda = default_cuda
     tape.names_attributes = attributes
+    tape.calling = calling
     try:
         functions, calls = fake_torch.Functions(tape), fake_torch.Calls(tape)
         with torch.no_grad(), functions, calls:
@@ -253,7 +256,8 @@ def _call(tape: Tape, model: Any, inputs: list) -> Plan:
     with quiet():
         arguments = tree_map(lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(inputs))
     tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
-    result = _stage(tape, "runtime_error", lambda: model(*arguments))
+    with tape.calling():
+        result = _stage(tape, "runtime_error", lambda: model(*arguments))
     if tape.streams.pending:
         raise RecordError("rule_violation", UNWAITED)
     tape.plan.outputs = _outputs(tape, result)

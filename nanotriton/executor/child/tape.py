@@ -14,7 +14,7 @@ unless it is moved to the GPU.
 
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,6 +85,7 @@ class Tape:
         # by id: `model.cuda()` keeps the objects, so a parameter that is also in a list is on the GPU too
         self.moved: dict[int, torch.nn.Parameter] = {}
         self.trouble: RecordError | None = None
+        self.calling = nullcontext  # a context of each call of forward
         self.asks_processors = False  # whether anybody has asked for the card's number of multiprocessors
         self.addresses = Addresses()
         self.streams = Streams.active = Streams()

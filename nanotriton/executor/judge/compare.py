@@ -45,6 +45,7 @@ KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others
 SIGMAS = 6.0  # standard errors that chance may move a mean by
 SPREAD = 2.0  # times the RMS error of the reference: four roundings of the whole answer instead of one
 ROUNDING = 0.38  # RMS error of one rounding to nearest, in units of UNIT times the RMS of what is rounded
+DIGITS, FEW = 1e-3, 8  # of `near_zero`: a share of a value, and how many values may be further off
 
 
 @dataclass(frozen=True)
@@ -420,6 +421,18 @@ def small_values(output: Output) -> None:
         raise output.fault(f"{values_} are off by more than a tenth of what they should be")
 
 
+def near_zero(output: Output) -> None:
+    """Small values keep their digits where the reference takes care of them: exp(x) - 1 is 0 near 0, and
+    expm1 is not."""
+    if not output.answer.precision.near_zero or output.exact is None or output.own.itemsize < 4:
+        return
+    lost = output.count(
+        lambda g, o, w: ((g - w).abs() > DIGITS * w.abs()) & ((o - w).abs() < DIGITS / 100 * w.abs())
+    )
+    if lost > FEW:
+        raise output.fault(f"{lost} of {output.own.numel()} values near 0 have lost their digits")
+
+
 def equal(output: Output) -> None:
     """Integers and booleans are equal, except where float64 decides otherwise than the reference's own dtype.
 
@@ -442,7 +455,7 @@ def equal(output: Output) -> None:
 
 # In this order: what is plainly wrong has the plainest message.
 # `equal` is for integers, the others for floats.
-BY_VALUE = (equal, finiteness, bounds, float8_steps, one_by_one, frequency, small_values)
+BY_VALUE = (equal, finiteness, bounds, float8_steps, one_by_one, frequency, small_values, near_zero)
 STATISTICS = (bias, spread)
 CHECKS = BY_VALUE + STATISTICS
 

@@ -20,6 +20,8 @@ SUMS = words("""
 
 CONVOLUTIONS = words("convolution convolution_overrideable _cudnn_rnn cudnn_convolution")
 PRODUCTS = frozenset([*MATMULS, "_cdist_forward", "addbmm", "addr", "_addmm_activation"])
+# Operators for inputs near 0, whose digits the plain formula loses.
+NEAR_ZERO = words("expm1 log1p")
 # Operators that add up numbers along the dimension of their second argument, for each place in it.
 RUNNING = words("cumsum logcumsumexp _softmax _log_softmax")
 # Operators whose second result is the means that they take.
@@ -77,6 +79,8 @@ class Computing(Watching):
             return out
         reads = [t for t in tree_leaves([args, kwargs]) if isinstance(t, torch.Tensor)]
         writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if name in NEAR_ZERO and reads and reads[0].untyped_storage().data_ptr() not in self.made:
+            self.called.add("near_zero")  # of an input or a weight: log1p(exp(x)) is another matter
         self.called |= {name} | told_by_arguments(name, reads, writes, kwargs or {})
         self.facts.traffic += sum(map(nbytes, reads + writes))
         if name not in CREATE | MOVE:

@@ -134,15 +134,26 @@ def padded_slices(x: Tensor, luck: Luck) -> list[tuple[int, list[int]]]:
 
 
 def faint_slices(x: Tensor, luck: Luck) -> None:
-    """As `padded_slices`, and up to three slices of each dimension are as small as an eps is: another one, or
-    one at another place, shows. What lies in them keeps its proportions, so no digit is lost."""
+    """As `padded_slices`, and some of the others are faint."""
     for dim, usual in padded_slices(x, luck):
-        sizes = list(FAINT)
-        for _ in range(min(len(sizes), x.shape[dim] // 4)):
-            size = sizes.pop(luck.below(len(sizes)))
-            part = x.select(dim, usual.pop(luck.below(len(usual))))
-            rms = part.float().square().mean().sqrt().clamp(min=size)
-            part.copy_((part.float() * (size / rms)).to(x.dtype))
+        make_faint(x, dim, usual, luck)
+
+
+def faint_alone(x: Tensor, luck: Luck) -> None:
+    """Some slices of each dimension are faint, and none is large: where exponentials overflow."""
+    for dim in range(x.dim()):
+        make_faint(x, dim, list(range(x.shape[dim])), luck)
+
+
+def make_faint(x: Tensor, dim: int, usual: list[int], luck: Luck) -> None:
+    """Up to three slices are as small as an eps is: another one, or one at another place, shows. What lies in
+    them keeps its proportions, so no digit is lost. usual: those that may be chosen."""
+    sizes = list(FAINT)
+    for _ in range(min(len(sizes), x.shape[dim] // 4)):
+        size = sizes.pop(luck.below(len(sizes)))
+        part = x.select(dim, usual.pop(luck.below(len(usual))))
+        rms = part.float().square().mean().sqrt().clamp(min=size)
+        part.copy_((part.float() * (size / rms)).to(x.dtype))
 
 
 def sink(x: Tensor, luck: Luck) -> None:
@@ -240,6 +251,7 @@ KINDS: dict[str, tuple[Step, ...]] = {
     "uneven": (signs, tails, slices),
     "padded": (signs, tails, padded_slices),
     "faint": (signs, tails, faint_slices),
+    "faint heavy": (signs, tails, faint_alone),
     "uneven positive": (factors, slices),
     "padded positive": (factors, padded_slices),
     "faint positive": (factors, faint_slices),
@@ -253,7 +265,7 @@ KINDS: dict[str, tuple[Step, ...]] = {
 # Of several tensors only the first that is drawn is distorted.
 ONCE = frozenset(["sunk", "holes", "infinite"])
 # Only the first is distorted so, others in another way: of two rows that are both faint a product is nothing.
-FIRST_ALONE = {"faint": "padded", "faint positive": "padded positive"}
+FIRST_ALONE = {"faint": "padded", "faint heavy": "heavy", "faint positive": "padded positive"}
 # Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to
 # be) is drawn: floats up to 0.25 off; when padded, one truth value in eight is the other one, and one integer
 # 1 in eight is 0. What it makes of other numbers is scaled as a whole, which keeps its order.

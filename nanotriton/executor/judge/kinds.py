@@ -10,7 +10,7 @@ TRIALS = (
     ("plain",),
     ("tied", "scaled", "tied positive", "positive", "plain"),
     (
-        *("faint", "padded", "uneven", "heavy"),
+        *("faint", "padded", "uneven", "faint heavy", "heavy"),
         *("faint positive", "padded positive", "uneven positive", "positive"),
         *("edges", "inside", "plain"),
     ),

@@ -29,6 +29,14 @@ PLAN_BYTES = 320 << 20
 SLACK = 1 << 20  # bytes that any answer may take
 CONFIGURATIONS = 16  # of an autotuner's that are compiled and tried on a GPU
 
+# what a child says that its candidate has left changed (child/effects.py)
+IN_WORDS = {
+    "default dtype": "torch's default dtype",
+    "deterministic algorithms": "torch's choice of deterministic algorithms",
+    "gradients": "torch's recording of gradients",
+    "random stream": "torch's random stream",
+}
+
 
 def record(
     job: Job,
@@ -80,6 +88,7 @@ def record(
         plans = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
         names = read_names(ended, [name for name, _ in model.named_parameters()])
         plan = plans[0]
+        check_effects(job, reference, ended.header.get("effects"))
         job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
         facts = rules.facts(plan)
         job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
@@ -110,6 +119,18 @@ def record(
         runner = yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names, another)
     runner.asks_processors = ended.header.get("processors") is True
     return runner
+
+
+def check_effects(job: Job, reference: Reference, left: object) -> None:
+    """Under `strict`, raise Fault if the candidate has left something changed that its caller shares.
+
+    What the task itself sets, it may set too.
+    """
+    if job.policy != "strict" or type(left) is not list:
+        return
+    for name in left:
+        if name in IN_WORDS and name not in reference.settings.own:
+            raise Fault("rule_violation", f"it leaves {IN_WORDS[name]} changed, for the whole process")
 
 
 def describe_training(model: nn.Module, trained: Trained) -> dict:

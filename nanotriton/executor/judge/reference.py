@@ -211,7 +211,7 @@ class Reference:
     @property
     def precision(self) -> Precision:
         """What its arithmetic earns a candidate, as far as it is known."""
-        return Precision(self.facts.length, self.reduced)
+        return Precision(self.facts.length, self.reduced, "near_zero" in self.called)
 
     @property
     def defaults(self) -> dict[str, str | bool]:
@@ -306,8 +306,8 @@ class Reference:
             values, changed = [leaf for _, leaf in leaves(given)], {}
             generator = torch.Generator().manual_seed(seed_from("late", seed))
             for i in late:
-                kind = base if i == late[0] else draws.FIRST_ALONE.get(base, base)
-                changed[i] = draws.distorted_late(values[i], kind, generator, self.literals)
+                how = base if i == late[0] else draws.FIRST_ALONE.get(base, base)
+                changed[i] = draws.distorted_late(values[i], how, generator, self.literals)
             given = with_leaves(given, changed)
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 

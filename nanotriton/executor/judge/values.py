@@ -39,11 +39,13 @@ class Precision:
     """What a reference's own arithmetic earns every candidate.
 
     length: the most numbers that it sums for one value. reduced: its fp32 products are rounded to TF32, as
-    those of convolutions are on a GPU by torch's default.
+    those of convolutions are on a GPU by torch's default. near_zero: it calls a function that keeps the
+    digits of an input near 0, such as expm1, and so must a candidate.
     """
 
     length: int = 1
     reduced: bool = False
+    near_zero: bool = False
 
     def floor(self, dtype: torch.dtype) -> float:
         """FLOOR, but for fp32 never below what one accumulator earns over a sum of `length` numbers.
