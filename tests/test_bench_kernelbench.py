@@ -84,6 +84,7 @@ def value(results: dict, policy: str, group: str, figure: str, part: str = "all"
     return results["scores"][policy][group][part][figure]["value"]
 
 
+@pytest.mark.slow
 def test_runs_folder_under_every_policy(tmp_path, data):
     samples = {
         "1/1/0": KERNEL,
@@ -322,6 +323,7 @@ def test_a_run_is_not_continued_with_other_weights_of_the_same_folder(tmp_path, 
         run(tmp_path, data, n=3, **options)
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_problems(tmp_path, data, model):
     run(tmp_path, data, n=2, model=str(model), levels=[1], max_tokens=12, policy=["strict"])
     out = tmp_path / "two"

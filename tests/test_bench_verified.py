@@ -109,6 +109,7 @@ def lay_out(tmp_path, candidates, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_right_candidate_is_judged_on_every_hidden_input_and_a_wrong_one_on_none(tmp_path, monkeypatch):
     judged = []
 

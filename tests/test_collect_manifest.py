@@ -71,6 +71,7 @@ def modules(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_route_is_made_again(tmp_path, modules):
     """Also where a CPU was given small sizes, and where a teacher, who won't say the same again, wrote it."""
     taught = given("distil", 2, 4096)

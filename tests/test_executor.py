@@ -283,6 +283,7 @@ def test_identical_candidates_are_judged_once(strict):
     assert strict.submit(TASK, source + "#") is not first
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_verdicts(strict):
     with Executor(workers=2, seed=0) as other:
         again = judge(other, CANDIDATES)

@@ -76,6 +76,7 @@ def test_a_server_stays_warm_and_answers_as_the_command_does(folder, tmp_path):
     assert done.returncode == 2 and "--serve" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_six_candidates_get_their_verdicts(folder):
     files = [folder / f"{name}.py" for name in CANDIDATES]
     done = run(folder / "task.py", *files, "--json", "--timeout", 5)

@@ -1,5 +1,7 @@
 """What a candidate could do to the executor, or to the question who is to blame: each gets a verdict of its own, and no one else's changes."""
 
+import pytest
+
 from nanotriton.executor.common import probe
 from nanotriton.executor.executor import Executor
 from nanotriton.tasks.task import Task
@@ -66,6 +68,7 @@ def test_forged_answers_are_the_candidates_own_crash(executors):
     )
 
 
+@pytest.mark.slow
 def test_a_candidate_that_hoards_memory_leaves_the_reference_its_own():
     """Or the reference would fail for want of memory, which is excused, and a wrong candidate would never be scored."""
     task = Task("large", probe.TASK["source"].replace("torch.randn(4, 33)", "torch.randn(1 << 21)"))
@@ -86,6 +89,7 @@ def test_a_candidate_that_hoards_memory_leaves_the_reference_its_own():
             assert verdict.status == status and verdict.scored, verdict
 
 
+@pytest.mark.slow
 def test_a_module_of_many_weights():
     weights = "self.ws = nn.ParameterList([nn.Parameter(torch.randn(33)) for _ in range(700)])"
     init = f"    def __init__(self):\n        super().__init__()\n        {weights}\n\n    def forward(self, x):\n"

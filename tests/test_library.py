@@ -85,6 +85,7 @@ def test_what_judge_cannot_use_is_one_line(task, source, options, says, monkeypa
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_judging_shares_an_executor_which_a_fork_leaves_alone():
     executor = library.shared_executor(workers=1, seed=0)
     assert library.shared_executor(seed=0, workers=1) is executor

@@ -106,6 +106,7 @@ def test_from_a_shell_every_task_has_a_line(folder, capsys):
     assert lines[-1] == f"2 of {len(names)} tasks are fit"
 
 
+@pytest.mark.slow
 def test_one_task_or_several_are_asked_for(folder, capsys):
     assert main([str(folder / "good.py")]) == 0
     assert capsys.readouterr().out == f"{folder}/good.py: ok\n"

@@ -90,6 +90,7 @@ def copied(half, tmp_path) -> Path:
 # ---- for longer
 
 
+@pytest.mark.slow
 def test_more_steps_are_those_of_a_longer_run(given, whole, copied):
     """Where the schedule doesn't depend on their number. What may change freely changes as well."""
     free = ["--save-every", "3", "--eval-every", "3", "--timeout", "20", "--micro-tokens", "4096"]
@@ -99,6 +100,7 @@ def test_more_steps_are_those_of_a_longer_run(given, whole, copied):
     assert summary["steps"] == 4 and summary["seconds_grpo"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_of_so_many_minutes_is_whole_and_goes_on_with_more(given, whole, tmp_path):
     assert here(command(given, tmp_path, 4, "--minutes", "1e-9")) == 0
     folder = tmp_path / "laptop"
@@ -241,6 +243,7 @@ def test_a_signal_saves_the_last_step_and_the_rest_is_the_same(given, whole, tmp
     assert steps(tmp_path / "laptop") == steps(whole) and weights(tmp_path / "laptop") == weights(whole)
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_rollout_gives_it_up_and_one_in_an_update_waits(given, tmp_path, monkeypatch):
     """The weights of a checkpoint are always those of a whole step."""
     for when, saved in (("rollout", 1), ("update_policy", 2)):

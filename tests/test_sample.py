@@ -161,6 +161,7 @@ def load(path: Path):
 # ---- with a teacher
 
 
+@pytest.mark.slow
 def test_what_was_wrong_goes_back_until_it_is_right(folder, serve):
     """As a user runs it, with a file that is not in KernelBench's format."""
 

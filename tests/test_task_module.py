@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from nanotriton.executor import Executor
 from nanotriton.executor.__main__ import read
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.module import PRINTED, arguments
@@ -42,17 +41,18 @@ def answers_right(source: str) -> bool:
     "text", ["\ufeff{}", "# -*- coding: latin-1 -*-\n# \xe9\n{}", "\n# vim: set coding=utf-8 :\n{}"]
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_marks_coding_lines_and_line_ends_are_no_part_of_a_task_or_a_candidate(text, end, tmp_path):
+def test_marks_coding_lines_and_line_ends_are_no_part_of_a_task_or_a_candidate(
+    text, end, tmp_path, executors
+):
     encoding = "latin-1" if "latin" in text else "utf-8"
     for name, source in {"task.py": SOURCE, "candidate.py": RIGHT}.items():
         (tmp_path / name).write_bytes(text.format(source).replace("\n", end).encode(encoding))
     task = load_task(tmp_path / "task.py")
     assert answers_right(task.source)
     candidate = read(str(tmp_path / "candidate.py"))
-    with Executor(workers=1, seed=0, timeout=30.0) as executor:
-        assert executor.submit(task, candidate).result(300).status == "correct"
-        changed = candidate.replace("x * 2 + 1", "x * 2.02 + 1")
-        assert executor.submit(task, changed).result(300).status == "wrong_value"
+    assert executors().submit(task, candidate).result(300).status == "correct"
+    changed = candidate.replace("x * 2 + 1", "x * 2.02 + 1")
+    assert executors().submit(task, changed).result(300).status == "wrong_value"
 
 
 def test_text_in_rows_of_data_is_plain_too():
@@ -61,14 +61,13 @@ def test_text_in_rows_of_data_is_plain_too():
     assert "UnicodeEncodeError" in refused(SOURCE + "# \ud83d")
 
 
-def test_a_coding_line_can_make_no_other_program_of_a_text():
+def test_a_coding_line_can_make_no_other_program_of_a_text(executors):
     """Python would decode the file once more, and run what no rule has seen."""
     assert plain("#!x\n# coding: utf-7\n# +AAo-import os") == "#!x\n# coding: utf-8\n# +AAo-import os"
     assert plain("x = 1\n# coding: utf-7") == "x = 1\n# coding: utf-7"  # behind code it means nothing
     assert decode(b"# coding: utf-7\n# +AAo-x = 1") == "# coding: utf-8\n# \nx = 1"
-    with Executor(workers=1, seed=0, timeout=30.0) as executor:
-        hidden = "# coding: utf-7\n# +AAo-raise SystemExit\n" + RIGHT
-        assert executor.submit(Task(**probe.TASK), hidden).result(300).status == "correct"
+    hidden = "# coding: utf-7\n# +AAo-raise SystemExit\n" + RIGHT
+    assert executors().submit(Task(**probe.TASK), hidden).result(300).status == "correct"
 
 
 @pytest.mark.parametrize("data", [b"# coding: no-such-one\n", b"x = '\xff'\n"])
@@ -212,21 +211,21 @@ NUMPY = [
 
 
 @pytest.mark.parametrize("inputs", NUMPY)
-def test_inputs_of_other_kinds_are_judged(inputs):
+def test_inputs_of_other_kinds_are_judged(inputs, executors):
     source = "import numpy as np\n" + SOURCE.replace("[torch.randn(4, 33)]", inputs)
     assert answers_right(source)
-    with Executor(workers=1, seed=0, timeout=30.0, policy="none") as executor:
-        pieces = RIGHT.replace("y = torch", "x = torch.cat([x, x.relu()])[:4]\n        y = torch").replace(
-            "tl.load(x", "tl.load(x"
-        )
-        pieces = pieces.replace(
-            "tl.load(x_ptr + i, mask=i < n)", "tl.load(x_ptr + i, mask=i < n).to(y_ptr.dtype.element_ty)"
-        )
-        verdicts = [
-            executor.submit(Task("t", source), s).result(300).status
-            for s in (pieces, WRONG, f"{source}\nModelNew = Model")
-        ]
-        assert verdicts == ["correct", "wrong_value", "correct"]
+    executor = executors(policy="none")
+    pieces = RIGHT.replace("y = torch", "x = torch.cat([x, x.relu()])[:4]\n        y = torch").replace(
+        "tl.load(x", "tl.load(x"
+    )
+    pieces = pieces.replace(
+        "tl.load(x_ptr + i, mask=i < n)", "tl.load(x_ptr + i, mask=i < n).to(y_ptr.dtype.element_ty)"
+    )
+    verdicts = [
+        executor.submit(Task("t", source), s).result(300).status
+        for s in (pieces, WRONG, f"{source}\nModelNew = Model")
+    ]
+    assert verdicts == ["correct", "wrong_value", "correct"]
 
 
 def test_an_argument_that_no_process_can_be_given_is_one_line():

@@ -26,7 +26,11 @@ from nanotriton.executor.judge.watching import Watching, is_view
 PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "full_like", "fill", "fill_"])
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
-ROUNDINGS, OF_STATISTICS = 2, 8  # what a result, and a mean or a variance, moves by: so many times UNIT32
+ROUNDINGS, MORE = 2, 8  # what a result, and one of the operators below, moves by: so many times UNIT32
+# They have few digits near 0 where they are computed by exponentials, as 2 * sigmoid(2 * x) - 1.
+NEAR_ZERO = tuple(
+    f"aten::{name}" for name in ("tanh", "erf", "sin", "sinh", "asinh", "atan", "atanh", "log1p", "expm1")
+)
 STATISTICS = ("aten::mean", "aten::var", "aten::var_mean", "aten::std", "aten::std_mean")
 NORMS = (
     "native_layer_norm.default",
@@ -83,10 +87,11 @@ class Nudging(Watching):
 
     def _round(self, t: torch.Tensor, func, dtype: torch.dtype) -> None:
         """Move a result by its own rounding, in place."""
-        statistic = func._schema.name in STATISTICS
+        name = func._schema.name
+        statistic, absolute = name in STATISTICS, name in NEAR_ZERO
         share = self.nudge(torch.ones_like(t, dtype=dtype)).sub_(1).div_(FLOOR.get(dtype, 0.3)).clamp_(-1, 1)
-        roundings = OF_STATISTICS if statistic else ROUNDINGS
-        step = share.mul_(roundings * UNIT32).mul_(t.abs())
+        size = t.abs().clamp(min=1) if absolute else t.abs()
+        step = share.mul_((MORE if statistic or absolute else ROUNDINGS) * UNIT32).mul_(size)
         t.add_(step if statistic else torch.where(rounded(t, torch.float32), step, 0.0))
 
     def _follows(self, value) -> bool:
