@@ -257,3 +257,9 @@ def test_which_attributes_are_only_left():
     outer.forward = lambda: outer.inner()
     assert only_left(outer, outer) == {"inner.left", "inner.other"}
     assert type(outer.inner) is Leaving
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_what_a_hook_makes_anew_is_not_left_by_forward():
+    layer = nn.utils.weight_norm(nn.Linear(4, 4))
+    assert only_left(layer, lambda: layer(torch.ones(1, 4))) == frozenset()
