@@ -27,7 +27,7 @@ def finished(folder: Path, rows: list[dict]) -> str:
 def row(key: str, source: str, route: str = "compose", status: str = "kept", **meta) -> dict:
     told = {"key": key, "source": source, "module": "", "small": "", "solution": f"by {route}: {source}"}
     told |= {"reasoning": "", "status": status, "split": "train", "message": "", "seconds": 0.1}
-    return told | {"meta": {"route": route, "origin": "grammar", "operators": ["relu"]} | meta}
+    return told | {"meta": {"route": route, "origin": "grammar", "operators": ["relu"], "literals": 0} | meta}
 
 
 def lines(path: Path) -> list[dict]:
@@ -61,6 +61,15 @@ def test_a_run_that_was_stopped_is_taken_as_far_as_it_went(tmp_path):
     (tmp_path / "one/report.json").unlink()
     merge(Config(merge=[one], out=str(tmp_path / "both")))
     assert len(lines(tmp_path / "both/sft.jsonl")) == 1
+
+
+def test_a_solution_that_is_too_long_here_makes_a_task(tmp_path):
+    """Of another run, whose limits were others."""
+    long = row("pair-0-1", "a longer one") | {"solution": "x = 1\n" * 900}
+    one = finished(tmp_path / "one", [row("pair-0-0", "a first module"), long])
+    merge(Config(merge=[one], out=str(tmp_path / "both")))
+    assert [r["name"] for r in lines(tmp_path / "both/sft.jsonl")] == ["pair-0-0"]
+    assert json.loads((tmp_path / "both/report.json").read_text())["statuses"] == {"kept": 1, "task": 1}
 
 
 def test_a_folder_of_no_run_is_told_in_one_line(tmp_path):

@@ -34,12 +34,13 @@ def write_sets(
 def merge(cfg) -> None:
     """One set of several output folders: cfg.merge, such as the shards of a list, or runs of several routes.
 
-    A module that the same route went over in an earlier folder is a duplicate. Raises ValueError (one line)
-    for what is no folder of a run.
+    A module that the same route went over in an earlier folder is a duplicate. A solution that is too long
+    for cfg, or has too many numbers, makes no pair, and its module is an RL task. Raises ValueError (one
+    line) for what is no folder of a run.
     """
     Path(cfg.out).mkdir(parents=True, exist_ok=True)
     duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
-    order, seconds = [], 0.0
+    order, seconds, length = [], 0.0, token_counter(cfg.tokenizer)
     for folder in map(Path, cfg.merge):
         if not (folder / "journal.jsonl").is_file():
             raise ValueError(f"--merge {folder}: no journal.jsonl there; the folder of a run is expected")
@@ -50,8 +51,22 @@ def merge(cfg) -> None:
                 known = duplicates[row["meta"]["route"]]
                 if repeated := known.check(f"{folder.name}: {row['key']}", row["source"]):
                     row |= {"status": "duplicate", "message": repeated}
+            if row["status"] == "kept" and (why := unwieldy(cfg, row, length)):
+                row |= {"status": "task", "message": why, "solution": ""}
             order.append(row)
-    write_sets(cfg, order, None, seconds, token_counter(cfg.tokenizer), Counter())
+    write_sets(cfg, order, None, seconds, length, Counter())
+
+
+def unwieldy(cfg, row: dict, length: Callable[[str], int]) -> str:
+    """Why a row's solution is not worth learning from; "" if it is. length: a text's length in tokens."""
+    compiled = row["meta"]["route"] == "compile"
+    tokens = cfg.max_tokens or (1000 if compiled else 2000)
+    literals = 0 if compiled and cfg.max_literals is None else cfg.max_literals
+    if row["solution"] and length(row["solution"]) > tokens:
+        return f"a solution of more than {tokens} tokens"
+    if row["solution"] and literals is not None and row["meta"]["literals"] > literals:
+        return f"a solution with more than {literals} numbers that nothing explains"
+    return ""
 
 
 def token_counter(folder: str) -> Callable[[str], int]:

@@ -22,7 +22,7 @@ from nanotriton.collect.files import Journal, put_rows
 from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.make import computed_literals, make, pool
-from nanotriton.collect.output import token_counter, write_sets
+from nanotriton.collect.output import token_counter, unwieldy, write_sets
 from nanotriton.collect.sets import UNFAIR, is_pair, is_rl
 from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
@@ -146,7 +146,7 @@ class Pipeline:
                 row["solution"], row["seconds"] = found.solution, found.seconds
                 row["meta"] |= distil.meta(found) | {"teacher": teacher.model}
                 row["meta"]["literals"] = computed_literals(row["source"], found.solution)
-                if why := self.unwieldy(row):
+                if why := unwieldy(self.cfg, row, self.length):
                     row["meta"]["dropped"], row["solution"] = why, ""
                 status = found.status if found.status in UNFAIR else "task"
                 self.settle(row, "kept" if row["solution"] else status, why or found.message)
@@ -225,21 +225,10 @@ class Pipeline:
         elif row["status"] == "failed":
             self.settle(row, "failed", row["message"])
         else:
-            if why := self.unwieldy(row):  # then it is a task without a pair
+            if why := unwieldy(self.cfg, row, self.length):  # then it is a task without a pair
                 row["meta"]["dropped"], row["message"], row["solution"] = why, why, ""
             return False
         return True
-
-    def unwieldy(self, row: dict) -> str:
-        """Why a solution is not worth learning from; "" if it is."""
-        compiled = row["meta"]["route"] == "compile"
-        tokens = self.cfg.max_tokens or (1000 if compiled else 2000)
-        literals = 0 if compiled and self.cfg.max_literals is None else self.cfg.max_literals
-        if row["solution"] and self.length(row["solution"]) > tokens:
-            return f"a solution of more than {tokens} tokens"
-        if row["solution"] and literals is not None and row["meta"]["literals"] > literals:
-            return f"a solution with more than {literals} numbers that nothing explains"
-        return ""
 
     def repeated(self, row: dict) -> str:
         """The key of an earlier row of the same route with this module, or of any route with this pair; ""
