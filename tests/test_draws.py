@@ -15,6 +15,7 @@ from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
 
 SECRETS = [b"one", b"two", b"three"]
+MANY = [str(number).encode() for number in range(12)]
 
 
 def task(forward, inputs, arguments="x", init="", init_inputs="", head=""):
@@ -80,6 +81,12 @@ def refused(reference, candidate):
             found.append(True)
     assert len(set(found)) == 1, "by luck"
     return found[0]
+
+
+def accepted_by_many(reference, candidate):
+    """Raises Fault if a candidate is refused in the trials of one of a dozen secrets."""
+    for secret in MANY:
+        judge(reference, reference.trials(secret, ""), candidate, twice=False)
 
 
 def check(source, right, wrong):

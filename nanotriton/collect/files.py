@@ -17,13 +17,19 @@ def put_rows(path: Path, rows: Iterable[dict]) -> None:
     put(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+def whole_lines(data: bytes) -> bytes:
+    """Without a last line that isn't whole: of a run that was killed while it wrote, or goes on."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def by_key(lines: bytes) -> dict[str, dict]:
+    """The rows of a journal; a later row of a key replaces an earlier one."""
+    return {row["key"]: row for row in map(json.loads, lines.splitlines())}
+
+
 def read_journal(path: Path) -> dict[str, dict]:
-    """The rows of a journal by key; a later row of a key replaces an earlier one. A last line that isn't
-    whole, of a run that was killed or goes on, is left out.
-    """
-    whole = path.read_bytes()
-    rows = map(json.loads, whole[: whole.rfind(b"\n") + 1].splitlines())
-    return {row["key"]: row for row in rows}
+    """The rows of a journal by key, as far as they are whole."""
+    return by_key(whole_lines(path.read_bytes()))
 
 
 class Journal:
@@ -32,8 +38,9 @@ class Journal:
     def __init__(self, path: Path):
         self.rows: dict[str, dict] = {}
         if path.exists():
-            self.rows = read_journal(path)
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # a run was killed while it wrote a line
+            whole = whole_lines(path.read_bytes())
+            os.truncate(path, len(whole))
+            self.rows = by_key(whole)
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def add(self, row: dict) -> None:
