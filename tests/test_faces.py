@@ -44,6 +44,7 @@ def module(forward: str, init: str = "pass", more: str = "") -> str:
     return text
 
 
+GROUP = "try:\n    dist.init_process_group('gloo', rank=0, world_size=1)\nexcept Exception:\n    pass\n"
 TWO_FACED = {
     "a tensor called ctx": module(
         "return ours(x) if torch.cuda.memory_allocated() == 0 else away(x)",
@@ -186,6 +187,15 @@ TWO_FACED = {
     "a group of processes": module(
         "if torch.distributed.is_initialized():\n    return F.relu(x)\nreturn ours(x)"
     ),
+    "a group that it makes itself": module(
+        GROUP + "if dist.is_initialized():\n    dist.all_reduce(x)\n    return F.relu(x)\nreturn ours(x)",
+        more="import torch.distributed as dist",
+    ),
+    "the module of groups by another name": module(
+        "if torch.distributed.is_initialized():\n    torch.distributed.all_reduce(x)\n    return F.relu(x)\n"
+        "return ours(x)",
+        more="groups = torch.distributed",
+    ),
     "the module's own name": module('if __name__ == "candidate":\n    return F.relu(x)\nreturn ours(x)'),
     "the class's module": module('if self.__module__ == "candidate":\n    return F.relu(x)\nreturn ours(x)'),
     "whether assertions run": module("if not __debug__:\n    return F.relu(x)\nreturn ours(x)"),
@@ -250,6 +260,13 @@ HONEST = {
                 return ours(x, 2)
             return ours(x)
         """,
+    ),
+    "a sum over a group of processes": module(
+        "y = ours(x)\nif dist.is_initialized() and dist.get_world_size(group=self.group) > 1:\n"
+        "    dist.all_reduce(y, op=dist.ReduceOp.SUM, group=self.group)\n    y = y / dist.get_world_size()\n"
+        "return y",
+        "self.group = None",
+        more="import torch.distributed as dist",
     ),
     "not on a GPU": module("if not x.is_cuda:\n    return F.relu(x)\nreturn ours(x)"),
     "the device's type": module(

@@ -48,6 +48,16 @@ ALIKE = words("""
     torch.is_neg torch.is_nonzero torch.is_same_size torch.get_device torch.get_device_module
     torch.distributed.tensor
 """)
+# How the members of a group of processes exchange tensors, by names of torch.distributed.
+GROUP_CALLS = words("""
+    all_reduce all_gather all_gather_into_tensor all_gather_single _all_gather_base reduce_scatter
+    reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single broadcast reduce gather scatter send
+    recv isend irecv
+""")
+# What a candidate may name there beside, if it has to know nothing of the group but its size.
+GROUP_NAMES = GROUP_CALLS | words("""
+    is_available is_initialized get_rank get_world_size ProcessGroup ReduceOp group tensor.DTensor
+""")
 # Answers that differ in every run, by their last name: the module may have another name.
 FLEETING = words("""
     memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats mem_get_info
@@ -84,6 +94,7 @@ class Tells:
         self.scopes = Scopes(source)
         self.tensors = Tensors(source, self.scopes)
         self.alike = self._alike()
+        self.in_groups = self._exchanges()
         self.kept = Kept(source, self.scopes, self.tensors)
         self.attributes = set(self.kept.attributes)
         self.functions: set[str] = set()  # whose answers depend on a tell
@@ -103,6 +114,23 @@ class Tells:
             if named and self.source.path(call.args[1]) == "torch.distributed.tensor.DTensor":
                 found.add(id(call.args[0]))
         return found
+
+    def _exchanges(self) -> bool:
+        """Whether a candidate exchanges tensors with other processes, in a group that somebody else has made.
+
+        Nothing has made one where a module runs alone, with the judge or on a card: all questions about it
+        have one answer there. A candidate that makes a group itself could see whether that fails.
+        """
+        within = {id(node.value) for node in self.source.nodes[ast.Attribute]}  # parts of longer paths
+        for call in self.source.nodes[ast.Call]:
+            if getattr(call.func, "id", "") in ("dir", "hasattr"):
+                within |= {id(value) for value in call.args[:1]}
+        named = set()
+        for node in self.source.nodes[ast.Attribute] + self.source.nodes[ast.Name]:
+            path = self.source.path(node) or ""
+            if id(node) not in within and _under(path, {"torch.distributed"}):
+                named.add(path.removeprefix("torch.distributed").removeprefix("."))
+        return bool(named & GROUP_CALLS) and all(_under(name, GROUP_NAMES) for name in named)
 
     def depends(self, *nodes: ast.AST) -> bool:
         """Whether a tell stands in one of these expressions, or a name that depends on one."""
@@ -173,7 +201,7 @@ class Tells:
             return isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in self.source.units
         if path in MODULES or "." not in path:
             return False  # a module itself: what is asked of it decides
-        if _under(path, ALIKE):
+        if _under(path, ALIKE) or (self.in_groups and path.startswith("torch.distributed.")):
             return False
         root, name, *_ = path.split(".")
         asks = root == "torch" and name.startswith(QUESTIONS)
