@@ -187,6 +187,15 @@ TWO_FACED = {
     "a group of processes": module(
         "if torch.distributed.is_initialized():\n    return F.relu(x)\nreturn ours(x)"
     ),
+    "a forward that is inherited": module("return ours(x)").replace("ModelNew", "Ours")
+    + textwrap.dedent("""
+        class Base(nn.Module):
+            def forward(self, x):
+                return F.relu(x) if torch.cuda.memory_allocated() else ours(x)
+
+        class ModelNew(Base):
+            pass
+    """),
     "a group that it makes itself": module(
         GROUP + "if dist.is_initialized():\n    dist.all_reduce(x)\n    return F.relu(x)\nreturn ours(x)",
         more="import torch.distributed as dist",

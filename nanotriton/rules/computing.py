@@ -153,6 +153,9 @@ class Search:
         for node, when in self.branches.block(unit.body, runs):
             if isinstance(node, ast.FunctionDef) and node.name in CALLS:
                 found.append((node, when))
+        if not found:  # what it inherits
+            bases = [base for node in unit.bases for base in self.source.called(node)]
+            found += [(base, runs) for base in bases if isinstance(base, ast.ClassDef)]
         methods = [method for method, _ in found]
         if "forward" in self.tells.attributes:
             found += [(value, Runs.BEHIND) for value in self.source.units["forward"] if value not in methods]
