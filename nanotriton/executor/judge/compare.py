@@ -38,8 +38,9 @@ from nanotriton.executor.judge.values import (
     scale_of,
     too_common,
 )
+from nanotriton.executor.replay.poison import unwritten
 from nanotriton.plan.trees import describe, identical, leaves, tensors
-from nanotriton.verdict import Fault, ValueFault
+from nanotriton.verdict import Fault, HoleFault, ValueFault
 
 KERNELBENCH = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # atol = rtol; others: 1e-4
 SIGMAS = 6.0  # standard errors that chance may move a mean by
@@ -326,7 +327,8 @@ def finiteness(output: Output) -> None:
     pieces = chunks(output.got, output.own, None)
     lost = sum(int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in pieces)
     if lost:
-        raise Fault("not_finite", f"{output.name}: {lost} of {output.own.numel()} values are NaN or infinite")
+        message = f"{output.name}: {lost} of {output.own.numel()} values are NaN or infinite"
+        raise HoleFault(message, min(lost, unwritten(output.got)))
 
 
 def bounds(output: Output) -> None:
