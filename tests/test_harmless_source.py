@@ -78,6 +78,9 @@ HONEST = {
         "@torch.library.impl(library, 'exp', 'Meta')\ndef shape_of_exp(x):\n    return torch.empty_like(x)\n"
         f"@torch.library.impl(library, 'exp', 'CUDA')\ndef exp_on_cuda(x):\n{REGISTERED}",
     ),
+    "a mark for tracers": module(
+        "return launched(x)", f"@torch.fx.wrap\ndef launched(x):\n    {indented(LAUNCH)}\n"
+    ),
     "an argument that is named like a module": module(
         LAUNCH,
         "import operator\ndef newer(package, operator, target):\n    return operator(package.__version__, target)\n"

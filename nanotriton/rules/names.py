@@ -52,6 +52,7 @@ PARTS = {
     """),
     "inspect": words("signature Parameter"),
     "threading": words("Lock RLock local get_ident"),
+    "torch.fx": words("wrap"),  # a mark for who traces a module: it returns the function itself
     "importlib": words("util metadata"),
     "importlib.util": words("find_spec"),
     "importlib.metadata": words("version PackageNotFoundError"),
