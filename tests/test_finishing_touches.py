@@ -106,6 +106,10 @@ def test_torch_may_finish_but_not_do_the_work(name, judged):
     assert judged[name].status == CASES[name][2], judged[name].message
 
 
+def test_who_leaves_too_much_to_torch_reads_what_to_do(judged):
+    assert "let a kernel reduce more" in judged["a mean of everything"].message
+
+
 def test_a_process_may_take_its_share_of_the_machine(monkeypatch):
     pages = {"SC_PHYS_PAGES": 1 << 27, "SC_PAGE_SIZE": 4096}  # 512 GiB
     monkeypatch.setattr("os.sysconf", pages.__getitem__)
