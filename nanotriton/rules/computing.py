@@ -38,7 +38,7 @@ MOVES = words("""
 """)
 # Methods that no tensor has: of containers, and of what autograd gives to `forward`. A tensor that is spread
 # over several machines has the last two, and there is but one machine.
-CONTAINERS = (list, dict, set, tuple, collections.deque)
+CONTAINERS = (list, dict, set, tuple, collections.deque, collections.OrderedDict, collections.Counter)
 OF_OTHERS = frozenset(
     name for kind in CONTAINERS for name in dir(kind) if not hasattr(torch.Tensor, name)
 ) | words("""
