@@ -7,7 +7,6 @@ found once and cached by content. Answers never are.
 """
 
 import contextlib
-import copy
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from nanotriton.executor.judge.attributes import only_left
 from nanotriton.executor.judge.compare import Answer, all_finite, is_fair, passes, repeats
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.constants import Search, same_tensors
+from nanotriton.executor.judge.drawn import Drawn
 from nanotriton.executor.judge.fakes import Fakes
 from nanotriton.executor.judge.kinds import (
     BEFORE,
@@ -42,7 +42,7 @@ from nanotriton.executor.judge.kinds import (
     untrained,
     with_same_buffers,
 )
-from nanotriton.executor.judge.literals import COMPARING, SingleNumbers, literals
+from nanotriton.executor.judge.literals import COMPARING, LIMITING, OwnNumbers, literals
 from nanotriton.executor.judge.module import (
     Allowance,
     Exited,
@@ -139,7 +139,7 @@ class Reference:
         self.examined = False
         self.literals = literals(task.source)
         self.called: set[str] = set()  # the names of what the reference calls
-        self.in_float32 = False  # whether all floats that it is given are float32
+        self.dtype: torch.dtype | None = None  # of all floats that it is given, if they have one in common
         self.keeps_nothing = False  # known to leave no state between calls (calls.py)
         self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
@@ -148,6 +148,7 @@ class Reference:
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
+        self.drawn_inputs = Drawn()
         self.kinds: frozenset[str] = frozenset(["plain"])
         self.facts = Facts()
         self.reduced = False  # whether it multiplies in TF32 on its device
@@ -178,7 +179,7 @@ class Reference:
         inputs = self.inputs("plain", 0)
         self.described_inputs = wire.describe(inputs)[0]
         dtypes = {t.dtype for t in tensors(inputs) if t.is_floating_point()}
-        self.in_float32 = dtypes == {torch.float32}
+        self.dtype = next(iter(dtypes)) if len(dtypes) == 1 else None
 
     # ---- how the task's own code is run ----
 
@@ -201,12 +202,13 @@ class Reference:
     @contextlib.contextmanager
     def running(self, kind: str) -> Iterator[None]:
         """`own`, for calls of forward in float64."""
-        with self.own(kind), torch.no_grad(), self.default_device(), self.single_numbers():
+        with self.own(kind), torch.no_grad(), self.default_device(), self.own_numbers():
             yield
 
-    def single_numbers(self):
-        """What makes a comparison with a number of the text the same in float64 as in float32."""
-        return SingleNumbers() if self.in_float32 and self.called & COMPARING else contextlib.nullcontext()
+    def own_numbers(self):
+        """What gives the reference in float64 the numbers that its own dtype has."""
+        needed = self.dtype is not None and self.called & (COMPARING | {LIMITING})
+        return OwnNumbers(self.dtype) if needed else contextlib.nullcontext()
 
     @property
     def precision(self) -> Precision:
@@ -231,7 +233,7 @@ class Reference:
         goes to its device, which pulls weights apart that share memory."""
         host = self.on_host(seed)
         stays = self.device.type == "cpu" and not construct.shares_memory(host)
-        return copy.deepcopy(host, {} if stays else construct.replicas(host, self.device))
+        return construct.copied(host, None if stays else construct.replicas(host, self.device))
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
@@ -252,7 +254,7 @@ class Reference:
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
             if untrained(seed) in self.built:  # a copy is quicker than a constructor that draws
-                model = copy.deepcopy(self.built[untrained(seed)])
+                model = construct.copied(self.built[untrained(seed)])
             else:
                 model = self.construct(untrained(seed))
             if seed < 0:
@@ -292,6 +294,11 @@ class Reference:
         self.built.clear()
         self.digests.clear()
 
+    def forget_all(self) -> None:
+        """Give back the memory that is not needed to judge a candidate, but to do so quickly."""
+        self.forget_weights()
+        self.drawn_inputs.forget()
+
     def init_arguments(self, weights: int) -> list:
         with self.its_code():
             construct.seed_everything(untrained(weights))
@@ -312,6 +319,16 @@ class Reference:
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
+        """What get_inputs gives under this kind of stress."""
+        if self.device.type != "cpu":
+            return self.draw_anew(kind, seed)
+        given = self.drawn_inputs.copy_of((kind, seed))
+        if given is None:
+            given = self.draw_anew(kind, seed)
+            self.drawn_inputs.keep((kind, seed), given)
+        return given
+
+    def draw_anew(self, kind: str, seed: int) -> list:
         with self.own(kind), self.default_device(), draws.stressed(kind, seed, self.literals):
             construct.seed_everything(seed)
             given = self.arguments("get_inputs")
@@ -416,6 +433,7 @@ class Reference:
                 self.load()
             with excused("on its own inputs"):
                 answer = self.plain_answer(seed)
+        self.drawn_inputs.forget()  # what the task sets was not known yet
         with excused("on its own inputs"):
             self.repeat(seed, answer)
             fakes.look("plain", seed, answer, seed)
@@ -444,7 +462,7 @@ class Reference:
                 "unsupported",
                 "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
             )
-        if not identical(self.inputs("plain", seed), inputs):
+        if not identical(self.draw_anew("plain", seed), inputs):
             raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
         self.bytes = sum(t.nbytes for t in tensors(inputs))
         del inputs
