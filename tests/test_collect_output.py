@@ -91,6 +91,17 @@ def test_inductor_goes_over_draws_of_the_grammar_too(tmp_path):
     assert [r["key"] for r in pipeline.ordered()] == ["compile-0-1", "pair-0-2", "compile-0-2", "hard-0-3"]
 
 
+def test_candidates_that_are_verified_later_are_counted(tmp_path):
+    """Such a run ends when it has as many as were asked for, and its journal is counted when it goes on."""
+    config = Config(verify="later", count=2, out=str(tmp_path))
+    pipeline = Pipeline(config)
+    made = [row("pair-0-0", "one"), row("pair-0-1", "two"), row("pair-0-2", "three") | {"solution": ""}]
+    for number, candidate in enumerate(made):
+        assert pipeline.enough() == (number == 2)
+        pipeline.settle(candidate, "emitted", "")
+    assert pipeline.tasks == 1 and Pipeline(config).enough()
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_maker_behind(tmp_path):
     """Its makers end with it, however it ends."""

@@ -23,7 +23,7 @@ from nanotriton.collect.filters import Decontaminator, Duplicates
 from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.make import computed_literals, make, pool
 from nanotriton.collect.output import token_counter, unwieldy, write_sets
-from nanotriton.collect.sets import UNFAIR, is_pair, is_rl
+from nanotriton.collect.sets import UNFAIR, may_be_pair, may_be_rl
 from nanotriton.collect.sources import modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
@@ -51,8 +51,8 @@ class Pipeline:
         self.texts: dict[str, str] = {}  # sha256 of a pair -> its key
         self.length = token_counter(cfg.tokenizer)
         self.workers = cfg.workers or max(len(os.sched_getaffinity(0)), 1)
-        self.found = sum(is_pair(r) for r in self.journal.rows.values())
-        self.tasks = sum(is_rl(r) for r in self.journal.rows.values())
+        self.found = sum(may_be_pair(r) for r in self.journal.rows.values())
+        self.tasks = sum(may_be_rl(r) for r in self.journal.rows.values())
 
     # ---- jobs ----
 
@@ -255,8 +255,8 @@ class Pipeline:
         row["status"], row["message"] = status, message
         operators = [canonical(name) for name in row["meta"].get("operators", [])]
         row["split"] = split_of(operators, row["meta"].get("sizes", []))
-        self.found += is_pair(row)
-        self.tasks += is_rl(row)
+        self.found += may_be_pair(row)
+        self.tasks += may_be_rl(row)
         self.journal.add(row)
 
     # ---- the files ----

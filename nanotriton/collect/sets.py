@@ -27,6 +27,15 @@ def is_rl(row: dict) -> bool:
     return row["status"] == "task" and row["split"] == "train"
 
 
+def may_be_pair(row: dict) -> bool:
+    """A pair, or what --verify later leaves to be verified elsewhere: a run counts it as one."""
+    return is_pair(row) or (row["status"] == "emitted" and row["split"] == "train" and bool(row["solution"]))
+
+
+def may_be_rl(row: dict) -> bool:
+    return is_rl(row) or (row["status"] == "emitted" and row["split"] == "train" and not row["solution"])
+
+
 def sort(
     rows: list[dict], wanted: int | None, share: float, reasoning: bool, most: int = 0
 ) -> tuple[dict, list[dict]]:
