@@ -39,8 +39,9 @@ from nanotriton.executor.judge.fairness import (
 )
 from nanotriton.executor.judge.kinds import Trial, untrained
 from nanotriton.executor.judge.memory import check_memory
+from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.nudging import Nudge
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import State, Twin, in_float64, state_of
 from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import identical, tensors

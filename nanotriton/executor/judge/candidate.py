@@ -27,8 +27,9 @@ from nanotriton.executor.judge.kinds import (
     untrained,
     with_same_buffers,
 )
+from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.recording import ONE_TRIAL, Purpose, record
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.judge.tuning import judge_tuning

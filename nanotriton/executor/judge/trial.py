@@ -15,7 +15,8 @@ from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allcl
 from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, question
 from nanotriton.executor.judge.kinds import MOVED, Trial
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault
