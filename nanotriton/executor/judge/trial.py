@@ -2,7 +2,7 @@
 the candidate.
 
 The reference (reference.py) runs after the candidate, on private copies of the same inputs, once in the
-task's dtype and once in float64 (compare.py says what the tolerance is). A candidate is judged on several
+task's dtype and once in float64 (checks.py says what the tolerance is). A candidate is judged on several
 trials with secret seeds: one as the task draws, the others under stress (draws.py) and with other weights.
 """
 
