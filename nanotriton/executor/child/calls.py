@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nanotriton.executor.child.quiet import quiet
 from nanotriton.executor.child.stages import stage
 from nanotriton.executor.child.tape import RecordError, Tape
-from nanotriton.executor.common.construct import named_state, plain_attributes
+from nanotriton.executor.common.construct import age_alike, named_state, plain_attributes
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
 
@@ -85,7 +85,8 @@ class Calls:
         self.tape.begin_next_call()
         self.tape.ships = False
         other = build()
-        _age_alike(self.model, other)
+        with quiet():
+            age_alike(self.model, other)
         plan = self.call(other)
         self.tape.ships = True
         return plan
@@ -104,15 +105,6 @@ class Calls:
             raise RecordError("rule_violation", UNWAITED)
         tape.plan.outputs = outputs(tape, result)
         return tape.plan
-
-
-def _age_alike(model: Any, other: Any) -> None:
-    """Let the other module's parameters seem to be changed in place as often as this one's."""
-    if isinstance(model, torch.nn.Module) and isinstance(other, torch.nn.Module):
-        with quiet():
-            for old, new in zip(model.parameters(), other.parameters(), strict=False):
-                while new._version < old._version:
-                    torch.autograd.graph.increment_version(new)
 
 
 def _modes(model: Any) -> dict[torch.nn.Module, bool]:

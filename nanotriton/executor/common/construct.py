@@ -277,6 +277,27 @@ def replicas(model: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
     return found
 
 
+@contextlib.contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Inside, a module and its parts are in evaluation mode; afterwards each is as it was."""
+    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        if modes:
+            model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def age_alike(model: object, other: object) -> None:
+    """Let the other module's parameters seem to be changed in place as often as this one's."""
+    if isinstance(model, nn.Module) and isinstance(other, nn.Module):
+        for old, new in zip(model.parameters(), other.parameters(), strict=False):
+            while new._version < old._version:
+                torch.autograd.graph.increment_version(new)
+
+
 def copied(model: nn.Module, replaced: dict[int, torch.Tensor] | None = None) -> nn.Module:
     """copy.deepcopy of a module, several times as fast: most of what a module holds is an empty dict of
     hooks, for each of which deepcopy takes as long as for a tensor.
