@@ -331,6 +331,18 @@ def test_constant_arguments_are_moved(inputs, forward, wrong):
     assert not refused(reference, reference.names["Model"].forward)
 
 
+FITTING = """def parts(x, offsets, lengths):
+    assert torch.equal(offsets.diff(), lengths), "lengths and offsets differ"
+    return x * lengths.repeat_interleave(lengths, output_size=9)"""
+
+
+@pytest.mark.parametrize("rows", [9, 12])
+def test_arguments_that_have_to_fit_each_other_are_not_moved_apart(rows):
+    draw = f"torch.randn({rows}, 9), torch.tensor([0, 2, 5, 9]), torch.tensor([2, 3, 4])"
+    reference = Reference(task("return parts(x, y, z)", draw, "x, y, z", head=FITTING))
+    assert not reference.moves and reference.unvaried == ["inputs[1]", "inputs[2]"]
+
+
 def test_what_cannot_be_moved_is_named():
     reference = Reference(
         task("return F.softmax(x, dim=y) if z else x", "torch.randn(4, 20), -1, '+'", "x, y, z")

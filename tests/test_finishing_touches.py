@@ -50,6 +50,16 @@ MSE, SUM, ROW = (
 CASES = {
     "a mean of the rows": (MSE, PER_ROW + "return out.sum() / x.numel()", "correct"),
     "torch.mean": (MSE, PER_ROW + "return torch.mean(out) / 200", "correct"),
+    "functions of a sum": (
+        SUM,
+        PER_ROW + "total = torch.sum(out)\nreturn torch.sqrt(torch.maximum(total, torch.zeros_like(total)))",
+        "correct",
+    ),
+    "a function of everything": (
+        loss("((x - y) ** 2).sqrt()"),
+        "out = torch.empty_like(x)\ndifferences[(19,)](x, y, out, 4800, BLOCK=256)\nreturn torch.sqrt(out)",
+        "rule_violation",
+    ),
     "a root of the sum": (SUM, PER_ROW + "return torch.sum(out).sqrt()", "correct"),
     "a running sum of small counts": (
         MSE,

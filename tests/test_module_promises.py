@@ -161,6 +161,12 @@ def test_another_module_of_the_class_is_right_too(executor, forward, right):
     assert verdict.status == ("correct" if right else "wrong_value"), verdict
 
 
+def test_weights_that_are_made_on_the_gpu_belong_to_another_module_too(executor):
+    on_gpu = GAIN.replace("randn(40)", "randn(40, device='cuda')")
+    source = candidate(TABLE, init=f"{on_gpu}\n{SHIFT}", before="KEPT = {}\n\n\n")
+    assert judge(executor, USUAL, source).correct
+
+
 # ---- weights ----
 
 

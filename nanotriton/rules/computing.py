@@ -75,6 +75,10 @@ PLAIN_LAYERS = words("""
 NOT_JUDGED = words("backward jvp vjp vmap setup_context extra_repr")  # methods that no call of forward runs
 CALLS = words("forward __call__")  # a layer's attributes that run it
 TURNED = words("T mT H mH")  # attributes that are the tensor in another order
+# What finishes a count or a sum of few numbers (plan_rules.py): whether it does, the plan shows.
+TOUCHES = words("""
+    torch.clamp torch.clamp_max torch.clamp_min torch.div torch.maximum torch.minimum torch.sqrt
+""")
 COMPARISON = "a comparison"
 # What to write instead of torch behind a tell.
 OTHER_CONDITIONS = " (a condition on shapes, dtypes, is_cuda or the compute capability may choose)"
@@ -153,6 +157,9 @@ class Search:
         for node, when in self.branches.block(unit.body, runs):
             if isinstance(node, ast.FunctionDef) and node.name in CALLS:
                 found.append((node, when))
+        if not found:  # what it inherits
+            bases = [base for node in unit.bases for base in self.source.called(node)]
+            found += [(base, runs) for base in bases if isinstance(base, ast.ClassDef)]
         methods = [method for method, _ in found]
         if "forward" in self.tells.attributes:
             found += [(value, Runs.BEHIND) for value in self.source.units["forward"] if value not in methods]
@@ -363,6 +370,7 @@ SIGNS = {
 def _computing_call(source: Source, node: ast.AST, unit: ast.AST | None = None) -> str | None:
     """The name of a torch function, tensor method or operator that is certain to compute, or None.
 
+    One that may be a finishing touch, as torch.clamp of a count is, is left to the rules on the plan.
     unit: the definition that the node stands in. In a method `self.softmax(x)` may be the candidate's own.
     """
     if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
@@ -371,7 +379,7 @@ def _computing_call(source: Source, node: ast.AST, unit: ast.AST | None = None) 
         return None
     path = source.path(node.func)
     if path is not None:
-        return path if names.computes(path) else None
+        return path if names.computes(path) and path not in TOUCHES else None
     if not isinstance(node.func, ast.Attribute):
         return None
     attribute = node.func.attr

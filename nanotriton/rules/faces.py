@@ -48,6 +48,16 @@ ALIKE = words("""
     torch.is_neg torch.is_nonzero torch.is_same_size torch.get_device torch.get_device_module
     torch.distributed.tensor
 """)
+# How the members of a group of processes exchange tensors, by names of torch.distributed.
+GROUP_CALLS = words("""
+    all_reduce all_gather all_gather_into_tensor all_gather_single _all_gather_base reduce_scatter
+    reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single broadcast reduce gather scatter
+    send recv isend irecv
+""")
+# What a candidate may name there beside, if it has to know nothing of the group but its size.
+GROUP_NAMES = GROUP_CALLS | words("""
+    is_available is_initialized get_rank get_world_size ProcessGroup ReduceOp group tensor.DTensor
+""")
 # Answers that differ in every run, by their last name: the module may have another name.
 FLEETING = words("""
     memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats mem_get_info
@@ -74,6 +84,7 @@ READING = words("getattr hasattr")
 # Modes of torch's and of a module's, which whoever calls it chooses.
 MODES = words("training requires_grad is_leaf grad_fn is_inference")
 BRANCHES = ast.If | ast.IfExp | ast.While
+FUNCTIONS = ast.FunctionDef | ast.Lambda
 
 
 class Tells:
@@ -84,11 +95,14 @@ class Tells:
         self.scopes = Scopes(source)
         self.tensors = Tensors(source, self.scopes)
         self.alike = self._alike()
+        self.in_groups = self._exchanges()
         self.kept = Kept(source, self.scopes, self.tensors)
         self.attributes = set(self.kept.attributes)
         self.functions: set[str] = set()  # whose answers depend on a tell
         self.raising: set[str] = set()  # that raise or not by a tell that differs from call to call
         self.names = {number: set(found) for number, found in self.kept.names.items()}
+        self.order = Order(source)
+        self.since: dict[tuple[int, str], int] = {}  # (function, name) -> the first line that made it depend
         asking = source.nodes[ast.Name] + source.nodes[ast.Attribute] + source.nodes[ast.Call]
         self.any = bool(self._size()) or any(self._tells(node) for node in asking)
         while self.any and self._spread():
@@ -103,6 +117,23 @@ class Tells:
             if named and self.source.path(call.args[1]) == "torch.distributed.tensor.DTensor":
                 found.add(id(call.args[0]))
         return found
+
+    def _exchanges(self) -> bool:
+        """Whether a candidate exchanges tensors with other processes, in a group that somebody else has made.
+
+        Nothing has made one where a module runs alone, with the judge or on a card: all questions about it
+        have one answer there. A candidate that makes a group itself could see whether that fails.
+        """
+        within = {id(node.value) for node in self.source.nodes[ast.Attribute]}  # parts of longer paths
+        for call in self.source.nodes[ast.Call]:
+            if getattr(call.func, "id", "") in ("dir", "hasattr"):
+                within |= {id(value) for value in call.args[:1]}
+        named = set()
+        for node in self.source.nodes[ast.Attribute] + self.source.nodes[ast.Name]:
+            path = self.source.path(node) or ""
+            if id(node) not in within and _under(path, {"torch.distributed"}):
+                named.add(path.removeprefix("torch.distributed").removeprefix("."))
+        return bool(named & GROUP_CALLS) and all(_under(name, GROUP_NAMES) for name in named)
 
     def depends(self, *nodes: ast.AST) -> bool:
         """Whether a tell stands in one of these expressions, or a name that depends on one."""
@@ -148,9 +179,16 @@ class Tells:
             return self._reads_by_name(node)
         if not isinstance(node, ast.Name):
             return False
-        return node.id in self.functions - self.scopes.bound[self.scopes.home(node)] or self.scopes.holds(
-            self.names, node
-        )
+        home = self.scopes.home(node)
+        if node.id in self.functions - self.scopes.bound[home]:
+            return True
+        return self.scopes.holds(self.names, node) and not self._is_before(node, home)
+
+    def _is_before(self, node: ast.Name, home: int) -> bool:
+        """Whether a name is used before its function makes it depend on a tell: x in `if x is None`, where
+        the body is `x = default(tell)`."""
+        own = node.id in self.scopes.bound[home] and self.order.once(node)
+        return own and node.lineno < self.since.get((home, node.id), 0)
 
     def _reads_by_name(self, call: ast.Call) -> bool:
         """`hasattr(self, "seen")`, `getattr(self, "training")`; one whose name is no literal may read any."""
@@ -173,7 +211,7 @@ class Tells:
             return isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in self.source.units
         if path in MODULES or "." not in path:
             return False  # a module itself: what is asked of it decides
-        if _under(path, ALIKE):
+        if _under(path, ALIKE) or (self.in_groups and path.startswith("torch.distributed.")):
             return False
         root, name, *_ = path.split(".")
         asks = root == "torch" and name.startswith(QUESTIONS)
@@ -236,7 +274,11 @@ class Tells:
         return own + sum(len(found) for found in self.names.values())
 
     def _answers_by_tells(self, function: ast.FunctionDef) -> bool:
+        inner = [node for node in walk(*function.body) if isinstance(node, ast.FunctionDef)]
+        others = {id(node) for node in walk(*(part for node in inner for part in node.body))}
         for node in walk(*function.body):
+            if id(node) in others:  # what a function inside of it answers
+                continue
             if isinstance(node, ast.Return) and node.value is not None and self.depends(node.value):
                 return True
             if (
@@ -252,7 +294,7 @@ class Tells:
         for function in self.scopes.run_by(call):
             for name, value in self.scopes.given(function, call):
                 if self.depends(value):
-                    self.names[self.scopes.home(function)].add(name)
+                    self._add_name(self.scopes.home(function), name, 0)
 
     def _add(self, target: ast.AST) -> None:
         """A target's names; of self.x[i] it is x."""
@@ -261,7 +303,27 @@ class Tells:
                 self.attributes.add(node.attr)
                 return
             if isinstance(node, ast.Name):
-                self.names[self.scopes.home(node)].add(node.id)
+                self._add_name(self.scopes.home(node), node.id, node.lineno if self.order.once(node) else 0)
+
+    def _add_name(self, home: int, name: str, line: int) -> None:
+        """A name depends on a tell from a line of its function on, 0 if from the beginning."""
+        known = self.since.get((home, name), 0) if name in self.names[home] else line
+        self.since[home, name] = min(known, line)
+        self.names[home].add(name)
+
+
+class Order:
+    """Which names of a function are used and bound from top to bottom, once in each call."""
+
+    def __init__(self, source: Source):
+        nodes = source.nodes
+        inner = [f for outer in nodes[ast.FunctionDef] for f in walk(*outer.body) if isinstance(f, FUNCTIONS)]
+        again = nodes[ast.For] + nodes[ast.While] + nodes[ast.comprehension] + nodes[ast.NamedExpr]
+        self._elsewhere = {id(node) for node in walk(*inner, *again)}
+
+    def once(self, node: ast.Name) -> bool:
+        """Not so in a loop, in a function inside of another one, and where an expression binds the name."""
+        return id(node) not in self._elsewhere
 
 
 def _holds(node: ast.AST, kind) -> bool:

@@ -229,8 +229,9 @@ class Tape:
 
     def ship_weights(self, plan: Plan) -> None:
         """Add to a plan the bytes of the weights that were entered while `ships` was False."""
-        for storage, host, t in self._unshipped:
-            storage.blob = self._blob(host, t, plan, ship_known=False)
+        with quiet():
+            for storage, host, t in self._unshipped:
+                storage.blob = self._blob(host, t, plan, ship_known=False)
         self._unshipped = []
 
     def tensor_id(self, t: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from nanotriton.executor.judge.compare import Answer
-from nanotriton.executor.judge.kinds import MOVED, TRIALS
+from nanotriton.executor.judge.kinds import MOVED, TRIALS, Trial
 from nanotriton.executor.judge.moves import NUMBER, NUMBERS, OTHER_WAY, Moves, unfolding, ways
 from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
@@ -79,7 +79,7 @@ class Search:
                 return False
             kind = MOVED + reference.chosen(TRIALS[1])
             answer = reference.finite_answer(kind, self.seed, reference.moved_weights(self.seed))
-            if answer is None or layout(answer) != self.wanted:
+            if answer is None or layout(answer) != self.wanted or not self.survives_others(kind):
                 return False
             self.found = moves
             return True
@@ -88,6 +88,12 @@ class Search:
         finally:
             reference.moves = self.found
             reference.forget_weights()  # those of other moves go by the same seed
+
+    def survives_others(self, kind: str) -> bool:
+        """Whether the reference takes two other draws too: lengths and offsets that are moved apart may fit
+        each other by chance."""
+        reference, weights = self.reference, self.reference.moved_weights(self.seed)
+        return all(reference.takes(Trial(kind, self.seed + number, weights)) for number in (1, 2))
 
     def all_change(self, moves: Moves) -> bool:
         given = self.reference.draw("plain", self.seed)

@@ -117,11 +117,11 @@ def slices(x: Tensor, luck: Luck) -> list[tuple[int, int]]:
     return found
 
 
-def padded_slices(x: Tensor, luck: Luck) -> list[tuple[int, list[int]]]:
+def padded_slices(x: Tensor, luck: Luck) -> list[tuple[int, set[int]]]:
     """As `slices`, and one slice is zeros, where norms divide by nothing, signs vanish and all
     elements tie.
 
-    Returns [(dimension, indices of slices that are as usual)].
+    Returns [(dimension, indices of its slices that are not as usual)].
     """
     found = []
     for dim, small in slices(x, luck):
@@ -129,31 +129,44 @@ def padded_slices(x: Tensor, luck: Luck) -> list[tuple[int, list[int]]]:
         zero = (small + 1) % (n - 1)
         if n > 2:
             x.select(dim, zero).fill_(0)
-        found.append((dim, [i for i in range(n - 1) if i not in (small, zero)]))
+        found.append((dim, {small, zero, n - 1}))
     return found
 
 
 def faint_slices(x: Tensor, luck: Luck) -> None:
     """As `padded_slices`, and some of the others are faint."""
-    for dim, usual in padded_slices(x, luck):
-        make_faint(x, dim, usual, luck)
+    for dim, taken in padded_slices(x, luck):
+        make_faint(x, dim, taken, luck)
 
 
 def faint_alone(x: Tensor, luck: Luck) -> None:
     """Some slices of each dimension are faint, and none is large: where exponentials overflow."""
     for dim in range(x.dim()):
-        make_faint(x, dim, list(range(x.shape[dim])), luck)
+        make_faint(x, dim, set(), luck)
 
 
-def make_faint(x: Tensor, dim: int, usual: list[int], luck: Luck) -> None:
+def make_faint(x: Tensor, dim: int, taken: set[int], luck: Luck) -> None:
     """Up to three slices are as small as an eps is: another one, or one at another place, shows. What lies in
-    them keeps its proportions, so no digit is lost. usual: those that may be chosen."""
-    sizes = list(FAINT)
-    for _ in range(min(len(sizes), x.shape[dim] // 4)):
+    them keeps its proportions, so no digit is lost. taken: those that may not be chosen."""
+    sizes, n = list(FAINT), x.shape[dim]
+    for _ in range(min(len(sizes), n // 4)):
         size = sizes.pop(luck.below(len(sizes)))
-        part = x.select(dim, usual.pop(luck.below(len(usual))))
+        index = nth_free(luck.below(n - len(taken)), taken)
+        taken.add(index)
+        part = x.select(dim, index)
         rms = part.float().square().mean().sqrt().clamp(min=size)
         part.copy_((part.float() * (size / rms)).to(x.dtype))
+
+
+def nth_free(number: int, taken: set[int]) -> int:
+    """The index with this number among 0, 1, 2, ... without those that are taken. A dimension may have 2^27,
+    so nobody lists them.
+    >>> [nth_free(i, {0, 3}) for i in range(4)]
+    [1, 2, 4, 5]
+    """
+    for index in sorted(taken):
+        number += index <= number
+    return number
 
 
 def sink(x: Tensor, luck: Luck) -> None:

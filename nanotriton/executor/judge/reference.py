@@ -417,7 +417,13 @@ class Reference:
         if self.moves:
             scaled = found[1]
             found[1] = Trial(MOVED + scaled.kind, scaled.inputs, self.moved_weights(scaled.weights))
-        return [t for t in found if t.kind == "plain" or not self.picky or self.takes(t)]
+        return [trial for trial in found if not self.may_refuse(trial.kind) or self.takes(trial)]
+
+    def may_refuse(self, kind: str) -> bool:
+        """Whether the reference may refuse a draw of this kind although it has taken another one: it asserts
+        something, or several arguments that have to fit each other are moved."""
+        moved = kind.startswith(MOVED) and len(self.moves.ways) > 1
+        return kind != "plain" and (self.picky or moved)
 
     def takes(self, trial: Trial) -> bool:
         """Whether the reference takes this draw: it has taken another one of this kind."""
