@@ -126,6 +126,7 @@ class Reference:
         self.grows = False  # and on some that are large
         self.trained = Trained(())
         Examination(self).run()
+        self.drawn_inputs.forget()  # no candidate will ask for these
         self.examined = True
 
     def load(self) -> None:
