@@ -272,6 +272,34 @@ def test_edges_of_rounding_and_comparison(forward, right, wrong):
     check(task(forward, "torch.randn(40, 60)"), right, wrong)
 
 
+@pytest.mark.parametrize(
+    "name, dtype",
+    [("trunc", torch.float32), ("frac", torch.float32), ("round", torch.float16), ("floor", torch.bfloat16)],
+)
+def test_what_is_rounded_may_be_larger_than_an_integer(name, dtype):
+    """A cast to int32 and back rounds too, up to 2**31 (a half up to 65504: to int16)."""
+    rounds = getattr(torch, name)
+    narrow = torch.int16 if dtype == torch.float16 else torch.int32
+
+    def cast(m, x):
+        limits = torch.iinfo(narrow)
+        whole = x.double().clamp(limits.min, limits.max)
+        whole = whole - whole.frac() if name == "frac" else rounds(whole)
+        return (x - whole.to(dtype) if name == "frac" else whole.to(dtype)) / 2
+
+    check(
+        task(f"return torch.{name}(x) / 2", f"torch.randn(40, 50, dtype={dtype})"),
+        lambda m, x: rounds(x) / 2,
+        cast,
+    )
+
+
+def test_what_becomes_an_integer_stays_small():
+    """Beyond its range a cast gives anything, and so does the rest of a large quotient."""
+    for forward in ("return torch.floor(x * 9).int()", "return torch.floor(x) + torch.remainder(x, 0.3)"):
+        assert "beyond" not in Reference(task(forward, "torch.randn(30, 20)")).kinds
+
+
 def test_elements_that_may_be_sorted_in_any_order_do_not_tie():
     kinds = Reference(task("return torch.topk(x, 3)[1] + (x[:, :3] > 0).long()", "torch.randn(20, 30)")).kinds
     assert not kinds & {"tied", "padded", "edges"}

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor.judge import draws
-from nanotriton.executor.judge.literals import literals, single
+from nanotriton.executor.judge.literals import literals, single, within_limits
 from nanotriton.executor.judge.reference import Reference
 from tests.test_draws import MANY, accepted_by_many, judge, refused, task
 
@@ -61,3 +61,24 @@ def test_numbers_stay_within_the_range_of_what_was_drawn():
     x = torch.rand(50, 40, generator=torch.Generator().manual_seed(1))
     draws.distort(x, "tied positive", torch.Generator().manual_seed(1), (0.3, 40.0))
     assert (x == 0.3).any() and not (x < 0).any() and not (x == 40).any()
+
+
+# ---- numbers that follow from a dtype ----
+
+LARGEST = [("float32", 3.4e37), ("float16", 6550.0), ("bfloat16", 65504.0)]
+
+
+@pytest.mark.parametrize("dtype, other", LARGEST)
+def test_in_place_of_infinity_stands_the_largest_number_of_the_tasks_dtype(dtype, other):
+    reference = Reference(task("return x.nan_to_num() * 0.5", f"torch.randn(30, 40, dtype=torch.{dtype})"))
+    right = lambda m, x: x.nan_to_num() * 0.5
+    wrong = lambda m, x: x.nan_to_num(0.0, other, -other) * 0.5
+    assert not refused(reference, right)
+    assert refused(reference, wrong) and refused(reference, lambda m, x: x * 0.5)
+
+
+def test_a_limit_that_is_given_stays():
+    assert within_limits((1, 0.5), {"posinf": 3.0}, torch.float16) == (
+        (1,),
+        {"nan": 0.5, "posinf": 3.0, "neginf": -65504.0},
+    )

@@ -22,9 +22,17 @@ def put(m, x, y):
     return out
 
 
+def stored(m, x, y):
+    """Of several numbers for one place the last one stays."""
+    return x.new_zeros(40, x.shape[1]).index_put((y,), x)
+
+
+ADDED = "torch.randn(20, 6), torch.randperm(40)[:20]"
 LENGTHS = "torch.arange(24) < y[:, None]"
 STRUCTURES = {
     "distinct": ("torch.randn(20, 6), torch.randperm(40)[:20]", "return x.new_zeros(40, 6).index_add(0, y, x)", put),
+    "distinct places that are added to": (ADDED, "return x.new_zeros(40, 6).index_put((y,), x, accumulate=True)", stored),
+    "the same in place": (ADDED, "out = x.new_zeros(40, 6); out.index_put_((y,), x, True); return out", stored),
     "sorted": ("torch.randn(30, 5), torch.randint(0, 6, (30,)).sort()[0]", "return x.new_zeros(6, 5).index_add(0, y, x)", by_bounds),
     "all there": ("torch.randn(3), torch.randint(0, 8, (200,))", "return torch.bincount(y, minlength=8) * x.sum()", lambda m, x, y: torch.bincount(y, minlength=8).clamp(min=1) * x.sum()),
     "few of each": ("torch.randn(3), torch.randint(0, 8, (160,))", "return torch.bincount(y, minlength=8) * x.sum()", lambda m, x, y: torch.bincount(y, minlength=8).clamp(max=60) * x.sum()),
@@ -67,6 +75,7 @@ KEPT = {
     "a promise": ("torch.randn(7, 12), (lambda t: t + t.T)(torch.randn(12, 12))", "return x @ y", "# y is symmetric."),
     "a promise of order": ("torch.randn(30, 5), torch.randperm(30)[:9].sort()[0]", "return x[y]", "# rows by sorted, unique indices"),
     "writes to places": ("torch.randn(9, 5), torch.randperm(9)", "return torch.zeros(9, 5).index_copy(0, y, x)", ""),
+    "puts into places": ("torch.randn(9, 5), torch.randperm(9)", "return torch.zeros(9, 5).index_put((y,), x)", ""),
     "offsets": ("torch.randn(30), torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(1, 8, (4,)).cumsum(0)])", "return torch.stack([x[a:b].sum() for a, b in zip(y, y[1:])])", ""),
     "a triangle that is read": ("torch.randn(6), (lambda t: t @ t.T + torch.eye(6))(torch.randn(6, 6))", "return torch.linalg.cholesky(y) @ x", ""),
     "what breaks": ("torch.randn(30), torch.randperm(30)[:9].sort(descending=True)[0]", "assert (y.diff() < 0).all(); return x[y]", ""),

@@ -343,6 +343,19 @@ def test_dot_of_narrow_floats_accumulates_in_float32(dtype):
     assert torch.allclose(c.double(), a.double() @ b.double(), rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype, at_once", [(torch.float16, 16), (torch.float8_e5m2, 32)])
+def test_an_accumulator_of_halves_is_rounded_after_each_instruction(dtype, at_once):
+    """4096 and then 1 seven times: next to 4096 the numbers of fp16 lie 4 apart."""
+    a = torch.zeros(16, 8, at_once)
+    a[:, 0] = 4096 / at_once
+    a[:, 1:, 0] = 1
+    a, b = a.to(dtype).view(16, 8 * at_once), torch.ones(8 * at_once, 16).to(dtype)
+    for out, want in ((tl.float16, 4096), (tl.float32, 4103)):
+        c = torch.empty(16, 16)
+        evaluate(dots, (1,), a, b, c, M=16, N=16, K=8 * at_once, PRECISION=None, OUT=out)
+        assert (c == want).all(), c
+
+
 def test_dot_of_int8_is_exact():
     a, b = (
         torch.randint(-128, 128, s, generator=torch.Generator().manual_seed(1), dtype=torch.int8)

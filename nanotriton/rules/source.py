@@ -13,21 +13,34 @@ _LEAVES = frozenset({"ctx", "op", "ops", "kind", "type_comment"})
 def walk(*roots: ast.AST) -> list[ast.AST]:
     """The nodes below and including the roots, in order of the text.
 
-    It is `ast.walk` at twice the speed: a candidate has thousands of nodes.
+    It is `ast.walk` at several times the speed: a candidate has thousands of nodes, and they are walked some
+    fifty times. So each node keeps its children.
     """
     found, todo = [], list(reversed(roots))
     while todo:
         node = todo.pop()
         found.append(node)
-        for name in reversed(node._fields):
-            if name in _LEAVES:
-                continue
-            value = getattr(node, name)
-            if isinstance(value, ast.AST):
-                todo.append(value)
-            elif isinstance(value, list):
-                todo += [item for item in reversed(value) if isinstance(item, ast.AST)]
+        try:
+            todo += node.children_from_the_last
+        except AttributeError:
+            todo += _note_children(node)
     return found
+
+
+def _note_children(node: ast.AST) -> list[ast.AST]:
+    """The children of a node, the last first. It keeps them as an attribute."""
+    children = []
+    for name in node._fields:
+        if name in _LEAVES:
+            continue
+        value = getattr(node, name)
+        if isinstance(value, ast.AST):
+            children.append(value)
+        elif isinstance(value, list):
+            children += [item for item in value if isinstance(item, ast.AST)]
+    children.reverse()
+    node.children_from_the_last = children
+    return children
 
 
 def mentions(nodes: Iterable[ast.AST]) -> set[str]:

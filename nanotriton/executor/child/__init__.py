@@ -16,7 +16,11 @@ forked from, so the code here knows no reference, no seed and no answer.
 
     record.py        target of replay mode: record the candidate, hand the plan over
     recorder.py      import the file, build ModelNew, run forward on tensors without data
+    modules.py       how modules are built, and how their weights go to the GPU
+    calls.py         the calls of one module that are recorded
+    stages.py        where the candidate's own code runs, and what becomes of its errors
     effects.py       what a candidate leaves changed in the process
+    quiet.py         torch, unseen by our modes
     tape.py          the plan under construction, and which tensors are "on the GPU" in it
     fake_torch.py    PyTorch without a GPU: every ATen call is written down
     fake_card.py     what torch says of the GPU's properties and of its memory

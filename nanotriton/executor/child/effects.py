@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from nanotriton.executor.child.tape import quiet
+from nanotriton.executor.child.quiet import quiet
 from nanotriton.executor.common.construct import patched
 
 RANDOM, GRADIENTS = "random stream", "gradients"

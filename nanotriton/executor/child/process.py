@@ -1,10 +1,12 @@
 """Process mode, the untrusted side: the candidate runs for real, on a GPU, in a process that is used once."""
 
+import contextlib
 import importlib.util
 import mmap
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from nanotriton.executor.common import construct
 from nanotriton.executor.sandbox.protocol import Report
 from nanotriton.plan import wire
-from nanotriton.plan.trees import mapped
+from nanotriton.plan.trees import identical, mapped, tensors
 
 # CUDA's names of the errors that lose a context (driver.FATAL), as torch and Triton print them
 LOST = (
@@ -40,17 +42,19 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
 
     args:
         trials: descriptions of the arguments of forward (`inputs`), of those of the constructor (`init`) and
-            of the state; the seed of the weights. The first has the inputs of a second call too (`more`).
+            of the `state`; the `seed` of the weights. The first may have `further` calls: see Further.
         bytes: of fds[0].
         buffers: names of those whose constants are moved.
+        attributes: whether tensors that are plain attributes belong to a module's state.
         device, defaults (Reference.defaults), wait (seconds before it begins).
         launches: False gives every launch an empty grid: is the answer another one without them?
 
-    The answer has a description for each call, of the outputs and of the inputs afterwards (of a second call
-    also of the module's state), and their bytes.
+    The answer has a description for each call, of the outputs and of the inputs afterwards (of the last
+    further call also of the module's state), and their bytes. It also says whether the module was `trained`,
+    and which answers a later call has `overwritten`.
     """
     path, device = str(Path(folder, "candidate.py")), torch.device(args["device"])
-    data = memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else memoryview(b"")
+    given = Given(memoryview(mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)) if args["bytes"] else b"")
     time.sleep(args["wait"])
     try:
         torch.empty(1, device=device)  # makes the CUDA context, while only our code has run
@@ -60,8 +64,6 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
     if not args["launches"]:
         launch_nothing()
     report.begin()
-    described: list = []
-    tensors: list[torch.Tensor] = []
     failure = "import_error"  # the status, if an error is of no kind of its own
     try:
         report.stage("import")
@@ -69,31 +71,136 @@ def process_child(report: Report, fds: list[int], folder: str, args: dict) -> No
         if not hasattr(module, "ModelNew"):
             raise AttributeError("the candidate does not define ModelNew")
         failure = "runtime_error"
+        run = Run(report, module.ModelNew, given, device, args)
         for trial in args["trials"]:
-            inputs, used = wire.rebuild(trial["inputs"], data)
-            state, more = wire.rebuild(trial["state"], data[used:])
-            data = data[used + more :]
-            again = None
-            if "more" in trial:
-                again, used = wire.rebuild(trial["more"], data)
-                data = data[used:]
-            report.stage("build")
-            init, buffers = wire.stand_ins(trial["init"]), frozenset(args["buffers"])
-            model = build(module.ModelNew, init, trial["seed"], state, device, buffers)
-            inputs = mapped(inputs, lambda t: t.to(device))
-            report.stage("run")
-            with torch.no_grad():
-                outputs = model(*inputs)
-            described.append(keep([outputs, inputs], tensors))
-            if again is not None:
-                again = mapped(again, lambda t: t.to(device))
-                with torch.no_grad():
-                    outputs = model(*again)
-                left = {name: t.detach() for name, t in construct.named_state(model).items()}
-                described.append(keep([outputs, again, left], tensors))
-        report.finish({"calls": described}, wire.raw(tensors))
+            run.trial(trial)
+        report.finish(run.header(), wire.raw(run.tensors))
     except (Exception, SystemExit) as error:
         report.finish(explain(error, failure, path))
+
+
+class Given:
+    """What the worker has written, read piece by piece."""
+
+    def __init__(self, data: memoryview | bytes):
+        self.data = memoryview(data)
+
+    def take(self, description: list):
+        tree, used = wire.rebuild(description, self.data)
+        self.data = self.data[used:]
+        return tree
+
+
+@dataclass(frozen=True)
+class Further:
+    """More calls of the first trial's module, as far as JSON tells.
+
+    inputs: descriptions, of each call's. evaluation, another: numbers among these of the call in evaluation
+    mode, and of that of another module of the class, or None. trained: description of the weights, by name,
+    that are put in between the first call and the next, or None. module: of the other module (init, state,
+    seed), or None.
+    """
+
+    inputs: list
+    evaluation: int | None
+    another: int | None
+    trained: list | None
+    module: dict | None
+
+
+class Run:
+    """One candidate's calls. tensors: of all that was described, on the host."""
+
+    def __init__(self, report: Report, cls, given: Given, device: torch.device, args: dict):
+        self.report, self.cls, self.given, self.device = report, cls, given, device
+        self.buffers, self.attributes = frozenset(args["buffers"]), args["attributes"]
+        self.described: list = []
+        self.tensors: list[torch.Tensor] = []
+        self.trained = False
+        self.overwritten: list[list[int]] = []
+
+    def header(self) -> dict:
+        return {"calls": self.described, "trained": self.trained, "overwritten": self.overwritten}
+
+    def trial(self, trial: dict) -> None:
+        inputs = self.given.take(trial["inputs"])
+        model = self.build(trial)
+        further = None if trial.get("further") is None else Further(**trial["further"])
+        before = snapshot(model) if further is not None else {}
+        first = self.call(model, inputs)
+        if further is not None:
+            self.further(model, further, before, first)
+
+    def build(self, described: dict):
+        """The candidate's module. described: init, state and seed of it."""
+        self.report.stage("build")
+        state, init = self.given.take(described["state"]), wire.stand_ins(described["init"])
+        return build(self.cls, init, described["seed"], state, self.device, self.buffers)
+
+    def call(self, model, inputs: list, state_of: object = None) -> list[torch.Tensor]:
+        """One call of a module, written down. state_of: a module whose state is part of it.
+
+        Returns the tensors of its answer where they are.
+        """
+        self.report.stage("run")
+        inputs = mapped(inputs, lambda t: t.to(self.device))
+        with torch.no_grad():
+            outputs = model(*inputs)
+        left = [] if state_of is None else [self.state(state_of)]
+        description, found = wire.describe([outputs, inputs, *left])
+        self.described.append(description)
+        self.tensors += [t.to("cpu", copy=True) for t in found]
+        return tensors(outputs)
+
+    def state(self, model) -> dict[str, torch.Tensor]:
+        named = construct.named_state(model)
+        if self.attributes:
+            named |= construct.plain_attributes(model)
+        return {name: t.detach() for name, t in named.items()}
+
+    def further(self, model, wanted: Further, before: dict, first: list[torch.Tensor]) -> None:
+        """More calls of a module that was called. before: its state before that. first: its answer."""
+        inputs = [self.given.take(description) for description in wanted.inputs]
+        if wanted.trained is not None:
+            self.trained = put_in(model, self.given.take(wanted.trained), before)
+        answers = {0: (first, clones(first))}
+        for number, drawn in enumerate(inputs):
+            state_of = model if number == len(inputs) - 1 else None
+            if number == wanted.another:
+                other = self.build(wanted.module)
+                construct.age_alike(model, other)
+                self.call(other, drawn)
+                continue
+            with construct.evaluating(model) if number == wanted.evaluation else contextlib.nullcontext():
+                outputs = self.call(model, drawn, state_of)
+            answers[number + 1] = outputs, clones(outputs)
+        for number, (now, then) in answers.items():
+            changed = [i for i, (t, copy) in enumerate(zip(now, then, strict=True)) if not identical(t, copy)]
+            self.overwritten += [[number, i] for i in changed]
+
+
+def snapshot(model) -> dict[str, torch.Tensor]:
+    return {name: t.detach().clone() for name, t in construct.named_state(model).items()}
+
+
+def clones(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.clone() for t in given]
+
+
+def put_in(model, weights: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> bool:
+    """Put trained weights into a module, as an optimizer does. False: it lacks one of these names.
+
+    What forward has changed itself is its own matter. before: the state as it was before that.
+    """
+    own = construct.named_state(model)
+    for name, t in weights.items():
+        if name not in own or (own[name].shape, own[name].dtype) != (t.shape, t.dtype):
+            return False
+    with torch.no_grad():
+        for name, t in weights.items():
+            if identical(own[name].detach(), before[name]):
+                own[name].copy_(t)
+    return True
 
 
 def prepare(device: torch.device, defaults: dict) -> None:
@@ -116,13 +223,6 @@ def launch_nothing() -> None:
 
     JITFunction.run = run_empty
     CompiledKernel.__getitem__ = lambda self, grid: launcher(self, EMPTY)
-
-
-def keep(tree: list, tensors: list[torch.Tensor]) -> list:
-    """Add a tree's tensors to `tensors`, on the host -> its description."""
-    description, found = wire.describe(tree)
-    tensors += [t.cpu() for t in found]
-    return description
 
 
 def load(path: str):

@@ -18,9 +18,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from nanotriton.executor.child.addresses import Addresses
+from nanotriton.executor.child.quiet import quiet
 from nanotriton.executor.child.streams import Streams
 from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import Aten, Choice, Kernel, Launch, Plan, Storage, Tensor, Tuning, Weight, digest
@@ -38,13 +38,6 @@ class RecordError(Exception):
     def __init__(self, status: str, message: str, line: int = 0, recordable: bool = True):
         super().__init__(message)
         self.status, self.message, self.line, self.recordable = status, message, line, recordable
-
-
-@contextmanager
-def quiet():
-    """No mode of ours sees what torch does inside."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield
 
 
 @dataclass(frozen=True)

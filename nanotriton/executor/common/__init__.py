@@ -9,6 +9,7 @@ child is told only the one of its weights; the seed of the inputs stays with the
 Who may import it. Every part of the executor may. It imports `plan` at most.
 
     construct.py   seeds, and how constants are moved while a module is constructed
+    asked.py       what a child is asked to record
     training.py    how a finished module's weights are changed
     probe.py       a candidate that is known to be right, to find out whose fault a crash is
     card.py        the GPU that candidates are judged for, as plain data

@@ -1,8 +1,10 @@
 """How a module is constructed in the judge and in the candidate's child alike: seeds, moved constants."""
 
 import contextlib
+import copy
 import hashlib
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -273,6 +275,41 @@ def replicas(model: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
                 there = t.detach().to(device, copy=True)
                 found[id(t)] = nn.Parameter(there, t.requires_grad) if isinstance(t, nn.Parameter) else there
     return found
+
+
+@contextlib.contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Inside, a module and its parts are in evaluation mode; afterwards each is as it was."""
+    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        if modes:
+            model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def age_alike(model: object, other: object) -> None:
+    """Let the other module's parameters seem to be changed in place as often as this one's."""
+    if isinstance(model, nn.Module) and isinstance(other, nn.Module):
+        for old, new in zip(model.parameters(), other.parameters(), strict=False):
+            while new._version < old._version:
+                torch.autograd.graph.increment_version(new)
+
+
+def copied(model: nn.Module, replaced: dict[int, torch.Tensor] | None = None) -> nn.Module:
+    """copy.deepcopy of a module, several times as fast: most of what a module holds is an empty dict of
+    hooks, for each of which deepcopy takes as long as for a tensor.
+
+    replaced: what is put in place of tensors, by id.
+    """
+    memo: dict[int, object] = dict(replaced or {})
+    for module in model.modules():
+        for value in vars(module).values():
+            if type(value) in (dict, OrderedDict, set) and not value:
+                memo[id(value)] = type(value)()
+    return copy.deepcopy(model, memo)
 
 
 # ---- lazy layers ----

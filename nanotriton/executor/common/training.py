@@ -5,7 +5,7 @@ made of them is no longer that of them. So a candidate is judged on trained weig
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import nn
@@ -53,6 +53,28 @@ class Trained:
 
     def without_buffers(self) -> "Trained":
         return replace(self, buffers=())
+
+
+def describe(model: nn.Module, trained: Trained) -> dict:
+    """What training changes of the reference's module, in JSON: `described` reads it."""
+    buffers = [(name, model.get_buffer(name)) for name in trained.buffers]
+    return {
+        "parameters": list(trained.parameters),
+        "tables": [astuple(table) for table in trained.tables],
+        "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
+        "flips": trained.flips,
+        "grows": trained.grows,
+    }
+
+
+def described(description: dict) -> Trained:
+    return Trained(
+        tuple(description["parameters"]),
+        tuple(name for name, _, _ in description["buffers"]),
+        tuple(Table(*table) for table in description["tables"]),
+        description["flips"],
+        description["grows"],
+    )
 
 
 def may_change(t: torch.Tensor) -> bool:

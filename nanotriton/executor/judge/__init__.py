@@ -17,8 +17,11 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     job.py          a candidate on its way, the child that it waits for, and what a child's end means
     candidate.py    the spine: rules, recording, trials, timing, ablation
     recording.py    a recording, asked of a child and read as a stranger's bytes
-    module.py       the task's file, imported; its arguments; what it prints and where it would exit
-    reference.py    the task: loaded, examined, drawn for, run in its own dtype and in float64
+    module.py       the task's file, imported; its arguments; what it prints; its faults
+    reference.py    the task: loaded, drawn for, run in its own dtype and in float64
+    examination.py  what is found out about a task once: is it a fair question, what does it survive
+    modes.py        can it be called in evaluation mode, and does it do other things there
+    drawn.py        the last draws, for whoever needs them again
     settings.py     what a task sets for the whole process: active for its own code, undone for all other
     patches.py      the same for functions and modules that it replaces
     asserts.py      what CUDA would assert inside a kernel, as an exception
@@ -30,7 +33,6 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     origins.py      which weights of a task may be trained
     moves.py        ways to move arguments that are the same in every draw
     structure.py    ways to move arguments that are drawn with a structure: distinct, sorted, symmetric
-    literals.py     numbers of a task's text, put among its inputs
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared
@@ -40,7 +42,9 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     calls.py        further calls of the same module: their answers, and the state that both leave
     between.py      other weights between two calls
     memory.py       whose memory an answer lies in, and whether a later call overwrites it
-    compare.py      the tolerance, and what else an answer must be: a table of named checks
+    compare.py      is a tree of tensors the reference's answer
+    answer.py       a reference's answer, and one tensor of a candidate's beside it
+    checks.py       the tolerance, and what else a tensor must be: a table of named checks
     values.py       errors of one output, measured for these checks
     twin.py         the reference in float64
     nudging.py      the same with operands moved by what rounding may do, where something is rounded

@@ -19,14 +19,14 @@ what a module keeps of a weight from its first call is no longer that of it.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from nanotriton.executor.common.construct import plain_attributes, seed_everything, seed_from
+from nanotriton.executor.common.construct import evaluating, plain_attributes, seed_everything, seed_from
 from nanotriton.executor.judge.between import Training, training_of
 from nanotriton.executor.judge.compare import Answer, is_fair, passes
 from nanotriton.executor.judge.fairness import (
@@ -39,8 +39,9 @@ from nanotriton.executor.judge.fairness import (
 )
 from nanotriton.executor.judge.kinds import Trial, untrained
 from nanotriton.executor.judge.memory import check_memory
+from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.nudging import Nudge
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.twin import State, Twin, in_float64, state_of
 from nanotriton.plan.plan import Plan
 from nanotriton.plan.trees import identical, tensors
@@ -332,17 +333,9 @@ def run_calls(
         yield own, inputs
 
 
-@contextmanager
-def in_mode(reference: Reference, model: torch.nn.Module, number: int) -> Iterator[None]:
+def in_mode(reference: Reference, model: torch.nn.Module, number: int) -> AbstractContextManager:
     """The module as it is for a call of this number: in evaluation mode for one of them."""
-    modes = {module: module.training for module in model.modules()}
-    if number == EVALUATION and reference.evaluates:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    return evaluating(model) if number == EVALUATION and reference.evaluates else nullcontext()
 
 
 def changed(inputs: list, drawn: list) -> frozenset[int]:

@@ -27,8 +27,9 @@ from nanotriton.executor.judge.kinds import (
     untrained,
     with_same_buffers,
 )
-from nanotriton.executor.judge.recording import record
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.recording import ONE_TRIAL, Purpose, record
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.runner import Runner
 from nanotriton.executor.judge.trial import Judged, judge_trial
 from nanotriton.executor.judge.tuning import judge_tuning
@@ -164,6 +165,7 @@ def judge_further_calls(
             fair = weights and not hides_state(reference, calls)
             training = training_of(reference, weights) if fair else None
         judge_calls(reference, calls, runner, training)
+        runner.settle_first_call()
 
     def judge(runner: "Runner", weights: int) -> None:
         work = partial(judge_further, runner, weights)
@@ -205,7 +207,7 @@ def judge_further_trained(
         if all(alike(one, other) for one, other in zip(runner.plans, first.plans, strict=False)):
             with worker.stage("judge", worker.patience):  # where it was found
                 raise fault from None
-        runner = yield from record(job, worker, reference, weights, between=True)
+        runner = yield from record(job, worker, reference, weights, Purpose(between=True))
         judge(runner, weights)
 
 
@@ -231,7 +233,8 @@ def judge_fewer_processors(
     if fewer >= usual:
         return
     try:
-        runner = yield from record(job, worker, reference, trial.weights, processors=fewer)
+        told = Purpose(further=False, processors=fewer)
+        runner = yield from record(job, worker, reference, trial.weights, told)
     except Fault as fault:
         if fault.status == "runtime_error":
             return
@@ -274,7 +277,7 @@ def judge_other_weights(
                 raise
             # it may prepare numbers in the constructor: only a recording with this seed can tell
             failed = fault
-    runner = yield from record(job, worker, reference, trial.weights)
+    runner = yield from record(job, worker, reference, trial.weights, ONE_TRIAL)
     if failed and alike(runner.plan, first.plan):
         raise failed
     if not failed and runner.recorded != trial.weights and runner.by_name(trial.weights):
@@ -289,7 +292,7 @@ def judge_other_weights(
             raise
         if not prepares_numbers(runner.plan, first.plan, reference.weights(trial.weights)):
             raise
-    runner = yield from record(job, worker, reference, untrained(trial.weights))
+    runner = yield from record(job, worker, reference, untrained(trial.weights), ONE_TRIAL)
     way = Way(runner, runner.recorded)
     return judge(way), way
 
@@ -365,7 +368,7 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
     """
     with excused("drawing inputs"):
         inputs = reference.inputs(trial.kind, trial.inputs)
-    whole = Answer(runner(inputs, trial.weights)[0], None, None, [])
+    whole = Answer(runner.whole(trial, inputs), None, None, [])
 
     def matters(skip: int | range) -> bool:
         try:

@@ -22,6 +22,8 @@ CONVOLUTIONS = words("convolution convolution_overrideable _cudnn_rnn cudnn_conv
 PRODUCTS = frozenset([*MATMULS, "_cdist_forward", "addbmm", "addr", "_addmm_activation"])
 # Operators for inputs near 0, whose digits the plain formula loses.
 NEAR_ZERO = words("expm1 log1p")
+# Operators that write to places that indices name -> the number of the argument that says that they add.
+ACCUMULATING = {"index_put": 3, "put": 3, "scatter": 4}
 # Operators that add up numbers along the dimension of their second argument, for each place in it.
 RUNNING = words("cumsum logcumsumexp _softmax _log_softmax")
 # Operators whose second result is the means that they take.
@@ -40,7 +42,7 @@ class Called(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "").strip("_")
-        self.names.add(name)
+        self.names.add(adding(name, args, kwargs or {}) or name)
         if name in ("ne", "eq") and len(args) == 2 and args[0] is args[1]:
             self.names.add("compares_with_itself")
         return func(*args, **(kwargs or {}))
@@ -81,7 +83,8 @@ class Computing(Watching):
         writes = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if name in NEAR_ZERO and reads and reads[0].untyped_storage().data_ptr() not in self.made:
             self.called.add("near_zero")  # of an input or a weight: log1p(exp(x)) is another matter
-        self.called |= {name} | told_by_arguments(name, reads, writes, kwargs or {})
+        self.called |= {adding(name, args, kwargs or {}) or name}
+        self.called |= told_by_arguments(name, reads, writes, kwargs or {})
         self.facts.traffic += sum(map(nbytes, reads + writes))
         if name not in CREATE | MOVE:
             self.facts.computing[name] = self.facts.computing.get(name, 0) + 1
@@ -137,6 +140,16 @@ def nbytes(t: torch.Tensor) -> int:
     for n, stride in zip(t.shape, t.stride(), strict=True):
         size *= n if stride else min(n, 1)
     return size
+
+
+def adding(name: str, args: tuple, kwargs: dict) -> str | None:
+    """Another name for a write to places that indices name, if it adds to what is there.
+
+    Then each of two writes to one place counts.
+    """
+    at = ACCUMULATING.get(name.strip("_"))
+    added = kwargs.get("accumulate", kwargs.get("reduce", args[at] if at and len(args) > at else None))
+    return f"{name} adding" if at and added else None
 
 
 def told_by_arguments(name: str, reads: list, writes: list, kwargs: dict) -> set[str]:

@@ -11,7 +11,8 @@ from nanotriton.executor.judge.calls import compare_again
 from nanotriton.executor.judge.compare import is_fair
 from nanotriton.executor.judge.fairness import question
 from nanotriton.executor.judge.kinds import MOVED, Trial
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.plan.plan import Choice, Plan
 from nanotriton.verdict import Fault
 

@@ -4,7 +4,7 @@ Stress happens inside the draw. What a random operator of torch gives is distort
 with it, so what the task builds from it (triangles, symmetric matrices, masks, sorted lists) keeps its
 structure. What is drawn in another way (by NumPy, or as integers that become floats) is distorted once it is
 returned: `distorted_late`. Which draws those are, and what no draw varies (moves.py), is found out for each
-task (reference.py). Integers and booleans are left alone. A seed that the task sets becomes one of ours.
+task (examination.py). Integers and booleans are left alone. A seed that the task sets becomes one of ours.
 
 A stress kind is a row of KINDS: the steps that are done to a freshly drawn tensor, in order. Each step is a
 function.
@@ -247,6 +247,14 @@ def infinite(x: Tensor, luck: Luck) -> None:
     x.masked_fill_(luck.uniform(x.shape) < 1 / 16, math.inf)
 
 
+def beyond(x: Tensor, luck: Luck) -> None:
+    """One element in 16 is beyond int32, or beyond int16 if the dtype has no larger numbers: to round by a
+    cast to an integer is wrong there."""
+    low = 31.0 if torch.finfo(x.dtype).max > 2.0**34 else 15.0
+    size = torch.exp2(luck.uniform(x.shape, low, low + 0.9)) * luck.uniform(x.shape, -1, 1).sign()
+    x.copy_(torch.where(luck.uniform(x.shape) < 1 / 16, size.to(x.dtype), x))
+
+
 def soften(x: Tensor, luck: Luck) -> None:
     """Half of the labels 0 and 1 become numbers in between."""
     chance = luck.uniform(x.shape, -1, 1).to(x.dtype)
@@ -274,9 +282,10 @@ KINDS: dict[str, tuple[Step, ...]] = {
     "wild": (wild,),
     "holes": (holes,),
     "infinite": (infinite,),
+    "beyond": (signs, beyond),
 }
 # Of several tensors only the first that is drawn is distorted.
-ONCE = frozenset(["sunk", "holes", "infinite"])
+ONCE = frozenset(["sunk", "holes", "infinite", "beyond"])
 # Only the first is distorted so, others in another way: of two rows that are both faint a product is nothing.
 FIRST_ALONE = {"faint": "padded", "faint heavy": "heavy", "faint positive": "padded positive"}
 # Under these a task's constants are moved too. What it makes of zeros or ones alone (a first state, a mask to

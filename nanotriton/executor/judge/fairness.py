@@ -18,14 +18,9 @@ from functools import partial
 import torch
 
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge.compare import (
-    BY_VALUE,
-    STATISTICS,
-    Answer,
-    Output,
-    compare,
-    compare_tensor,
-)
+from nanotriton.executor.judge.answer import Answer, Output
+from nanotriton.executor.judge.checks import BY_VALUE, STATISTICS, compare_tensor
+from nanotriton.executor.judge.compare import compare
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference

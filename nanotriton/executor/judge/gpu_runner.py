@@ -10,7 +10,7 @@ from nanotriton.executor.gpu.halves import half, may_meet
 from nanotriton.executor.judge.job import Job, Spawn, check_ended
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.runner import Runner
+from nanotriton.executor.judge.runner import Begun, Runner
 from nanotriton.executor.replay.asking import QUICK, ask, worth_asking
 from nanotriton.executor.replay.backend import CpuBackend
 from nanotriton.executor.replay.replayer import Replay, ReplayError
@@ -47,8 +47,12 @@ class GpuRunner(Runner):
     def make_replay(self, plan: Plan) -> Replay:
         return Replay(plan, backend=self.backend, known=self.reference.large_weights(self.recorded))
 
-    def note_unread(self) -> None:
-        """A GPU does not say what it loads."""
+    def note_first(self, outputs: object) -> None:
+        """A GPU does not say what it loads, and an answer that stayed there could be written to."""
+
+    def may_keep(self, begun: Begun) -> bool:
+        """A kernel could write to it."""
+        return False
 
     def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """The evaluator says it, where that is quick."""

@@ -14,7 +14,7 @@ TRIALS = (
         *("faint positive", "padded positive", "uneven positive", "positive"),
         *("edges", "inside", "plain"),
     ),
-    ("wild", "holes", "infinite"),
+    ("wild", "holes", "infinite", "beyond"),
 )
 BEFORE = ("sunk", "plain")  # the same for the first of several calls (calls.py)
 MOVED = "moved "  # begins the kind of a draw whose constant arguments are moved too (moves.py)
@@ -73,6 +73,9 @@ ROUNDING = frozenset(
         "grid_sampler_3d",
     ]
 )
+# What rounds a float to a whole one, and what else does so on the way to another number.
+WHOLE = frozenset(["round", "floor", "ceil", "trunc", "fix", "frac"])
+QUOTIENTS = frozenset(["floor_divide", "remainder", "fmod", "rounding_mode", "truncating_cast"])
 # Which of equal elements comes first is anyone's choice.
 UNSTABLE = frozenset(["sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"])
 # kind: operators of which the task must call one
@@ -82,9 +85,11 @@ ONLY = {
     "wild": NAN_AWARE,
     "holes": NAN_AWARE,
     "infinite": NAN_AWARE,
+    "beyond": WHOLE,
 }
 # kind: operators of which the task must call none, because elements tie
 NEVER = dict.fromkeys(("tied", "tied positive", "edges", *PADDED), UNSTABLE)
+NEVER["beyond"] = QUOTIENTS  # a large one has no digits left in a kernel's own division
 
 
 def fits(kind: str, called: set[str]) -> bool:

@@ -11,7 +11,8 @@ import torch
 from nanotriton.executor.common.construct import seed_everything
 from nanotriton.executor.judge.computing import Computing
 from nanotriton.executor.judge.kinds import Trial
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.plan.facts import shared_memory
 from nanotriton.plan.trees import identical, tensors
 from nanotriton.verdict import Fault

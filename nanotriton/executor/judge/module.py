@@ -21,9 +21,10 @@ from nanotriton.executor.common.construct import patched
 from nanotriton.plan import wire
 from nanotriton.plan.trees import describe, without_numpy
 from nanotriton.tasks.task import Task
-from nanotriton.verdict import TaskFault
+from nanotriton.verdict import Fault, TaskFault, out_of_memory
 
 NAME = "task"  # of the module: its __name__
+RANDOM = "the reference is not deterministic: it draws random numbers in forward"
 PRINTED = 4096  # characters of what a task prints that are shown
 
 
@@ -118,6 +119,27 @@ def uncompiled(model: Callable | None = None, **options):
     """In place of torch.compile, also as a decorator: the judge asks what a module computes, and looks at
     each of its operators."""
     return model if model is not None else lambda function: function
+
+
+@contextlib.contextmanager
+def excused(doing: str):
+    """What goes wrong inside is the task's fault: the sample leaves the batch, unless it is a limit that has
+    a status."""
+    try:
+        yield
+    except Fault:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise TaskFault(
+                "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
+            ) from error
+        cause = error.__cause__ if isinstance(error, Exited) else error
+        said = cause.msg if isinstance(cause, SyntaxError) else cause
+        text = f"{type(cause).__name__}: {said}".split("\n")[0][:300]
+        if line := line_in_task(cause):
+            text += f" (line {line} of the task)"
+        raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
 # ---- arguments ----

@@ -14,12 +14,21 @@ from functools import partial
 import torch
 
 from nanotriton.executor.child.process import NO_ROOM
-from nanotriton.executor.judge.between import Training
-from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
-from nanotriton.executor.judge.candidate import check_rules
+from nanotriton.executor.judge.between import Training, training_of
+from nanotriton.executor.judge.calls import (
+    ANOTHER,
+    EVALUATION,
+    Calls,
+    another_seed,
+    calls_of,
+    hides_state,
+    judge_calls,
+)
+from nanotriton.executor.judge.candidate import check_rules, stands
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
-from nanotriton.executor.judge.kinds import Trial, untrained
+from nanotriton.executor.judge.kinds import Trial, grown, untrained, with_same_buffers
+from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.recording import SLACK
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
@@ -33,6 +42,22 @@ from nanotriton.verdict import Fault, TaskFault
 STARTUP = 20.0  # seconds for a CUDA context and first compilations, beside the candidate's own limit
 WAITS = 0.0, 1.0, 4.0  # seconds before each try, where a GPU has no room for another context
 ROOM = 1 << 30  # bytes that a context and its first kernels may take
+LARGE = 256 << 20  # bytes of a task's inputs, answer and weights beyond which few further calls are made
+
+
+@dataclass
+class Said:
+    """What a child says of a candidate's calls. Each of these is [outputs, inputs afterwards].
+
+    trials: a call of each trial. further: more calls of the first trial's module; the last one has its state
+    as well. trained: whether weights were put in before these. overwritten: (call, number of an output
+    tensor) of answers of one module that a later call has changed.
+    """
+
+    trials: list[list]
+    further: list[list]
+    trained: bool
+    overwritten: set[tuple[int, int]]
 
 
 def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
@@ -46,18 +71,20 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         trials = [
             replace(t, weights=untrained(t.weights)) for t in reference.trials(worker.secret, job.source)
         ]
+        further = further_calls(reference, trials[0])
     fd = os.memfd_create("trials")
     try:
         with worker.stage("task", worker.patience):
-            args = write_trials(fd, reference, trials)
+            args = write_trials(fd, reference, trials, further)
         state = sum(t.nbytes for t in reference.weights(trials[0].weights).values())
-        answers = 2 * state + (len(trials) + 1) * (4 * reference.bytes + SLACK)
+        calls = len(trials) + len(further.calls)
+        answers = 2 * state + calls * (4 * reference.bytes + SLACK)
         limits, options = confinement(job, answers, args["bytes"])
         child = Spawn("process", args, limits, (fd,), options)
-        (outputs, after), second, *others = yield from run_child(job, worker, child)
-        judge_answers(job, worker, reference, trials, [(outputs, after), *others], second)
+        said = yield from run_child(job, worker, child)
+        judge_answers(job, worker, reference, trials, further, said)
         if job.policy in ("strict", "kernelbench"):
-            effective = yield from launches_matter(job, worker, child, outputs)
+            effective = yield from launches_matter(job, worker, child, said.trials[0][0])
             job.facts["effective_launches"] = int(effective)
             if violation := rules.check_effective(int(effective), job.policy):
                 raise Fault(violation.status, str(violation))
@@ -65,8 +92,8 @@ def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
         os.close(fd)
 
 
-def run_child(job: Job, worker, child: Spawn) -> Generator[Spawn, Ended, list[list]]:
-    """Spawn a child, again where the GPU has no room for its context -> its calls (`read_calls`).
+def run_child(job: Job, worker, child: Spawn) -> Generator[Spawn, Ended, Said]:
+    """Spawn a child, again where the GPU has no room for its context -> what it says of its calls.
 
     Raises Fault.
     """
@@ -81,7 +108,9 @@ def run_child(job: Job, worker, child: Spawn) -> Generator[Spawn, Ended, list[li
         raise kind("memory_limit", "no memory left on the GPU for a process of its own")
     header = check_ended(ended, child.limits, frozenset(["illegal_memory"]))
     with worker.stage("validate", job.timeout):
-        return read_calls(header, ended.payload, len(child.args["trials"]))
+        first, *others = child.args["trials"]
+        further = len(first["further"]["inputs"]) if first["further"] is not None else 0
+        return read_calls(header, ended.payload, further, len(others))
 
 
 def launches_matter(job: Job, worker, child: Spawn, outputs: object) -> Generator[Spawn, Ended, bool]:
@@ -91,9 +120,10 @@ def launches_matter(job: Job, worker, child: Spawn, outputs: object) -> Generato
     candidate then fails, its launches mattered. outputs: its answer with launches. Raises Fault for what is
     not its own.
     """
-    args = child.args | {"trials": child.args["trials"][:1], "launches": False}
+    first = child.args["trials"][0] | {"further": None}
+    args = child.args | {"trials": [first], "launches": False}
     try:
-        (without, _), _ = yield from run_child(job, worker, replace(child, args=args))
+        said = yield from run_child(job, worker, replace(child, args=args))
     except TaskFault:
         raise
     except Fault as fault:
@@ -101,71 +131,122 @@ def launches_matter(job: Job, worker, child: Spawn, outputs: object) -> Generato
             raise
         return True
     with worker.stage("ablate", job.timeout):
-        return not passes(without, Answer(outputs, None, None, []))
+        return not passes(said.trials[0][0], Answer(outputs, None, None, []))
 
 
 def judge_answers(
-    job: Job, worker, reference: Reference, trials: list[Trial], calls: list[tuple], second: list
+    job: Job, worker, reference: Reference, trials: list[Trial], further: "Further", said: Said
 ) -> None:
-    """Compare every call with the reference's. Raises Fault.
-
-    calls: (outputs, inputs afterwards) of each trial. second: of the first trial's second call, with the
-    module's state.
-    """
-    for number, (trial, call) in enumerate(zip(trials, calls, strict=True)):
+    """Compare every call with the reference's. Raises Fault."""
+    for number, (trial, call) in enumerate(zip(trials, said.trials, strict=True)):
         with worker.stage("judge", worker.patience):
             judged = judge_trial(reference, trial, partial(as_judged, reference, call))
         job.note(number, judged)
     with worker.stage("judge", worker.patience):
-        judge_calls(reference, process_calls(reference, trials[0]), Called(reference, *second))
+        training = further.training if said.trained else None
+        judge_calls(reference, [trials[0], *further.calls], Called(reference, said), training)
 
 
-def process_calls(reference: Reference, trial: Trial) -> list[Trial]:
-    """The two calls that the child makes: the trial's own, and another one."""
-    _, second, *_ = calls_of(reference, trial)
-    return [trial, second]
+# ---- further calls ----
+
+
+@dataclass(frozen=True)
+class Further:
+    """The calls that follow the first trial's, and the weights that its module then has.
+
+    another: the seed of the weights of another module that is called too, or None.
+    """
+
+    calls: list[Trial]
+    training: Training | None = None
+    another: int | None = None
+
+
+def further_calls(reference: Reference, trial: Trial) -> Further:
+    """As in replay mode, but for the first call: that is the trial's own. Where a task is large, there is one
+    call more and no other module. Large weights are put in where the reference stands them."""
+    weights = sum(t.nbytes for t in reference.weights(trial.weights).values())
+    small = reference.bytes + weights <= LARGE
+    another = another_seed(reference, trial.weights) if small else None
+    calls = calls_of(reference, trial, another)[1:]
+    if not small:
+        return Further(calls[:1])
+    with excused("on its own inputs, called again"):
+        if not reference.trains or hides_state(reference, [trial, *calls]):
+            return Further(calls, None, another)
+        trained = -trial.weights if reference.trained.buffers else with_same_buffers(-trial.weights)
+        if reference.grows and all(stands(reference, call, grown(trained)) for call in calls):
+            trained = grown(trained)
+        return Further(calls, training_of(reference, trained), another)
 
 
 @dataclass
 class Called:
-    """What the child said of a second call, in the form in which `judge_calls` asks for it."""
+    """What the child said of further calls, in the form in which `judge_calls` asks for it."""
 
     reference: Reference
-    outputs: object
-    after: list
-    state: dict[str, torch.Tensor]
+    said: Said
 
     def calls(self, draws: list[Callable[[], list]], training: Training | None, least: int = 2) -> Calls:
-        """Nothing is trained, and `judge_trial` has seen the first answer."""
-        outputs, written = as_judged(self.reference, (self.outputs, self.after), draws[1](), 0)
-        state = mapped(self.state, lambda t: t.to(self.reference.device))
-        return Calls([None, outputs], [{}, written], state)
+        """The child has made them all, and `judge_trial` has seen the first answer."""
+        found = Calls([None], [{}], overwritten=self.said.overwritten)
+        for draw, (outputs, after, *_) in zip(draws[1:], self.said.further, strict=True):
+            answer, written = as_judged(self.reference, (outputs, after), draw(), 0)
+            found.answers.append(answer)
+            found.written.append(written)
+        found.state = mapped(self.said.further[-1][2], lambda t: t.to(self.reference.device))
+        return found
 
 
-def write_trials(fd: int, reference: Reference, trials: list[Trial]) -> dict:
+# ---- to the child, and back ----
+
+
+def write_trials(fd: int, reference: Reference, trials: list[Trial], further: Further) -> dict:
     """Write the trials' inputs and weights to the memory file; return the child's arguments."""
     described = []
     for number, trial in enumerate(trials):
-        inputs, drawn = wire.describe(reference.inputs(trial.kind, trial.inputs))
-        state, weights = wire.describe(reference.weights(trial.weights))
-        _, init = reference.described(trial.weights)
-        written = {"inputs": inputs, "init": init, "state": state, "seed": trial.weights}
-        write_all(fd, [*drawn, *weights])
+        inputs = write(fd, reference.inputs(trial.kind, trial.inputs))
+        written = {"inputs": inputs, "further": None} | write_module(fd, reference, trial.weights)
         if number == 0:
-            _, second = process_calls(reference, trial)
-            written["more"], drawn = wire.describe(reference.inputs(second.kind, second.inputs))
-            write_all(fd, drawn)
+            written["further"] = write_further(fd, reference, further)
         described.append(written)
-    device = reference.device.type
-    moved = sorted(reference.moved_buffers)
     return {
         "trials": described,
-        "device": device,
+        "device": reference.device.type,
         "bytes": os.fstat(fd).st_size,
-        "buffers": moved,
+        "buffers": sorted(reference.moved_buffers),
+        "attributes": bool(reference.leaves),
         "defaults": reference.defaults,
         "launches": True,
     }
+
+
+def write_module(fd: int, reference: Reference, weights: int) -> dict:
+    """What a child needs to build a module with weights of this seed."""
+    _, init = reference.described(weights)
+    return {"init": init, "state": write(fd, reference.weights(weights)), "seed": weights}
+
+
+def write_further(fd: int, reference: Reference, further: Further) -> dict:
+    """The fields of the child's Further. The calls' numbers there begin with the second call."""
+    inputs = [write(fd, reference.inputs(call.kind, call.inputs)) for call in further.calls]
+    evaluated = reference.evaluates and len(inputs) >= EVALUATION
+    trained = None if further.training is None else write(fd, further.training.after)
+    another = None if further.another is None else write_module(fd, reference, further.another)
+    return {
+        "inputs": inputs,
+        "evaluation": EVALUATION - 1 if evaluated else None,
+        "another": None if another is None else ANOTHER - 1,
+        "trained": trained,
+        "module": another,
+    }
+
+
+def write(fd: int, tree) -> list:
+    """Write a tree's tensors to the memory file; return its description."""
+    description, found = wire.describe(tree)
+    write_all(fd, found)
+    return description
 
 
 def write_all(fd: int, given: list[torch.Tensor]) -> None:
@@ -203,25 +284,25 @@ def confinement(job: Job, output: int, given: int = 0) -> tuple[Limits, dict]:
     }
 
 
-def read_calls(header: dict, payload: bytes, trials: int) -> list[list]:
-    """What the child says of its calls: the first trial's, that trial's second, then one for each other
-    trial.
-
-    Each is [outputs, inputs afterwards]; the second call's also has the state. Raises Fault for anything
-    else.
-    """
+def read_calls(header: dict, payload: bytes, further: int, others: int) -> Said:
+    """What the child says of its calls: the first trial's, so many further ones, and one for each other
+    trial. Raises Fault for anything else."""
     data, calls = memoryview(payload), []
     try:
         for description in header["calls"]:
             call, used = wire.rebuild(description, data)
             data = data[used:]
             calls.append(list(call))
+        overwritten = {(int(call), int(output)) for call, output in header["overwritten"]}
     except (wire.WireError, TypeError, ValueError, KeyError) as error:
         raise Fault("crashed", f"the process left an answer that can't be read: {error}") from None
-    wanted = [2, 3] + [2] * (trials - 1)
-    if [len(call) for call in calls] != wanted or not is_state(calls[1][2]):
+    wanted = [2] + [2] * (further - 1) + [3] * (further > 0) + [2] * others
+    if [len(call) for call in calls] != wanted:
         raise Fault("crashed", f"the process answered {len(calls)} of {len(wanted)} calls")
-    return calls
+    if further and not is_state(calls[further][2]):
+        raise Fault("crashed", "the process left no state of the module")
+    first, rest = calls[0], calls[1 + further :]
+    return Said([first, *rest], calls[1 : 1 + further], header.get("trained") is True, overwritten)
 
 
 def is_state(given: object) -> bool:

@@ -1,15 +1,14 @@
 """A recording of a candidate: a child makes it, and what the child leaves is read as what it is, bytes from a
 stranger. Trusted code; the untrusted part is child/record.py."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Generator
+from dataclasses import dataclass
 
-from torch import nn
-
+from nanotriton.executor.common.asked import Asked
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.common.training import Trained, parameters_of
+from nanotriton.executor.common.training import describe, parameters_of
 from nanotriton.executor.judge.calls import MOST_CALLS, another_seed, place
 from nanotriton.executor.judge.configurations import MOST
 from nanotriton.executor.judge.job import Job, Spawn, check_ended, not_its_own
@@ -38,87 +37,120 @@ IN_WORDS = {
 }
 
 
+@dataclass(frozen=True)
+class Purpose:
+    """What a recording is for, beside its seed of weights.
+
+    further: more than two calls are recorded. between: the weights are trained between the first call and the
+    second, and not before. processors: multiprocessors of the card that the candidate is told of; None: as
+    many as it has.
+    """
+
+    further: bool = True
+    between: bool = False
+    processors: int | None = None
+
+
+ALL = Purpose()  # the first recording, by which all is judged that others need not
+ONE_TRIAL = Purpose(further=False)  # with other weights: only the first call is judged
+
+
 def record(
-    job: Job,
-    worker,
-    reference: Reference,
-    seed: int,
-    between: bool = False,
-    processors: int | None = None,
-) -> Generator[Spawn, Ended, "Runner"]:
+    job: Job, worker, reference: Reference, seed: int, purpose: Purpose = ALL
+) -> Generator[Spawn, Ended, Runner]:
     """Record in a child, read its plan as what it is (bytes from a stranger), and apply the rules to it.
 
-    seed: of the weights. between: they are trained between the first call and the second, and not before.
-    processors: multiprocessors of the card that the candidate is told of; None: as many as it has.
+    seed: of the weights. Raises Fault.
     """
-    limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
     with worker.stage("task", worker.patience):
-        known = list(reference.large_weights(seed))
-        inputs, init = reference.described(seed)
-        model = reference.on_host(seed)
-        parameters = parameters_of(model)
-        another = None if has_other_numbers(seed) else another_seed(reference, seed)
-    args = {
-        "inputs": inputs,
-        "init": init,
-        "seed": untrained(seed),
-        "training": describe_training(model, reference.trained_with(seed)) if seed < 0 else None,
-        "between": between,
-        "parameters": parameters,
-        "known": known,
-        "buffers": sorted(reference.moved_buffers),
-        "defaults": reference.defaults,
-        "processors": processors,
-    }
-    # a recording with other numbers is judged by its first call alone
-    further = None if has_other_numbers(seed) else {"evaluates": reference.evaluates, "another": another}
-    args["attributes"] = bool(reference.leaves)
-    args["further"] = further
-    args["configs"], args["drawn"] = CONFIGURATIONS, None
-    if worker.gpu is None:
-        args["configs"], args["drawn"] = MOST, seed_from(worker.secret, job.source, "configurations")
-    ended = yield Spawn("record", args, limits)
-    if not_its_own(ended):
-        ended = yield Spawn("record", args, limits)
-    worker.add_child("record", ended)
-    check_ended(ended, limits)
-    if between or ended.header.get("trained") is not True:
-        seed = untrained(seed)  # a module with other parameters than the reference's is not trained alike
+        another = another_seed(reference, seed) if purpose.further and not has_other_numbers(seed) else None
+        asked = what_to_ask(job, worker, reference, seed, purpose, another)
+    ended = yield from ask(job, worker, asked)
+    trained = ended.header.get("trained") is True and not purpose.between
+    # a module with other parameters than the reference's is not trained alike
+    recorded = seed if trained else untrained(seed)
     with worker.stage("validate", job.timeout):
         plans = read_plans(ended, job.memory if worker.gpu is None else worker.gpu.budget)
-        names = read_names(ended, [name for name, _ in model.named_parameters()])
-        plan = plans[0]
+        wanted = [name for name, _ in reference.on_host(seed).named_parameters()]
+        names = read_names(ended, wanted)
         check_effects(job, reference, ended.header.get("effects"))
-        job.large = worker.gpu is not None and sum(s.nbytes for s in plan.storages) > worker.gpu.share
-        facts = rules.facts(plan)
-        job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
-        job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
-        if reference.facts.flops:
-            job.facts["torch_share"] = facts.flops / reference.facts.flops
-        for number, call in enumerate(plans):
-            if violation := rules.check_plan(call, job.policy, reference.facts):
-                where = f"in {place(reference, another, number)}: " if number else ""
-                raise Fault(violation.status, f"{where}{violation}")
-        size = sum(
-            math.prod(t.shape) * DTYPES[t.dtype].itemsize
-            for t in (plan.tensors[i] for i in plan.output_tensors())
-        )
-        if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
-            raise Fault(
-                "wrong_shape",
-                f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}",
-            )
-        if shared := shared_memory(plan, reference.facts.fresh):
-            raise Fault("wrong_value", shared)
+        job.large = worker.gpu is not None and sum(s.nbytes for s in plans[0].storages) > worker.gpu.share
+        note_facts(job, reference, plans[0])
+        check_plans(job, reference, plans, another)
     if worker.gpu is None:
         yield from worker.fits.check(job, worker, plans)
-        runner = Runner(worker, job, reference, plans, seed, names, another)
+        runner = Runner(worker, job, reference, plans, recorded, names, another)
     else:
         from nanotriton.executor.judge import gpu_runner  # imports the CUDA driver
 
-        runner = yield from gpu_runner.make_runner(job, worker, reference, plans, seed, names, another)
+        runner = yield from gpu_runner.make_runner(job, worker, reference, plans, recorded, names, another)
     runner.asks_processors = ended.header.get("processors") is True
     return runner
+
+
+def what_to_ask(
+    job: Job, worker, reference: Reference, seed: int, purpose: Purpose, another: int | None
+) -> Asked:
+    """another: the seed of the weights of another module, which is called too; None: there is none."""
+    inputs, init = reference.described(seed)
+    model = reference.on_host(seed)
+    # a recording with other numbers is judged by its first call alone
+    further = purpose.further and not has_other_numbers(seed)
+    on_cpu = worker.gpu is None
+    return Asked(
+        inputs=inputs,
+        init=init,
+        seed=untrained(seed),
+        parameters=parameters_of(model),
+        training=describe(model, reference.trained_with(seed)) if seed < 0 else None,
+        between=purpose.between,
+        further={"evaluates": reference.evaluates, "another": another} if further else None,
+        attributes=bool(reference.leaves),
+        buffers=sorted(reference.moved_buffers),
+        known=list(reference.large_weights(seed)),
+        configs=MOST if on_cpu else CONFIGURATIONS,
+        drawn=seed_from(worker.secret, job.source, "configurations") if on_cpu else None,
+        defaults=reference.defaults,
+        processors=purpose.processors,
+    )
+
+
+def ask(job: Job, worker, asked: Asked) -> Generator[Spawn, Ended, Ended]:
+    """How a child has ended that recorded something: with an answer. Raises Fault."""
+    limits = Limits(job.timeout, job.memory, output=PLAN_BYTES)
+    ended = yield Spawn("record", asked.to_json(), limits)
+    if not_its_own(ended):
+        ended = yield Spawn("record", asked.to_json(), limits)
+    worker.add_child("record", ended)
+    check_ended(ended, limits)
+    return ended
+
+
+def note_facts(job: Job, reference: Reference, plan: Plan) -> None:
+    """Keep for the verdict what a first call does."""
+    facts = rules.facts(plan)
+    job.facts |= {"recordable": True, "launches": facts.launches, "torch_ops": facts.torch_ops}
+    job.facts |= {"torch_bytes": facts.moved_bytes, "answer": facts.answer}
+    if reference.facts.flops:
+        job.facts["torch_share"] = facts.flops / reference.facts.flops
+
+
+def check_plans(job: Job, reference: Reference, plans: list[Plan], another: int | None) -> None:
+    """Raise Fault if a call breaks a rule, or if the first answer is too large or in memory that is not its
+    own."""
+    for number, plan in enumerate(plans):
+        if violation := rules.check_plan(plan, job.policy, reference.facts):
+            where = f"in {place(reference, another, number)}: " if number else ""
+            raise Fault(violation.status, f"{where}{violation}")
+    first = plans[0]
+    answers = [first.tensors[i] for i in first.output_tensors()]
+    size = sum(math.prod(t.shape) * DTYPES[t.dtype].itemsize for t in answers)
+    if size > 4 * reference.bytes + SLACK:  # it would crowd out the reference, whose failure is excused
+        raise Fault(
+            "wrong_shape", f"the answer takes {size} bytes, the task's inputs and answer {reference.bytes}"
+        )
+    if shared := shared_memory(first, reference.facts.fresh):
+        raise Fault("wrong_value", shared)
 
 
 def check_effects(job: Job, reference: Reference, left: object) -> None:
@@ -131,18 +163,6 @@ def check_effects(job: Job, reference: Reference, left: object) -> None:
     for name in left:
         if name in IN_WORDS and name not in reference.settings.own:
             raise Fault("rule_violation", f"it leaves {IN_WORDS[name]} changed, for the whole process")
-
-
-def describe_training(model: nn.Module, trained: Trained) -> dict:
-    """What training changes of the reference's module, for record_child."""
-    buffers = [(name, model.get_buffer(name)) for name in trained.buffers]
-    return {
-        "parameters": list(trained.parameters),
-        "tables": [dataclasses.astuple(table) for table in trained.tables],
-        "buffers": [[name, list(t.shape), str(t.dtype)] for name, t in buffers],
-        "flips": trained.flips,
-        "grows": trained.grows,
-    }
 
 
 def read_plans(ended: Ended, max_memory: int) -> list[Plan]:

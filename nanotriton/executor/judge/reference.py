@@ -7,9 +7,7 @@ found once and cached by content. Answers never are.
 """
 
 import contextlib
-import copy
 import logging
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,60 +20,44 @@ from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.attributes import only_left
-from nanotriton.executor.judge.compare import Answer, all_finite, is_fair, passes, repeats
-from nanotriton.executor.judge.computing import Computing, in_tf32
-from nanotriton.executor.judge.constants import Search, same_tensors
-from nanotriton.executor.judge.fakes import Fakes
+from nanotriton.executor.judge.compare import Answer, is_fair
+from nanotriton.executor.judge.drawn import Drawn
+from nanotriton.executor.judge.examination import Examination
 from nanotriton.executor.judge.kinds import (
-    BEFORE,
     MOVED,
     OTHER_NUMBERS,
     TRIALS,
     Trial,
-    fits,
-    grown,
     grows,
     has_other_numbers,
-    late_leaves,
     trains_buffers,
     untrained,
-    with_same_buffers,
 )
-from nanotriton.executor.judge.literals import COMPARING, SingleNumbers, literals
+from nanotriton.executor.judge.literals import COMPARING, LIMITING, OwnNumbers, literals
 from nanotriton.executor.judge.module import (
+    RANDOM,
     Allowance,
-    Exited,
     Interruption,
     arguments,
     check_arguments,
     contained,
+    excused,
     import_task,
-    line_in_task,
 )
 from nanotriton.executor.judge.moves import Moves, with_leaves
 from nanotriton.executor.judge.nudging import Nudge
-from nanotriton.executor.judge.origins import what_to_train
 from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import in_float64
 from nanotriton.executor.judge.values import Precision
 from nanotriton.plan import wire
-from nanotriton.plan.aten import words
 from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import digest
-from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
+from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.tasks.task import REQUIRED, Task
-from nanotriton.verdict import Fault, TaskFault, out_of_memory
+from nanotriton.verdict import Fault, TaskFault
 
-LOOKS_AT_MODE = re.compile(r"\.training\b")  # in a task's text
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
-# names of torch's functions and operators that round, and of casts that do (computing.told_by_arguments)
-ROUNDS = words("""
-    round floor ceil trunc fix frac fmod remainder floor_divide rounding_mode truncating_cast
-    fake_quantize_per_tensor_affine fake_quantize_per_channel_affine quantize_per_tensor quantize_per_channel
-""")
-RANDOM = "the reference is not deterministic: it draws random numbers in forward"
 
 log = logging.getLogger(__name__)
 
@@ -89,27 +71,6 @@ class ContextLost(Interruption):
     def __init__(self, kind: str):
         super().__init__(f"the reference has ended the GPU's context, on {kind} inputs")
         self.kind = kind
-
-
-@contextlib.contextmanager
-def excused(doing: str):
-    """What goes wrong inside is the task's fault: the sample leaves the batch, unless it is a limit that has
-    a status."""
-    try:
-        yield
-    except Fault:
-        raise
-    except Exception as error:
-        if out_of_memory(error):
-            raise TaskFault(
-                "memory_limit", f"the task needs more memory than there is for it (memory_gib), {doing}"
-            ) from error
-        cause = error.__cause__ if isinstance(error, Exited) else error
-        said = cause.msg if isinstance(cause, SyntaxError) else cause
-        text = f"{type(cause).__name__}: {said}".split("\n")[0][:300]
-        if line := line_in_task(cause):
-            text += f" (line {line} of the task)"
-        raise TaskFault("unsupported", f"the reference itself fails, {doing}: {text}") from error
 
 
 class Reference:
@@ -139,7 +100,7 @@ class Reference:
         self.examined = False
         self.literals = literals(task.source)
         self.called: set[str] = set()  # the names of what the reference calls
-        self.in_float32 = False  # whether all floats that it is given are float32
+        self.dtype: torch.dtype | None = None  # of all floats that it is given, if they have one in common
         self.keeps_nothing = False  # known to leave no state between calls (calls.py)
         self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.names: dict = {}  # of the task's module
@@ -148,6 +109,7 @@ class Reference:
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
+        self.drawn_inputs = Drawn()
         self.kinds: frozenset[str] = frozenset(["plain"])
         self.facts = Facts()
         self.reduced = False  # whether it multiplies in TF32 on its device
@@ -163,7 +125,8 @@ class Reference:
         self.leaves: frozenset[str] = frozenset()  # attributes.only_left
         self.grows = False  # and on some that are large
         self.trained = Trained(())
-        self.calibrate()
+        Examination(self).run()
+        self.drawn_inputs.forget()  # no candidate will ask for these
         self.examined = True
 
     def load(self) -> None:
@@ -178,7 +141,7 @@ class Reference:
         inputs = self.inputs("plain", 0)
         self.described_inputs = wire.describe(inputs)[0]
         dtypes = {t.dtype for t in tensors(inputs) if t.is_floating_point()}
-        self.in_float32 = dtypes == {torch.float32}
+        self.dtype = next(iter(dtypes)) if len(dtypes) == 1 else None
 
     # ---- how the task's own code is run ----
 
@@ -201,12 +164,13 @@ class Reference:
     @contextlib.contextmanager
     def running(self, kind: str) -> Iterator[None]:
         """`own`, for calls of forward in float64."""
-        with self.own(kind), torch.no_grad(), self.default_device(), self.single_numbers():
+        with self.own(kind), torch.no_grad(), self.default_device(), self.own_numbers():
             yield
 
-    def single_numbers(self):
-        """What makes a comparison with a number of the text the same in float64 as in float32."""
-        return SingleNumbers() if self.in_float32 and self.called & COMPARING else contextlib.nullcontext()
+    def own_numbers(self):
+        """What gives the reference in float64 the numbers that its own dtype has."""
+        needed = self.dtype is not None and self.called & (COMPARING | {LIMITING})
+        return OwnNumbers(self.dtype) if needed else contextlib.nullcontext()
 
     @property
     def precision(self) -> Precision:
@@ -231,7 +195,7 @@ class Reference:
         goes to its device, which pulls weights apart that share memory."""
         host = self.on_host(seed)
         stays = self.device.type == "cpu" and not construct.shares_memory(host)
-        return copy.deepcopy(host, {} if stays else construct.replicas(host, self.device))
+        return construct.copied(host, None if stays else construct.replicas(host, self.device))
 
     def weights(self, seed: int) -> dict[str, torch.Tensor]:
         """The module's state, on the CPU: a kernel that writes where it should not can't reach it there."""
@@ -252,7 +216,7 @@ class Reference:
     def on_host(self, seed: int) -> torch.nn.Module:
         if seed not in self.built:
             if untrained(seed) in self.built:  # a copy is quicker than a constructor that draws
-                model = copy.deepcopy(self.built[untrained(seed)])
+                model = construct.copied(self.built[untrained(seed)])
             else:
                 model = self.construct(untrained(seed))
             if seed < 0:
@@ -292,6 +256,11 @@ class Reference:
         self.built.clear()
         self.digests.clear()
 
+    def forget_all(self) -> None:
+        """Give back the memory that is not needed to judge a candidate, but to do so quickly."""
+        self.forget_weights()
+        self.drawn_inputs.forget()
+
     def init_arguments(self, weights: int) -> list:
         with self.its_code():
             construct.seed_everything(untrained(weights))
@@ -312,6 +281,16 @@ class Reference:
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
+        """What get_inputs gives under this kind of stress."""
+        if self.device.type != "cpu":
+            return self.draw_anew(kind, seed)
+        given = self.drawn_inputs.copy_of((kind, seed))
+        if given is None:
+            given = self.draw_anew(kind, seed)
+            self.drawn_inputs.keep((kind, seed), given)
+        return given
+
+    def draw_anew(self, kind: str, seed: int) -> list:
         with self.own(kind), self.default_device(), draws.stressed(kind, seed, self.literals):
             construct.seed_everything(seed)
             given = self.arguments("get_inputs")
@@ -402,211 +381,9 @@ class Reference:
         exact, exact_inputs = self.exactly(kind, seed, weights)
         return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.precision)
 
-    # ---- what is found out once ----
-
-    def calibrate(self) -> None:
-        """Load the task. Is it deterministic? Which stresses does it survive? Would an answer that computes
-        nothing pass?
-
-        One draw after another, so that a task of many gigabytes never has two of them in memory.
-        """
-        seed, fakes = self.seed, Fakes(self.inputs, self.run if self.stress else None)
-        with self.settings.learned():
-            with excused("loading it"):
-                self.load()
-            with excused("on its own inputs"):
-                answer = self.plain_answer(seed)
-        with excused("on its own inputs"):
-            self.repeat(seed, answer)
-            fakes.look("plain", seed, answer, seed)
-            del answer
-            fakes.look("plain", seed + 1, self.plain_answer(seed + 1), seed + 1)
-        if not self.picky:
-            self.asserts = None
-        if self.stress:
-            found = self.find_fixed()
-            self.find_stress(fakes)
-        self.trains = self.find_training(fakes)
-        if self.stress:
-            self.find_left()
-            self.find_modes()
-            self.find_moves(Search(self, *found), fakes)
-        if fakes.passing:
-            raise Fault(
-                "weak_task", f"the task can't tell right from wrong: {next(iter(fakes.passing))} would pass"
-            )
-
-    def plain_answer(self, seed: int) -> Answer:
-        """The answer to a draw of the task's own. The draw must come out the same when it is drawn again."""
-        inputs = self.inputs("plain", seed)
-        if wire.describe(inputs)[0] != self.described_inputs:
-            raise Fault(
-                "unsupported",
-                "get_inputs draws shapes or numbers anew each time: one recording can't stand for all draws",
-            )
-        if not identical(self.inputs("plain", seed), inputs):
-            raise Fault("unsupported", "get_inputs draws from something that can't be seeded")
-        self.bytes = sum(t.nbytes for t in tensors(inputs))
-        del inputs
-        answer = self.answer("plain", seed, seed)
-        if not tensors(answer.own):
-            raise Fault(
-                "unsupported",
-                f"forward must return tensors, in tuples, lists or dicts; it returned {describe(answer.own)}",
-            )
-        self.bytes += sum(t.nbytes for t in tensors(answer.own))
-        return answer
-
-    def repeat(self, seed: int, answer: Answer) -> None:
-        """Run the reference again, built anew and with other seeds. Raises Fault if it gives another answer.
-
-        This comes before any tolerance, which would be as wide as what the reference draws.
-        """
-        seen, noted = Computing(), Asserts(looks=False)
-        self.forget_weights()
-        with noted:
-            again = self.run(self.inputs("plain", seed), seed, seed + 1, "plain", seen)
-        self.picky = noted.met
-        if seen.draws:  # from a generator of its own: in float64 that gives other numbers
-            raise Fault("unsupported", RANDOM)
-        self.facts, self.called = seen.facts, seen.called
-        self.facts.rounds = bool(ROUNDS & seen.called)
-        with self.own("plain"):
-            self.reduced = in_tf32(self.called, self.device)
-        self.facts.contiguous = all(t.is_contiguous() for t in tensors(again))
-        self.facts.fresh = [seen.fresh(t) for t in tensors(again)]
-        exact, _ = self.exactly("plain", seed, seed, seed + 1)
-        if not repeats(answer, again, exact):
-            raise Fault(
-                "unsupported",
-                "the reference is not deterministic: run twice on the same inputs, it gives two answers",
-            )
-
-    def find_training(self, fakes: Fakes) -> bool:
-        """Find which weights may change, and return whether the reference survives it."""
-        seed = self.seed
-        anew = partial(self.construct, seed)
-        self.trained = what_to_train(self.on_host(seed), self.on_host(seed + 1), anew)
-        kind = self.chosen(TRIALS[1])
-        ways = (self.trained, replace(self.trained, flips=False))
-        for trained in (*ways, *(way.without_buffers() for way in ways)):
-            weights = -seed if trained.buffers else with_same_buffers(-seed)
-            self.trained = trained
-            if trained and self.stands(kind, fakes, weights):
-                self.grows = self.stands("plain", fakes, grown(weights))
-                return True
-            self.forget_weights()  # those of another training go by the same seed
-        return False
-
-    def find_left(self) -> None:
-        """Find what forward leaves on the module for others to read."""
-        model = self.build(self.seed)
-
-        def call() -> None:
-            with self.running("plain"):
-                construct.seed_everything(self.seed)
-                model(*self.inputs("plain", self.seed))
-
-        with contextlib.suppress(Exception):  # a second call is not what the task asks for
-            self.leaves = only_left(model, call)
-
-    def find_modes(self) -> None:
-        """Find whether the reference can be called in evaluation mode, and whether it then does other things.
-
-        A task that chooses evaluation mode itself is not asked for the other one. Nor is one of which a batch
-        norm does other things there: a kernel for the mode that its module comes in does what is asked. Where
-        the task's own text looks at the mode, both are asked for.
-        """
-        if not self.on_host(self.seed).training:
-            return
-        try:
-            own, other = self.called_in_mode(False), self.called_in_mode(True)
-        except Exception as error:
-            log.debug("%s: in evaluation mode: %s", self.task.name, error)
-            return
-        if own is not None and other is not None:
-            differs = not passes(other, Answer(own, None, None, None))
-            self.modal = differs and LOOKS_AT_MODE.search(self.task.source) is not None
-            self.evaluates = self.modal or not differs
-
-    def called_in_mode(self, evaluates: bool) -> list | None:
-        """A plain draw's answer and the state that it leaves behind. None: it draws, or isn't finite."""
-        model, inputs = self.build(self.seed), self.inputs("plain", self.seed)
-        construct.seed_everything(self.seed)
-        before = construct.whereabouts()
-        with self.running("plain"):
-            construct.seed_everything(self.seed)
-            answer = model.eval()(*inputs) if evaluates else model(*inputs)
-        if construct.whereabouts() != before or not all_finite(answer):
-            return None
-        return [answer, {name: t.detach() for name, t in construct.named_state(model).items()}]
-
-    def find_stress(self, fakes: Fakes) -> None:
-        """Find which kinds of inputs the reference survives."""
-        for kinds in TRIALS[1:]:
-            self.choose(kinds, fakes)
-        self.before = self.choose(BEFORE, fakes)
-
-    def find_moves(self, search: Search, fakes: Fakes) -> None:
-        """Move what never differs between two draws, in the ways that were found."""
-        self.moves, self.unvaried = search.found, search.unvaried
-        if self.moves:
-            kind = MOVED + self.chosen(TRIALS[1])
-            self.stands(kind, fakes, self.moved_weights(self.seed))
-
-    def find_fixed(self) -> tuple[dict[int, object], dict[int, list[torch.Tensor]], list[str]]:
-        """The arguments that are the same in two draws, by number, both draws of each other tensor, and where
-        each argument is. Sets `drawn`."""
-        given, other = (self.draw("plain", self.seed + i) for i in range(2))
-        same, fixed, drawn = same_tensors(given, other), {}, {}
-        others = [leaf for _, leaf in leaves(other)]
-        for i, (_, leaf) in enumerate(leaves(given)):
-            if i in same or not isinstance(leaf, torch.Tensor):
-                fixed[i] = leaf
-                continue
-            drawn[i] = [leaf, others[i]]
-            if leaf.is_floating_point():
-                self.drawn.append(i)
-        return fixed, drawn, [where for where, _ in leaves(given)]
-
-    def choose(self, kinds: tuple[str, ...], fakes: Fakes) -> str | None:
-        """The first of these kinds that the reference survives."""
-        for kind in kinds:
-            if fits(kind, self.called) and (kind in self.kinds or self.survives(kind, fakes)):
-                return kind
-        return None
-
     def chosen(self, kinds: tuple[str, ...]) -> str | None:
+        """The first of these kinds that the reference has survived."""
         return next((kind for kind in kinds if kind in self.kinds), None)
-
-    def survives(self, kind: str, fakes: Fakes) -> bool:
-        """Whether a kind neither breaks the reference nor changes nothing.
-
-        What it misses is distorted late, unless that breaks the reference.
-        """
-        try:
-            plain = self.draw("plain", self.seed)
-            untouched = same_tensors(self.draw(kind, self.seed), plain)
-        except Exception as error:
-            log.debug("%s: %s inputs: %s", self.task.name, kind, error)
-            return False
-        nothing = len(untouched) == len(tensors(plain))
-        if late := late_leaves(kind, self.drawn, untouched, nothing):
-            self.late[kind] = late
-            if self.stands(kind, fakes, self.seed):
-                return True
-            del self.late[kind]
-        return not nothing and self.stands(kind, fakes, self.seed)
-
-    def stands(self, kind: str, fakes: Fakes, weights: int) -> bool:
-        """Whether the reference answers a draw of this kind with finite numbers. If so, the fakes
-        see the draw too."""
-        answer = self.finite_answer(kind, self.seed, weights)
-        if answer is None:
-            return False
-        self.kinds |= {kind}
-        fakes.look(kind, self.seed, answer, weights)
-        return True
 
     def finite_answer(self, kind: str, seed: int, weights: int) -> Answer | None:
         try:

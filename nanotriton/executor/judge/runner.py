@@ -22,6 +22,8 @@ from nanotriton.plan.plan import DTYPES, Choice, Plan, Tensor, Weight
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault, Unrecordable, out_of_memory
 
+KEPT_BYTES = 16 << 20  # of a first answer, to compare with later
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -35,6 +37,21 @@ class Kept:
     value: torch.Tensor
     tensor: Tensor
     storage: int
+
+
+@dataclass
+class Begun:
+    """The first of several calls: what it gave, whose memory its answer has, and what it left."""
+
+    calls: Calls
+    kept: list[Kept]
+    left: dict[int, torch.Tensor]
+
+    def again(self) -> "Begun":
+        """A copy, for other calls to follow."""
+        made = self.calls
+        calls = Calls(list(made.answers), list(made.written), plans=list(made.plans))
+        return Begun(calls, list(self.kept), {i: t.clone() for i, t in self.left.items()})
 
 
 class Runner:
@@ -62,6 +79,8 @@ class Runner:
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.asks_processors = False  # whether it has asked how many multiprocessors the card has
         self.unread: Unread | None = None  # what the first call on a CPU never looked at
+        self.first_outputs: object | None = None  # of the first call, if they were kept
+        self.begun: Begun | None = None  # the first of several calls, if it was kept
         self.replay = self.make_replay(plan)
 
     def make_replay(self, plan: Plan) -> Replay:
@@ -79,7 +98,7 @@ class Runner:
             outputs = self.replay.run(inputs, self.by_name(seed), skip_launch=skip)
             ids = tensor_ids(self.plan.inputs)
             changed = {i: self.replay.tensor(ids[i]) for i in self.replay.modified_inputs}
-            self.note_unread()
+            self.note_first(outputs)
         return outputs, changed
 
     def left(self, inputs: list, seed: int, tuning: bool) -> list:
@@ -93,12 +112,21 @@ class Runner:
             outputs = self.replay.outputs()
             return [outputs, [self.replay.tensor(i).clone() for i in tuned_tensors(self.plan)]]
 
-    def note_unread(self) -> None:
-        """After the first call: keep what it looked at, and stop noting."""
+    def note_first(self, outputs: object) -> None:
+        """After the first call: keep what it looked at, and its answer if that is small, and stop noting."""
         backend = self.replay.backend
-        if backend.notes:
-            self.unread = Unread(self.plan, self.replay.chosen, backend)
-            backend.notes = False
+        if not backend.notes:
+            return
+        self.unread = Unread(self.plan, self.replay.chosen, backend)
+        backend.notes = False
+        if sum(t.nbytes for t in tensors(outputs)) <= KEPT_BYTES:
+            self.first_outputs = outputs
+
+    def whole(self, trial: Trial, inputs: list) -> object:
+        """The answer to a trial, with all launches. trial: the first, with which it was called first."""
+        if self.first_outputs is not None:
+            return self.first_outputs
+        return self(inputs, trial.weights)[0]
 
     @contextmanager
     def chosen_for_all(self, choices: dict[int, int]) -> Iterator[None]:
@@ -121,29 +149,58 @@ class Runner:
         return self.unread
 
     def calls(self, draws: list[Callable[[], list]], training: Training | None, least: int = 2) -> Calls:
-        """Call again and again, each call on what those before left (calls.Caller). Raises Fault."""
-        found, kept, left = Calls(), [], {}
-        poisons = drawn(self.seed_of_order())
-        for number, draw in enumerate(draws):
+        """Call again and again, each call on what those before left (calls.Caller). Raises Fault.
+
+        draws: the same each time, so that the first call is made only once where it may be kept.
+        """
+        begun = self.begun.again() if self.begun is not None else self.begin_calls(draws[0])
+        found, kept, left = begun.calls, begun.kept, begun.left
+        for number, draw in enumerate(draws[1:], start=1):
             replay, inputs = self.replay_of(number), draw()
-            with self.running():
-                try:
-                    replay.backend.number = poisons[number % len(poisons)]
-                    found.answers.append(replay.run(inputs, self.weights_of(number), carried=left))
-                    del inputs
-                    self.note_call(replay, found, kept)
-                    if not self.goes_on(number, least, replay, left):
-                        found.state = {
-                            name: replay.tensor(i).clone() for name, i in replay.plan.state.items()
-                        }
-                        break
-                    left = replay.left(self.plan_of(number + 1))
-                    if number == 0 and training is not None:
-                        self.train(left, training)
-                finally:
-                    replay.backend.number = None
-                    replay.forget()
+            with self.in_chain(number, replay):
+                if number == 1 and training is not None:
+                    self.train(left, training)
+                found.answers.append(replay.run(inputs, self.weights_of(number), carried=left))
+                del inputs
+                self.note_call(replay, found, kept)
+                if not self.goes_on(number, least, replay, left):
+                    found.state = {name: replay.tensor(i).clone() for name, i in replay.plan.state.items()}
+                    break
+                left = replay.left(self.plan_of(number + 1))
         return found
+
+    def begin_calls(self, draw: Callable[[], list]) -> Begun:
+        """Make the first of several calls."""
+        begun, replay, inputs = Begun(Calls(), [], {}), self.replay_of(0), draw()
+        with self.in_chain(0, replay):
+            begun.calls.answers.append(replay.run(inputs, self.weights_of(0)))
+            del inputs
+            self.note_call(replay, begun.calls, begun.kept)
+            begun.left = replay.left(self.plan_of(1))
+        if self.may_keep(begun):
+            self.begun = begun.again()
+        return begun
+
+    def settle_first_call(self) -> None:
+        """The answer of the first of several calls is right: it need not be compared again."""
+        if self.begun is not None:
+            self.begun.calls.answers[0] = None
+
+    def may_keep(self, begun: Begun) -> bool:
+        """Whether a first call may stay, for others to follow it once more with other weights."""
+        return sum(t.nbytes for t in (*begun.left.values(), *(k.value for k in begun.kept))) <= KEPT_BYTES
+
+    @contextmanager
+    def in_chain(self, number: int, replay: Replay) -> Iterator[None]:
+        """One of several calls is made inside, in memory of which each element holds a number."""
+        poisons = drawn(self.seed_of_order())
+        with self.running():
+            try:
+                replay.backend.number = poisons[number % len(poisons)]
+                yield
+            finally:
+                replay.backend.number = None
+                replay.forget()
 
     def plan_of(self, number: int) -> Plan:
         """The plan of a call. A later call than the last that was recorded repeats that one."""

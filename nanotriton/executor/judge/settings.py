@@ -289,6 +289,8 @@ def snapshot() -> dict[str, Any]:
 
 def restore(values: dict[str, Any]) -> None:
     """Put settings back, in the order of SETTINGS: those that differ from `values` when their turn comes."""
+    if not values:  # most tasks set nothing
+        return
     for name, setting in SETTINGS.items():
         value = values.get(name, UNREADABLE)
         if value is not UNREADABLE and _read(setting) != value:

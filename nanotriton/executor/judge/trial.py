@@ -2,7 +2,7 @@
 the candidate.
 
 The reference (reference.py) runs after the candidate, on private copies of the same inputs, once in the
-task's dtype and once in float64 (compare.py says what the tolerance is). A candidate is judged on several
+task's dtype and once in float64 (checks.py says what the tolerance is). A candidate is judged on several
 trials with secret seeds: one as the task draws, the others under stress (draws.py) and with other weights.
 """
 
@@ -15,7 +15,8 @@ from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allcl
 from nanotriton.executor.judge.faint import check_faint
 from nanotriton.executor.judge.fairness import compare_fairly, question
 from nanotriton.executor.judge.kinds import MOVED, Trial
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan.trees import tensors
 from nanotriton.verdict import Fault

@@ -9,7 +9,8 @@ weights and inputs that it writes to.
 from nanotriton.executor.judge.compare import Answer, passes
 from nanotriton.executor.judge.configurations import other_choices
 from nanotriton.executor.judge.kinds import Trial
-from nanotriton.executor.judge.reference import Reference, excused
+from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.tuning import accumulates
 from nanotriton.verdict import Fault
 

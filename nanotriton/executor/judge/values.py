@@ -1,4 +1,4 @@
-"""Errors of one output, measured: what the checks of compare.py look at.
+"""Errors of one output, measured: what checks.py looks at.
 
 Both answers are walked in float64 pieces, and all that is found comes to the host at once, so that a
 comparison waits for a GPU once. In this file `got`, `own` and `exact` are one output: the candidate's, the

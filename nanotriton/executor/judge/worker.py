@@ -60,7 +60,7 @@ ENDS_CONTEXT = (
 MESSAGE = 2000
 # or a task of gigabytes finds no room between parts of old blocks
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
-KEPT = 4  # of the tasks loaded, those that keep their modules
+KEPT = 4  # of the tasks loaded, those that keep their modules and draws
 # else: what was computed last
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
 TARGETS = {
@@ -198,7 +198,7 @@ class Worker:
         self.references.move_to_end(key)
         for known in list(self.references.values())[:-KEPT]:
             if isinstance(known, Reference):
-                known.forget_weights()
+                known.forget_all()
         if isinstance(found, Fault):
             # also when it was found out before: a verdict of this stage says nothing of the
             # candidate

