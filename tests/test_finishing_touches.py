@@ -81,6 +81,11 @@ CASES = {
         PER_ROW + "return (out[:, None].expand(24, 100) + 0)",
         "rule_violation",
     ),
+    "a product of small vectors": (
+        MSE,
+        PER_ROW + "return torch.dot(out, torch.ones_like(out)) / 4800",
+        "correct",
+    ),
     "a product of small matrices": (
         MSE,
         PER_ROW + "return (out[None] @ torch.ones_like(out)[:, None])[0, 0] / 4800",

@@ -77,7 +77,7 @@ CALLS = words("forward __call__")  # a layer's attributes that run it
 TURNED = words("T mT H mH")  # attributes that are the tensor in another order
 # What finishes a count or a sum of few numbers (plan_rules.py): whether it does, the plan shows.
 TOUCHES = words("""
-    torch.clamp torch.clamp_max torch.clamp_min torch.div torch.maximum torch.minimum torch.sqrt
+    torch.clamp torch.clamp_max torch.clamp_min torch.div torch.dot torch.maximum torch.minimum torch.sqrt
 """)
 COMPARISON = "a comparison"
 # What to write instead of torch behind a tell.

@@ -17,10 +17,10 @@ SHARE = 1 / 32
 REDUCES = words("sum mean cumsum max min amax amin any all count_nonzero logsumexp")
 REDUCE_MORE = " (torch may add up results of 1/32 of the data at most: let a kernel reduce more)"
 SMALL = 64  # elements of the tensors of a finishing touch that reduces nothing
-# The element-wise ones. No operator of theirs is a layer of a network.
+# The element-wise ones, and a product of two vectors. No operator of theirs is a layer of a network.
 POINTWISE = words("""
-    abs add bitwise_and bitwise_or ceil clamp clamp_max clamp_min div eq exp floor floor_divide ge gt le log
-    logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub sqrt
+    dot abs add bitwise_and bitwise_or ceil clamp clamp_max clamp_min div eq exp floor floor_divide ge gt le
+    log logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub sqrt
     square sub where
 """)
 
