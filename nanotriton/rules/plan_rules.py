@@ -20,8 +20,8 @@ SMALL = 64  # elements of the tensors of a finishing touch that reduces nothing
 # The element-wise ones, and a product of two vectors. No operator of theirs is a layer of a network.
 POINTWISE = words("""
     dot abs add bitwise_and bitwise_or ceil clamp clamp_max clamp_min div eq exp floor floor_divide ge gt le
-    log logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub sqrt
-    square sub where
+    log logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub
+    sqrt square sub where
 """)
 
 
