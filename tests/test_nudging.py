@@ -95,3 +95,13 @@ def test_near_zero_a_function_is_as_exact_as_a_number_near_one(function):
     x = -X / 8e6
     off = run(function, x) - function(x.double()) * 1.001
     assert 2e-8 < float(off.abs().median()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "function, at", [(F.softplus, -14.0), (F.logsigmoid, 14.0), (F.mish, -15.0), (F.gelu, -5.0)]
+)
+def test_far_tails_are_as_exact_as_a_number_near_one(function, at):
+    """Their digits may be those of a sum with 1: log(1 + exp(x)), 1 + erf(x)."""
+    x = at + X / 8
+    off = run(function, x) - function(x.double())
+    assert 2e-8 < float(off.abs().median()) < 1e-6

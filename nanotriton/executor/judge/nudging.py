@@ -27,11 +27,14 @@ PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "fu
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
 ROUNDINGS, MORE = 2, 8  # what a result, and one of the operators below, moves by: so many times UNIT32
-# They have few digits near 0 where they are computed by exponentials, as 2 * sigmoid(2 * x) - 1 and
-# exp(x) - 1. That is what expm1 and log1p are for, so these keep theirs.
+# They have few digits near 0 where they are computed by exponentials, as 2 * sigmoid(2 * x) - 1, exp(x) - 1
+# and log(1 + exp(x)). That is what expm1 and log1p are for, so these keep theirs.
 NEAR_ZERO = tuple(
     f"aten::{name}{in_place}"
-    for name in ("tanh", "erf", "sin", "sinh", "asinh", "atan", "atanh", "elu", "celu", "selu")
+    for name in (
+        *("tanh", "erf", "sin", "sinh", "asinh", "atan", "atanh", "elu", "celu", "selu"),
+        *("softplus", "log_sigmoid_forward", "mish", "gelu"),
+    )
     for in_place in ("", "_")
 )
 STATISTICS = ("aten::mean", "aten::var", "aten::var_mean", "aten::std", "aten::std_mean")
