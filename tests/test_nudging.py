@@ -105,3 +105,10 @@ def test_far_tails_are_as_exact_as_a_number_near_one(function, at):
     x = at + X / 8
     off = run(function, x) - function(x.double())
     assert 2e-8 < float(off.abs().median()) < 1e-6
+
+
+def test_float64_has_digits_that_single_precision_has_not():
+    """In float64 tanh(1e-8) is 1e-8 to the last digit, and elu(1e-8) is 1e-8 in any precision."""
+    x = torch.tensor([1e-8, -1e-8, 0.0])
+    moved = [(run(function, x) - x).abs() > 1e-7 for function in (torch.tanh, F.elu)]
+    assert [m.tolist() for m in moved] == [[True, True, False], [False, True, False]]
