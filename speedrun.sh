@@ -4,7 +4,8 @@
 #     ./speedrun.sh DATA KERNELBENCH [MODEL] [OUT]
 #
 # DATA: a folder that collect_data.py has filled (sft.jsonl, rl.jsonl, heldout.jsonl, packed with xz or not), such
-# as results/data. KERNELBENCH: a clone of the benchmark. Each command continues where it was stopped, so the script can be cut anywhere and started again.
+# as results/data. KERNELBENCH: a clone of the benchmark. Each command continues where it was stopped, so the
+# script can be cut anywhere and started again.
 # docs/speedrun.md explains the numbers and keeps the records. MINUTES=20 ./speedrun.sh ... gives GRPO more time.
 set -euo pipefail
 data=$1
@@ -15,7 +16,7 @@ rows() { ls "$data/$1.jsonl" "$data/$1.jsonl.xz" 2> /dev/null | head -n 1; }
 
 # 1. SFT on verified pairs teaches Triton.
 python train_sft.py --name sft --out "$out" --model "$model" --data "$(rows sft)" \
-    --lora 32 --lr 4e-4 --batch 64 --epochs 3 --max-len 3072 --micro-tokens 32768 --save-every 100
+    --lora 32 --lr 4e-4 --batch 64 --epochs 2 --max-len 3072 --micro-tokens 32768 --save-every 100
 
 # 2. GRPO on tasks without a known answer: what runs and is right is paid.
 python train_grpo.py --name grpo --out "$out" --model "$out/sft/model" --tasks "$(rows rl)" --no-preflight \
@@ -27,9 +28,9 @@ for name in base sft grpo; do
     folder=$out/$name/model
     if [ $name = base ]; then folder=$model; fi
     python -m bench.channels.tasks --data "$(rows heldout)" --model "$folder" \
-        --n 4 --limit 64 --max-tokens 1536 --out "$out/$name.heldout.json"
+        --n 4 --limit 80 --max-tokens 2048 --out "$out/$name.heldout.json"
     python -m bench.channels.kernelbench --data "$kernelbench" --levels 1 2 --model "$folder" \
-        --n 10 --max-tokens 1536 --policy strict --memory-gib 16 --out "$out/$name.kernelbench.json"
+        --n 10 --max-tokens 2048 --policy strict --memory-gib 16 --out "$out/$name.kernelbench.json"
 done
 python -m bench.channels.compare "$out/sft.heldout.json" "$out/grpo.heldout.json"
 python -m bench.channels.compare "$out/sft.kernelbench.json" "$out/grpo.kernelbench.json"
