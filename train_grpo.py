@@ -53,6 +53,9 @@ class Config(config.Options):
     truncated: Literal["keep", "mask", "soft"] = "keep"
     # dynamic sampling: rounds in which groups of equal rewards are replaced by fresh tasks
     resample: Annotated[int, ">= 0"] = 0
+    # sample the next step's tasks while this step's samples are judged: nobody waits for the executor, and
+    # samples are one step older than the weights that learn from them
+    ahead: bool = False
 
     # the baseline, and whether it is divided by the group's std; rejection: none, what is paid is imitated
     advantage: Literal["mean_std", "mean", "rloo", "rejection"] = "mean_std"
@@ -83,6 +86,10 @@ class Config(config.Options):
 
     def validate(self) -> None:
         config.json_object("--template", self.template)
+        if self.ahead and self.resample:
+            raise config.ConfigError("--ahead: not with --resample, which waits for verdicts to sample more")
+        if self.ahead and (self.judge.time or self.paid.speed):
+            raise config.ConfigError("--ahead: not with --time or --speed, which want the GPU for themselves")
         self.losses.validate(self.loss)
         self.paid.validate()
 
@@ -117,7 +124,7 @@ from nanotriton.model import Transformer
 from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, report, summary
 from nanotriton.reward.reward import RewardFunction, reward_function, total
-from nanotriton.rollout import Episode, prompts_of, rollout
+from nanotriton.rollout import Episode, judged, prompts_of, rollout
 from nanotriton.run import (
     Clock,
     Run,
@@ -152,6 +159,7 @@ class Trainer:
     sampler: Sampler
     executor: Executor
     prompt: Prompt = DEFAULT  # how a task is put to the model
+    ahead: list[list[Episode]] | None = None  # the next step's groups, where --ahead has sampled them
 
 
 # ---- the algorithm
@@ -164,16 +172,21 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     episodes: list[Episode] = []  # this rank's
     sampled = 0  # groups, over all ranks
     missing = cfg.prompts  # groups that still lack spread
+    ahead, trainer.ahead = trainer.ahead, None
 
     for _ in range(1 + cfg.resample):
         batch, queue = queue[:missing], queue[missing:]
         if not batch:
             break
         # 1. Sample G completions of each task. They are executed while others are still being sampled.
-        groups = sample(step, world.share(batch), trainer, clock)
+        groups = ahead or sample(step, world.share(batch), trainer, clock)
+        if cfg.ahead and step + 1 < cfg.steps:
+            after = tasks_of(step + 1, trainer.tasks, cfg.prompts, 0, cfg.seed, cfg.order)
+            trainer.ahead = sample(step + 1, world.share(after), trainer, clock)
 
         # 2. Rewards: is it Triton, is it right? A sample without a reward leaves the batch.
-        fresh = list(chain(*groups))
+        with stop.at_once(world):
+            fresh = list(chain(*judged(groups, clock=clock)))
         seed = seed_of(cfg.seed, Stream.SHUFFLED_REWARDS, step, world.rank, len(episodes))
         set_rewards(fresh, trainer, seed)
         episodes += fresh
@@ -203,7 +216,8 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
             done, of = step * len(plan) + number, cfg.steps * len(plan)
             rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
-            updates.append(update_policy(of_groups(scored, chosen), trainer, clock, first=number == 0))
+            unchanged = number == 0 and ahead is None  # since the sampler got its weights
+            updates.append(update_policy(of_groups(scored, chosen), trainer, clock, unchanged))
 
     # 5. The sampler gets the new weights. Its cached keys and values are gone already.
     sync_weights(trainer.sampler, trainer.model, world)
@@ -215,8 +229,9 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     """One optimizer step on this rank's episodes, which all have a reward.
 
     The denominators count the samples of every rank and microbatch before the first backward, so the loss and
-    its gradient don't depend on how the batch is cut. first: no update of this rollout went before, so the
-    difference between the policy and the sampler is that of their arithmetic alone, and is measured.
+    its gradient don't depend on how the batch is cut. first: the weights are still those that the samples
+    were drawn from, so the difference between the policy and the sampler is that of their arithmetic alone,
+    and is measured.
     """
     cfg, world, model = trainer.cfg, trainer.world, trainer.model
     totals = denominators(episodes, cfg.loss, cfg.max_tokens, world)
@@ -306,7 +321,7 @@ def loss_of(
 def sample(
     step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer, clock: Clock
 ) -> list[list[Episode]]:
-    """[len(batch)][G] judged samples of these (group, task) pairs."""
+    """[len(batch)][G] samples of these (group, task) pairs, which the executor has."""
     cfg = trainer.cfg
     with stop.at_once(trainer.world):
         groups = rollout(

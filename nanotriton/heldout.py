@@ -10,7 +10,7 @@ import torch
 
 from nanotriton import stop
 from nanotriton.executor.executor import Executor
-from nanotriton.rollout import rollout
+from nanotriton.rollout import judged, rollout
 from nanotriton.run import Run
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
@@ -59,17 +59,19 @@ def heldout(
     for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
         seeds = [[seed_of(seed, Stream.HELDOUT, 0, i, j) for j in range(count)] for i, _ in mine]
         with stop.at_once(run.world):
-            groups = rollout(
-                [t for _, t in mine],
-                count,
-                sampler,
-                executor,
-                tokenizer,
-                seeds=seeds,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                prompt=prompt,
-                desc=f"{split} {key}",
+            groups = judged(
+                rollout(
+                    [t for _, t in mine],
+                    count,
+                    sampler,
+                    executor,
+                    tokenizer,
+                    seeds=seeds,
+                    temperature=temperature,
+                    max_tokens=max_tokens,
+                    prompt=prompt,
+                    desc=f"{split} {key}",
+                )
             )
         run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)
         scored = [e for group in groups for e in group if e.verdict.scored]

@@ -29,6 +29,7 @@ class Episode:
     completion: str = ""
     candidate: str | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("no_code"))
+    pending: Future[Verdict] | None = None  # the executor's, while the verdict is on its way
     # the place of its task in the step's batch, over all ranks: samples of one group are compared
     group: int = 0
     reward: float | None = None  # None: the sample leaves the batch
@@ -84,12 +85,12 @@ def rollout(
     desc: str = "sampling",
     clock: Callable[[str], None] = lambda part: None,
 ) -> list[list[Episode]]:
-    """Sample `n` completions of every task and judge each: [len(tasks)][n] episodes.
+    """Sample `n` completions of every task, and hand each to the executor: [len(tasks)][n] episodes, whose
+    verdicts are there after judged().
 
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
     are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `prompt` is
-    how tasks are put to the model. `clock` is told when all are sampled ("sample") and when the last verdict
-    is there ("reward": what didn't hide).
+    how tasks are put to the model. `clock` is told when all are sampled ("sample").
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest, prompt)
@@ -107,8 +108,7 @@ def rollout(
     ]
     episodes: dict[tuple[int, int], Episode] = {}
     waiting: list[Episode] = []
-    pending: list[tuple[Episode, Future[Verdict]]] = []
-    progress = log.bar(total=2 * n * len(tasks), desc=desc)
+    progress = log.bar(total=n * len(tasks), desc=desc)
 
     def finished(sample: Sample) -> None:
         task = tasks[sample.request]
@@ -120,20 +120,31 @@ def rollout(
         progress.update()
         if episode.candidate is None:
             episode.verdict = Verdict("no_code", "extract", "no fenced Python block defines ModelNew")
-            progress.update()
         elif executor.time:
             waiting.append(episode)
         else:
-            pending.append((episode, executor.submit(task, episode.candidate)))
+            episode.pending = executor.submit(task, episode.candidate)
 
     with progress:
         if not executor.time:
             executor.expect(tasks)
         sampler.generate(requests, on_finish=finished)
         clock("sample")
-        pending += [(e, executor.submit(e.task, e.candidate)) for e in waiting]
-        for episode, verdict in pending:
-            episode.verdict = verdict.result()
-            progress.update()
-        clock("reward")
+        for episode in waiting:
+            episode.pending = executor.submit(episode.task, episode.candidate)
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
+
+
+def judged(
+    groups: list[list[Episode]],
+    desc: str = "judging",
+    clock: Callable[[str], None] = lambda part: None,
+) -> list[list[Episode]]:
+    """The same episodes when all verdicts are there. `clock` is told then ("reward": what didn't hide)."""
+    pending = [episode for group in groups for episode in group if episode.pending is not None]
+    with log.bar(total=len(pending), desc=desc) as progress:
+        for episode in pending:
+            episode.verdict, episode.pending = episode.pending.result(), None
+            progress.update()
+    clock("reward")
+    return groups

@@ -13,7 +13,7 @@ from bench.channels.kernelbench import Config as KernelBenchConfig
 from bench.channels.kernelbench import KernelBench
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.reward.audit import read_samples
-from nanotriton.rollout import rollout
+from nanotriton.rollout import judged, rollout
 from nanotriton.rules.extract import extract_candidate, opened_reasoning
 from nanotriton.scheduler import Sample
 from nanotriton.tasks import kernelbench
@@ -68,26 +68,27 @@ def test_only_a_prompt_that_ends_in_it_opens_the_reasoning(tokenizers, template,
 def test_training_judges_what_follows_the_reasoning_and_so_does_the_audit(
     tokenizers, tmp_path, template, text, status
 ):
-    tokenizer, judged = tokenizers(template), []
+    tokenizer, submitted = tokenizers(template), []
 
     def generate(requests, on_finish):
         ids = tokenizer.encode(text)
         on_finish(Sample(0, 0, ids, [-1.0] * len(ids), "length"))
 
     def submit(task, candidate):
-        judged.append(candidate)
+        submitted.append(candidate)
         verdict = Future()
         verdict.set_result(Verdict("correct"))
         return verdict
 
     sampler = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4096), generate=generate)
     executor = SimpleNamespace(time=False, expect=lambda tasks: None, submit=submit)
-    [[episode]] = rollout([Task("t", "class Model: pass")], 1, sampler, executor, tokenizer, seeds=[[0]])
-    assert episode.verdict.status == status and judged == [CODE] * (status == "correct")
+    task = Task("t", "class Model: pass")
+    [[episode]] = judged(rollout([task], 1, sampler, executor, tokenizer, seeds=[[0]]))
+    assert episode.verdict.status == status and submitted == [CODE] * (status == "correct")
     assert episode.ids == tokenizer.encode(text)  # what is trained on is what was sampled
     episode.reward = 1.0  # of a reward file that pays for anything
     (tmp_path / "samples.jsonl").write_text(json.dumps(episode.row(1, "train")))
-    assert [s.candidate for s in read_samples(tmp_path)] == judged
+    assert [s.candidate for s in read_samples(tmp_path)] == submitted
 
 
 def test_sft_trains_completions_that_count_as_answers(tokenizers):

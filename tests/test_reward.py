@@ -12,7 +12,7 @@ import train_grpo
 from nanotriton import config, grpo, run
 from nanotriton.reward.execution import PROGRESS, speed
 from nanotriton.reward.reward import RewardConfig, load_reward, reward, reward_function
-from nanotriton.rollout import rollout
+from nanotriton.rollout import judged, rollout
 from nanotriton.sampler import Sample
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, UNSCORED, Verdict
@@ -146,7 +146,7 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
         (True, ["sampled", "sampled", "submitted", "submitted"]),
     ):
         said.clear()
-        rollout(
+        groups = rollout(
             [Task("a", "a"), Task("b", "b")],
             1,
             Sampler(),
@@ -155,6 +155,7 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
             seeds=[[0], [1]],
             clock=said.append,
         )
+        judged(groups, clock=said.append)
         assert [s for s in said if s not in ("sample", "reward")] == order and said[-1] == "reward"
 
 
