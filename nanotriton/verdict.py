@@ -110,6 +110,17 @@ class ValueFault(Fault):
         self.max_error, self.reduced = max_error, reduced
 
 
+class HoleFault(Fault):
+    """Values that are NaN or infinite where the reference has numbers.
+
+    unwritten: how many of them hold what memory holds before anybody has written to it.
+    """
+
+    def __init__(self, message: str, unwritten: int = 0):
+        super().__init__("not_finite", message)
+        self.unwritten = unwritten
+
+
 class Unrecordable(Fault):
     """Nothing is wrong with the candidate, except that a plan cannot express it, or a replay not run it."""
 

@@ -1,6 +1,7 @@
 """Kinds of wrong answers that a bound on each value alone lets through, and honest ones beside them."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -336,6 +337,22 @@ def test_any_of_equal_numbers_may_be_chosen(forward, right):
     assert verdicts(reference, right) == {"correct"}
     assert verdicts(reference, lambda m, x: right(m, x).roll(1, 0)) == {"wrong_value"}
     assert verdicts(reference, lambda m, x: right(m, x) + 20) == {"wrong_value"}
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_is_computed_of_places_may_be_of_any_of_equal_numbers(last):
+    """As a router's counts are, where all probabilities but one are 0 in fp32."""
+    counted = "torch.bincount(torch.softmax(x, 1).topk(2)[1].flatten(), minlength=8) / x.shape[0]"
+    reference = Reference(task(f"return {counted}", "torch.randn(100, 8) * 70"))
+
+    def routed(model, x, k=2):
+        values = torch.softmax(x, 1)
+        first = values.sort(dim=-1, descending=True, stable=True)[1][:, :k]
+        places = last_of_equals(values, k) if last else first
+        return torch.bincount(places.flatten(), minlength=8) / x.shape[0]
+
+    assert verdicts(reference, routed) == {"correct"}
+    assert "wrong_value" in verdicts(reference, partial(routed, k=1))
 
 
 def test_of_given_numbers_argmax_is_the_first():

@@ -196,6 +196,7 @@ TWO_FACED = {
         class ModelNew(Base):
             pass
     """),
+    "an operator by its method": module("return x.__add__(x) if torch.cuda.memory_allocated() else ours(x)"),
     "a group that it makes itself": module(
         GROUP + "if dist.is_initialized():\n    dist.all_reduce(x)\n    return F.relu(x)\nreturn ours(x)",
         more="import torch.distributed as dist",
@@ -322,6 +323,11 @@ HONEST = {
             kernel[rows](x, y, x.numel(), B=64)
             return y
         """,
+    ),
+    "a cache whose last use counts": module(
+        "table = TABLES.get(x.shape)\nif table is not None:\n    TABLES.move_to_end(x.shape)\n    return ours(x, table)\n"
+        "TABLES[x.shape] = 2\nreturn ours(x)",
+        more="from collections import OrderedDict\nTABLES = OrderedDict()",
     ),
     "a default that is made for a card": module(
         "return rows(x)",

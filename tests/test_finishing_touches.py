@@ -81,6 +81,11 @@ CASES = {
         PER_ROW + "return (out[:, None].expand(24, 100) + 0)",
         "rule_violation",
     ),
+    "a product of small vectors": (
+        MSE,
+        PER_ROW + "return torch.dot(out, torch.ones_like(out)) / 4800",
+        "correct",
+    ),
     "a product of small matrices": (
         MSE,
         PER_ROW + "return (out[None] @ torch.ones_like(out)[:, None])[0, 0] / 4800",
@@ -104,6 +109,10 @@ def judged():
 @pytest.mark.parametrize("name", CASES)
 def test_torch_may_finish_but_not_do_the_work(name, judged):
     assert judged[name].status == CASES[name][2], judged[name].message
+
+
+def test_who_leaves_too_much_to_torch_reads_what_to_do(judged):
+    assert "let a kernel reduce more" in judged["a mean of everything"].message
 
 
 def test_a_process_may_take_its_share_of_the_machine(monkeypatch):

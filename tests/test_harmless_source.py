@@ -78,6 +78,16 @@ HONEST = {
         "@torch.library.impl(library, 'exp', 'Meta')\ndef shape_of_exp(x):\n    return torch.empty_like(x)\n"
         f"@torch.library.impl(library, 'exp', 'CUDA')\ndef exp_on_cuda(x):\n{REGISTERED}",
     ),
+    "operators by their methods, in a kernel": module(
+        LAUNCH.replace("kernel[", "halves["),
+        "@triton.jit\ndef halves(x, y, n, B: tl.constexpr):\n"
+        "    i = tl.program_id(0).__lshift__(7) + tl.arange(0, B)\n"
+        "    v = tl.load(x + i, mask=i < n)\n"
+        "    tl.store(y + i, tl.exp(v), mask=i < n)\n",
+    ),
+    "a mark for tracers": module(
+        "return launched(x)", f"@torch.fx.wrap\ndef launched(x):\n    {indented(LAUNCH)}\n"
+    ),
     "an argument that is named like a module": module(
         LAUNCH,
         "import operator\ndef newer(package, operator, target):\n    return operator(package.__version__, target)\n"

@@ -95,3 +95,20 @@ def test_near_zero_a_function_is_as_exact_as_a_number_near_one(function):
     x = -X / 8e6
     off = run(function, x) - function(x.double()) * 1.001
     assert 2e-8 < float(off.abs().median()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "function, at", [(F.softplus, -14.0), (F.logsigmoid, 14.0), (F.mish, -15.0), (F.gelu, -5.0)]
+)
+def test_far_tails_are_as_exact_as_a_number_near_one(function, at):
+    """Their digits may be those of a sum with 1: log(1 + exp(x)), 1 + erf(x)."""
+    x = at + X / 8
+    off = run(function, x) - function(x.double())
+    assert 2e-8 < float(off.abs().median()) < 1e-6
+
+
+def test_float64_has_digits_that_single_precision_has_not():
+    """In float64 tanh(1e-8) is 1e-8 to the last digit, and elu(1e-8) is 1e-8 in any precision."""
+    x = torch.tensor([1e-8, -1e-8, 0.0])
+    moved = [(run(function, x) - x).abs() > 1e-7 for function in (torch.tanh, F.elu)]
+    assert [m.tolist() for m in moved] == [[True, True, False], [False, True, False]]

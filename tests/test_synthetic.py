@@ -11,7 +11,7 @@ import torch
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.grammar import OPERANDS, OPS
 from nanotriton.tasks.synthetic import INDEX, SPLITS, generate, is_fair, split_of
-from nanotriton.tasks.task import check_source
+from nanotriton.tasks.task import Task, check_source
 
 BY_NAME = {op.name: op for op in OPS}
 
@@ -185,6 +185,25 @@ def test_every_solution_is_correct_and_the_judge_can_tell(executor):
     futures = [(task, executor.submit(task, task.solution)) for s in SPLITS for task in generate(s, 8, 2)]
     for task, future in futures:
         assert future.result().status == "correct", (task.meta, future.result())
+
+
+@pytest.mark.slow
+def test_no_function_before_a_norm_loses_what_the_judge_asks_for(executor):
+    """A norm brings up what a row of small numbers is left with. By the draws of the grammar a pair may be rare."""
+    sizes, futures = {"rows": 5, "cols": 49}, []
+    for norm in ("rms_norm", "layer_norm", "normalize"):
+        for op in OPS:
+            chain = [(op, (op.constants or ("",))[0]), (BY_NAME[norm], "")]
+            if op.kind == "map" and not op.operand and is_fair(chain):
+                source, solution = synthetic.render(chain, sizes, 16)
+                futures.append((op, norm, executor.submit(Task(f"{op.name}, {norm}", source), solution)))
+    assert len(futures) > 50
+    wrong = [
+        (op.name, norm, future.result().message)
+        for op, norm, future in futures
+        if not future.result().correct
+    ]
+    assert wrong == []
 
 
 def lines_of(steps):

@@ -107,9 +107,8 @@ def shared_memory(plan: Plan, fresh: list[bool] | None = None) -> str | None:
         elif overlaps_itself(t.shape, t.stride):
             what = "has one place in memory for several elements"
         if what:
-            return (
-                f"output {number} {what}; the reference's is new memory, each element in a place of its own"
-            )
+            wanted = "new memory, each element in a place of its own, as torch.empty makes it"
+            return f"output {number} {what}; the reference's is {wanted}"
         seen.add((t.storage, t.offset))
     return None
 

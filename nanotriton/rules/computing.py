@@ -38,7 +38,7 @@ MOVES = words("""
 """)
 # Methods that no tensor has: of containers, and of what autograd gives to `forward`. A tensor that is spread
 # over several machines has the last two, and there is but one machine.
-CONTAINERS = (list, dict, set, tuple, collections.deque)
+CONTAINERS = (list, dict, set, tuple, collections.deque, collections.OrderedDict, collections.Counter)
 OF_OTHERS = frozenset(
     name for kind in CONTAINERS for name in dir(kind) if not hasattr(torch.Tensor, name)
 ) | words("""
@@ -77,7 +77,7 @@ CALLS = words("forward __call__")  # a layer's attributes that run it
 TURNED = words("T mT H mH")  # attributes that are the tensor in another order
 # What finishes a count or a sum of few numbers (plan_rules.py): whether it does, the plan shows.
 TOUCHES = words("""
-    torch.clamp torch.clamp_max torch.clamp_min torch.div torch.maximum torch.minimum torch.sqrt
+    torch.clamp torch.clamp_max torch.clamp_min torch.div torch.dot torch.maximum torch.minimum torch.sqrt
 """)
 COMPARISON = "a comparison"
 # What to write instead of torch behind a tell.

@@ -11,6 +11,7 @@ torch stands behind it.
 """
 
 import ast
+import functools
 
 import torch
 
@@ -95,13 +96,11 @@ class Tells:
         self.scopes = Scopes(source)
         self.tensors = Tensors(source, self.scopes)
         self.alike = self._alike()
-        self.in_groups = self._exchanges()
         self.kept = Kept(source, self.scopes, self.tensors)
         self.attributes = set(self.kept.attributes)
         self.functions: set[str] = set()  # whose answers depend on a tell
         self.raising: set[str] = set()  # that raise or not by a tell that differs from call to call
         self.names = {number: set(found) for number, found in self.kept.names.items()}
-        self.order = Order(source)
         self.since: dict[tuple[int, str], int] = {}  # (function, name) -> the first line that made it depend
         asking = source.nodes[ast.Name] + source.nodes[ast.Attribute] + source.nodes[ast.Call]
         self.any = bool(self._size()) or any(self._tells(node) for node in asking)
@@ -118,7 +117,12 @@ class Tells:
                 found.add(id(call.args[0]))
         return found
 
-    def _exchanges(self) -> bool:
+    @functools.cached_property
+    def order(self) -> "Order":
+        return Order(self.source)
+
+    @functools.cached_property
+    def exchanges(self) -> bool:
         """Whether a candidate exchanges tensors with other processes, in a group that somebody else has made.
 
         Nothing has made one where a module runs alone, with the judge or on a card: all questions about it
@@ -211,7 +215,7 @@ class Tells:
             return isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in self.source.units
         if path in MODULES or "." not in path:
             return False  # a module itself: what is asked of it decides
-        if _under(path, ALIKE) or (self.in_groups and path.startswith("torch.distributed.")):
+        if _under(path, ALIKE) or (path.startswith("torch.distributed.") and self.exchanges):
             return False
         root, name, *_ = path.split(".")
         asks = root == "torch" and name.startswith(QUESTIONS)
@@ -274,9 +278,10 @@ class Tells:
         return own + sum(len(found) for found in self.names.values())
 
     def _answers_by_tells(self, function: ast.FunctionDef) -> bool:
-        inner = [node for node in walk(*function.body) if isinstance(node, ast.FunctionDef)]
+        nodes = walk(*function.body)
+        inner = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         others = {id(node) for node in walk(*(part for node in inner for part in node.body))}
-        for node in walk(*function.body):
+        for node in nodes:
             if id(node) in others:  # what a function inside of it answers
                 continue
             if isinstance(node, ast.Return) and node.value is not None and self.depends(node.value):

@@ -25,7 +25,8 @@ DUNDER_NAMES = words(
 DUNDER_ATTRIBUTES = words("""
     __init__ __name__ __qualname__ __module__ __class__ __doc__ __version__ __len__ __call__ __post_init__
     __new__ __setattr__ __getitem__ __setitem__ __repr__ __str__ __enter__ __exit__ __iter__ __next__
-    __contains__ __setstate__ __getstate__
+    __contains__ __setstate__ __getstate__ __add__ __sub__ __mul__ __and__ __or__ __xor__ __lshift__
+    __rshift__
 """)
 
 # The modules that may be imported, by prefix: "torch.nn" admits torch.nn.functional.
@@ -52,6 +53,7 @@ PARTS = {
     """),
     "inspect": words("signature Parameter"),
     "threading": words("Lock RLock local get_ident"),
+    "torch.fx": words("wrap"),  # a mark for who traces a module: it returns the function itself
     "importlib": words("util metadata"),
     "importlib.util": words("find_spec"),
     "importlib.metadata": words("version PackageNotFoundError"),

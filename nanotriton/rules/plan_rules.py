@@ -15,12 +15,13 @@ from nanotriton.rules.policy import Violation
 # reference's own computing calls touch, and none of their tensors takes more than it of the largest input.
 SHARE = 1 / 32
 REDUCES = words("sum mean cumsum max min amax amin any all count_nonzero logsumexp")
+REDUCE_MORE = " (torch may add up results of 1/32 of the data at most: let a kernel reduce more)"
 SMALL = 64  # elements of the tensors of a finishing touch that reduces nothing
-# The element-wise ones. No operator of theirs is a layer of a network.
+# The element-wise ones, and a product of two vectors. No operator of theirs is a layer of a network.
 POINTWISE = words("""
-    abs add bitwise_and bitwise_or ceil clamp clamp_max clamp_min div eq exp floor floor_divide ge gt le log
-    logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub sqrt
-    square sub where
+    dot abs add bitwise_and bitwise_or ceil clamp clamp_max clamp_min div eq exp floor floor_divide ge gt le
+    log logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal remainder rsqrt rsub
+    sqrt square sub where
 """)
 
 
@@ -38,7 +39,8 @@ def forbidden_call(plan: Plan, layout_task: bool, reference: Facts | None = None
         line = call.line or None
         if not touches and call in computing:
             what = cast(plan, call) or f"torch.{call.name} computes in torch"
-            return Violation(line, f"{what}: under strict, your own Triton kernels compute")
+            advice = REDUCE_MORE if call.name in REDUCES and not layout_task else ""
+            return Violation(line, f"{what}: under strict, your own Triton kernels compute{advice}")
         if layout_task and not _moves_indices(plan, call):
             what = f"torch.{call.name} moves data in a task that is about moving it"
             return Violation(line, f"{what}: under strict, Triton moves it")

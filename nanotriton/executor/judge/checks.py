@@ -24,7 +24,8 @@ import torch
 from nanotriton.executor.judge import values
 from nanotriton.executor.judge.answer import Output
 from nanotriton.executor.judge.values import COARSE, UNIT, chunks, too_common
-from nanotriton.verdict import Fault, ValueFault
+from nanotriton.executor.replay.poison import unwritten
+from nanotriton.verdict import Fault, HoleFault, ValueFault
 
 SIGMAS = 6.0  # standard errors that chance may move a mean by
 SPREAD = 2.0  # times the RMS error of the reference: four roundings of the whole answer instead of one
@@ -80,7 +81,8 @@ def finiteness(output: Output) -> None:
     pieces = chunks(output.got, output.own, None)
     lost = sum(int((~torch.isfinite(g) & torch.isfinite(o)).sum()) for _, g, o, _, _ in pieces)
     if lost:
-        raise Fault("not_finite", f"{output.name}: {lost} of {output.own.numel()} values are NaN or infinite")
+        message = f"{output.name}: {lost} of {output.own.numel()} values are NaN or infinite"
+        raise HoleFault(message, min(lost, unwritten(output.got)))
 
 
 def bounds(output: Output) -> None:

@@ -24,7 +24,7 @@ from nanotriton.executor.judge.compare import compare
 from nanotriton.executor.judge.kinds import Trial
 from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference
-from nanotriton.executor.judge.ties import Choices, settled
+from nanotriton.executor.judge.ties import Choices, Ordered, settled
 from nanotriton.executor.judge.values import FLOOR, SMALL, Usual
 from nanotriton.plan.trees import leaves, mapped, tensors
 from nanotriton.verdict import Fault, ValueFault
@@ -96,7 +96,32 @@ def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivi
     def moved(nudge: Nudge) -> object | None:
         return reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[0]
 
-    return spread_of(answer, moved, reference.device, trial.inputs, choices)
+    found = spread_of(answer, moved, reference.device, trial.inputs, choices)
+    if found is not None:
+        widen(found, choices.outputs, partial(ordered, reference, trial))
+    return found
+
+
+def ordered(reference: Reference, trial: Trial, last: bool) -> list[torch.Tensor] | None:
+    """The reference's answer where it takes the first, or the last, of equal numbers. None: it chooses
+    none."""
+    order = Ordered(last)
+    answer = reference.run(reference.inputs(trial.kind, trial.inputs), trial.weights, watched=order)
+    return tensors(answer) if order.chose else None
+
+
+def widen(
+    found: Sensitivity, own: list[torch.Tensor], choosing: Callable[[bool], list[torch.Tensor] | None]
+) -> None:
+    """Add how far the answer moves when the reference chooses other ones of equal numbers."""
+    for last in (False, True):
+        if (others := choosing(last)) is None:
+            return
+        for i, (x, other) in enumerate(zip(own, others, strict=True)):
+            step = (numbers(other) - numbers(x)).abs().nan_to_num(0.0, 0.0)
+            found.most[i] = torch.maximum(found.most[i], step)
+            found.low[i] = torch.minimum(found.low[i], numbers(other))
+            found.high[i] = torch.maximum(found.high[i], numbers(other))
 
 
 def spread_of(

@@ -27,13 +27,16 @@ PUTTING = frozenset(["masked_fill", "masked_fill_", "scalar_tensor", "full", "fu
 
 Nudge = Callable[[torch.Tensor], torch.Tensor]  # of a tensor in the task's dtype, to float64
 ROUNDINGS, MORE = 2, 8  # what a result, and one of the operators below, moves by: so many times UNIT32
-# They have few digits near 0 where they are computed by exponentials, as 2 * sigmoid(2 * x) - 1 and
-# exp(x) - 1. That is what expm1 and log1p are for, so these keep theirs.
-NEAR_ZERO = tuple(
-    f"aten::{name}{in_place}"
-    for name in ("tanh", "erf", "sin", "sinh", "asinh", "atan", "atanh", "elu", "celu", "selu")
-    for in_place in ("", "_")
+# They have few digits near 0 where they are computed by exponentials, as 2 * sigmoid(2 * x) - 1, exp(x) - 1
+# and log(1 + exp(x)), on both sides of it or on one. expm1 and log1p are there for these digits.
+AROUND_ZERO = tuple(
+    f"aten::{name}"
+    for name in (
+        *("tanh", "erf", "sin", "sinh", "asinh", "atan", "atanh"),
+        *("softplus", "log_sigmoid_forward"),
+    )
 )
+BELOW_ZERO = ("aten::elu", "aten::celu", "aten::selu", "aten::mish", "aten::gelu")
 STATISTICS = ("aten::mean", "aten::var", "aten::var_mean", "aten::std", "aten::std_mean")
 NORMS = (
     "native_layer_norm.default",
@@ -90,12 +93,12 @@ class Nudging(Watching):
 
     def _round(self, t: torch.Tensor, func, dtype: torch.dtype) -> None:
         """Move a result by its own rounding, in place."""
-        name = func._schema.name
-        statistic, absolute = name in STATISTICS, name in NEAR_ZERO
+        statistic, absolute = func._schema.name in STATISTICS, few_digits(t, func._schema.name)
         share = self.nudge(torch.ones_like(t, dtype=dtype)).sub_(1).div_(FLOOR.get(dtype, 0.3)).clamp_(-1, 1)
-        size = t.abs().clamp(min=1) if absolute else t.abs()
-        step = share.mul_((MORE if statistic or absolute else ROUNDINGS) * UNIT32).mul_(size)
-        t.add_(step if statistic else torch.where(rounded(t, torch.float32), step, 0.0))
+        size = torch.where(absolute, t.abs().clamp(min=1), t.abs())
+        count = torch.where(absolute | statistic, MORE * UNIT32, ROUNDINGS * UNIT32)
+        step = share.mul_(count).mul_(size)
+        t.add_(step if statistic else torch.where(absolute | rounded(t, torch.float32), step, 0.0))
 
     def _follows(self, value) -> bool:
         return isinstance(value, torch.Tensor) and value in self.dtypes
@@ -124,6 +127,16 @@ def steps_of_norms() -> dict[Callable, Callable]:
             operator = getattr(packet, overload)
             found[operator] = decomposition_table[operator]
     return found
+
+
+def few_digits(t: torch.Tensor, name: str) -> torch.Tensor:
+    """Where a result of this operator may be the difference of a number near 1 and 1. In float64
+    tanh(1e-8) is 1e-8, which looks exact.
+    """
+    name = name.removesuffix("_")
+    if name in AROUND_ZERO:
+        return t != 0
+    return t < 0 if name in BELOW_ZERO else torch.zeros_like(t, dtype=torch.bool)
 
 
 def may_round(func) -> bool:

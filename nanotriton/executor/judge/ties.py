@@ -1,6 +1,7 @@
 """Which of equal numbers comes first is anyone's choice: argmax, topk, sort, median, mode.
 
 `Choices` watches the reference and notes which of its integers are such choices, and between which numbers.
+`Ordered` lets it choose in a certain order: so what it computes of places shows how much it depends on them.
 """
 
 from dataclasses import dataclass
@@ -66,6 +67,39 @@ class Choices(Watching):
         if dim is None:
             values, dim = values.reshape(-1), 0
         self.known[places] = Choice(values.clone(), dim % max(1, values.dim()), free)
+
+
+class Ordered(Watching):
+    """Runs a reference so that topk and sort take the first of equal numbers, or the last.
+
+    chose: whether they were called, where torch promises no order.
+    """
+
+    def __init__(self, last: bool):
+        super().__init__()
+        self.last, self.chose = last, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name, given = func.overloadpacket.__name__, self._given(func, args, kwargs)
+        if name not in ("topk", "sort") or "out" in kwargs or given.get("stable") or not args[0].dim():
+            return func(*args, **kwargs)
+        self.chose = True
+        x, dim = args[0], given["dim"]
+        descending = given["largest"] if name == "topk" else given["descending"]
+        values, places = torch.sort(
+            x.flip(dim) if self.last else x, stable=True, dim=dim, descending=descending
+        )
+        if self.last:
+            places = x.shape[dim] - 1 - places
+        size = given["k"] if name == "topk" else x.shape[dim]
+        return tuple(t.narrow(dim, 0, size).contiguous() for t in (values, places))
+
+    def _given(self, func, args: tuple, kwargs: dict) -> dict:
+        """A call's arguments by their names, with defaults."""
+        arguments = func._schema.arguments
+        found = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        return found | dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
 
 
 def settled(got: torch.Tensor, own: torch.Tensor, choice: Choice) -> torch.Tensor:

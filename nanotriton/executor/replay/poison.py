@@ -65,6 +65,14 @@ def poison(data: torch.Tensor, dtype: str, other: bool = False, number: Number |
         data.fill_(OTHER_BYTE if other else BYTE)
 
 
+def unwritten(t: torch.Tensor) -> int:
+    """How many elements of a float tensor still hold the NaN of fresh memory. Of float8 nobody can tell."""
+    if t.itemsize < 2 or not t.is_floating_point():
+        return 0
+    pieces = t.reshape(-1).contiguous().view(torch.int16).view(-1, t.itemsize // 2)
+    return int((pieces == PATTERN).all(1).sum())
+
+
 def _fill(data: torch.Tensor, dtype: torch.dtype, number: Number) -> None:
     dtype = dtype.to_real()  # both parts of a complex number
     if dtype.itemsize == 1:
