@@ -4,8 +4,10 @@ import torch
 from torch import nn
 
 from nanotriton.executor.common.construct import copied
+from nanotriton.executor.judge.calls import Calls
 from nanotriton.executor.judge.drawn import MOST_BYTES, MOST_DRAWS, Drawn
 from nanotriton.executor.judge.reference import Reference
+from nanotriton.executor.judge.runner import Begun, Runner
 from tests.test_draws import task
 
 
@@ -62,3 +64,34 @@ def test_a_copy_of_a_module_is_one_of_its_own():
     assert not model._forward_pre_hooks and not model[0]._modules
     there = copied(model, {id(model[0].bias): nn.Parameter(torch.ones(3))})
     assert (there[0].bias == 1).all() and torch.equal(there[1].bias, model[1].bias)
+
+
+class Once(Runner):
+    """A runner that makes first calls alone, and counts them."""
+
+    def __init__(self):
+        self.begun, self.made = None, 0
+
+    def begin_calls(self, draw):
+        self.made += 1
+        begun = Begun(Calls([draw()], [{}]), [], {0: torch.zeros(2)})
+        self.begun = begun.again()
+        return begun
+
+
+def test_a_first_call_is_made_once_and_compared_until_it_is_right():
+    runner, draws = Once(), [lambda: "answer"]
+    for _ in range(3):
+        found = runner.calls(draws, None)
+        assert found.answers == ["answer"]
+        found.answers[0] = None  # the judge has compared it, and may have found another fault
+    runner.settle_first_call()
+    assert runner.calls(draws, None).answers == [None] and runner.made == 1
+
+
+def test_what_a_first_call_has_left_is_written_to_by_its_followers_alone():
+    begun = Begun(Calls([1], [{}]), [], {0: torch.zeros(2)})
+    one, other = begun.again(), begun.again()
+    one.left[0].fill_(3)
+    one.calls.answers.append(2)
+    assert (other.left[0] == 0).all() and other.calls.answers == begun.calls.answers == [1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanotriton.executor.judge import reference as references
+from nanotriton.executor.judge import examination
 from nanotriton.executor.judge.computing import Computing, in_tf32
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
@@ -126,7 +126,7 @@ def get_init_inputs():
 def test_where_the_reference_works_in_tf32_a_candidate_may_too(monkeypatch, k, draw):
     """Its own TF32 cuts bits off here, as tensor cores do; a candidate's rounds them."""
     task = Task(f"short {k}", TF32_TASK.replace("{draw}", DRAWS[draw]).replace("{k}", str(k)))
-    monkeypatch.setattr(references, "in_tf32", lambda called, device: True)
+    monkeypatch.setattr(examination, "in_tf32", lambda called, device: True)
     short = Reference(task)
     trials = short.trials(b"secret", "candidate")
     assert len(trials) > 2  # its own errors are no breakdown

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.child.quiet import quiet
 from nanotriton.executor.child.stages import stage
@@ -14,6 +14,7 @@ from nanotriton.executor.child.tape import RecordError, Tape
 from nanotriton.executor.common.construct import age_alike, named_state, plain_attributes
 from nanotriton.plan.aten import encode_tree
 from nanotriton.plan.plan import Plan
+from nanotriton.plan.trees import mapped
 
 SECOND = 1  # the number of the call that later ones may repeat: the first one may prepare things
 UNWAITED = (
@@ -95,9 +96,7 @@ class Calls:
         """Record one call of forward."""
         tape = self.tape
         with quiet():
-            arguments = tree_map(
-                lambda x: tape.input(x) if isinstance(x, torch.Tensor) else x, list(self.inputs)
-            )
+            arguments = mapped(list(self.inputs), tape.input)
         tape.plan.inputs = encode_tree(arguments, tape.tensor_id)
         with tape.calling():
             result = stage(tape, "runtime_error", lambda: model(*arguments))

@@ -13,11 +13,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from nanotriton.executor.child import addresses, operators
 from nanotriton.executor.child.tape import CUDA, META, Tape
 from nanotriton.plan.aten import ALLOWED, encode
+from nanotriton.plan.trees import mapped
 
 CPU = torch.device("cpu")
 Tensor = torch.Tensor
@@ -182,8 +183,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
-            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            on_cuda = any(self.tape.on_cuda(t) for t in tensors)
+            on_cuda = any(self.tape.on_cuda(t) for t in _tensors_of((args, kwargs)))
             if self.tape.building:
                 out = func(*args, **kwargs)
                 if on_cuda:  # results of "GPU" tensors are "GPU" tensors
@@ -258,9 +258,7 @@ class Calls(TorchDispatchMode):
         """The arguments with meta tensors only. Host tensors are uploaded where they may be mixed in."""
         tape = self.tape
 
-        def lower(value):
-            if not isinstance(value, Tensor):
-                return value
+        def lower(value: Tensor) -> Tensor:
             if tape.on_cuda(value):
                 return tape.lower(value)
             if value.dim() and name not in MAY_MIX:
@@ -270,7 +268,7 @@ class Calls(TorchDispatchMode):
                 )
             return tape.constant(value)
 
-        return tree_map(lower, args), tree_map(lower, kwargs)
+        return mapped(args, lower), mapped(kwargs, lower)
 
     def _draw(self, func, name: str, args: tuple, kwargs: dict):
         """A script's random tensor. It is drawn here and is a constant: every replay has the same numbers."""
@@ -307,6 +305,18 @@ class Calls(TorchDispatchMode):
         except TypeError as error:
             tape.unrecordable(f"aten.{name} takes a {error}, which a plan cannot hold")
         tape.aten(f"{name}.{func._overloadname}", encoded, named, outs)
+
+
+def _tensors_of(arguments: tuple | list | dict) -> list[Tensor]:
+    """The tensors among the arguments of an ATen call, which come in no other containers than these. It is
+    asked of every call, and several times as quick as torch's trees."""
+    found = []
+    for value in arguments.values() if isinstance(arguments, dict) else arguments:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list | dict):
+            found += _tensors_of(value)
+    return found
 
 
 def _written(func) -> set[int]:
