@@ -72,15 +72,20 @@ class Watch(threading.Thread):
         return self.store is not None
 
     def begin(self, world: World) -> None:
-        """From now on, if there are others. All ranks call it together."""
+        """From now on, if there are others. All ranks call it together. SystemExit if the first one is gone."""
         if world.world_size == 1:
             return
         self.world = world
         self.hosts = world.gather(socket.gethostname())
         space = world.gather(uuid.uuid4().hex)[0]  # no earlier attempt has written there
-        self.store = dist.PrefixStore(f"watch/{space}", connection())
-        self.store.add(f"beat/{world.rank}", 1)
+        try:
+            self.store = dist.PrefixStore(f"watch/{space}", connection())
+            self.store.add(f"beat/{world.rank}", 1)
+        except dist.DistError:
+            tell(UNREACHABLE + AGAIN)
+            raise SystemExit(1) from None
         self.start()
+        world.barrier()  # nobody goes on, and fails, before all listen
 
     def end(self) -> None:
         """This rank is done."""

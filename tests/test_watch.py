@@ -12,10 +12,12 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from nanotriton import watch
 from nanotriton.world import gpu_trouble
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,6 +87,18 @@ def test_who_has_lost_the_first_rank_says_it_itself(ended):
     codes, said = ended["killed_first"]
     assert codes == [-9, 1]
     assert "error: the first machine can't be reached any more" in said[1] and "Traceback" not in said[1]
+
+
+def test_a_first_rank_that_is_gone_before_anyone_listens_is_one_line(monkeypatch, capsys):
+    def gone():
+        raise torch.distributed.DistNetworkError("The client socket has timed out after 60000ms")
+
+    monkeypatch.setattr(watch, "connection", gone)
+    world = SimpleNamespace(world_size=2, rank=1, is_main=False, gather=lambda value: [value, value])
+    with pytest.raises(SystemExit) as ended:
+        watch.Watch().begin(world)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: the first machine can't be reached any more{AGAIN}\n"
 
 
 def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch):
