@@ -72,7 +72,7 @@ class Watch(threading.Thread):
         return self.store is not None
 
     def begin(self, world: World) -> None:
-        """From now on, if there are others. All ranks call it together. SystemExit if the first one is gone."""
+        """From now on, if there are others. All ranks call it together. SystemExit if the first is gone."""
         if world.world_size == 1:
             return
         self.world = world
