@@ -372,7 +372,8 @@ def make_executor(
     return Executor(
         device=str(world.device),
         mode=mode,
-        workers=max(1, cores() - 1),
+        # one core is the sampler's; of two both judge, because after sampling the run waits for them
+        workers=max(min(2, cores()), cores() - 1),
         policy=policy,
         timeout=timeout,
         time=timed,
