@@ -179,7 +179,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         if not batch:
             break
         # 1. Sample G completions of each task. They are executed while others are still being sampled.
-        groups = ahead or sample(step, world.share(batch), trainer, clock)
+        groups = sample(step, world.share(batch), trainer, clock) if ahead is None else ahead
         if cfg.ahead and step + 1 < cfg.steps:
             after = tasks_of(step + 1, trainer.tasks, cfg.prompts, 0, cfg.seed, cfg.order)
             trainer.ahead = sample(step + 1, world.share(after), trainer, clock)
