@@ -19,6 +19,9 @@ On a GPU correct candidates are timed on inputs of the benchmark's own performan
 gold kernel (G) or the torch code (T); see perf.py. A candidate that can't be recorded is not timed, as its
 own process could reach any clock there.
 
+A gold file runs once a problem, whatever the number of candidates, and with --golds FOLDER once a machine:
+later runs take its answer from there. To have gold files run again, delete the folder.
+
 The run writes OUT.json, OUT.md and two plots as it goes. With OUT.journal.jsonl the same command continues
 after a kill. Exit status: 0 finished; 1 some candidates could not be had or not be judged (run it again); 2 a
 mistake of the user's.
@@ -27,6 +30,7 @@ mistake of the user's.
 import dataclasses
 import sys
 import zlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -208,6 +212,8 @@ class TritonBench(BenchmarkRun):
             judged = gold.judge(executor, files.ours, ours)
             if in_paper.status == "infra_error":  # our failure: both run again when the run is continued
                 judged = in_paper
+            if files.paper != files.ours:
+                judged = dataclasses.replace(judged, cost=dict(Counter(ours.cost) + Counter(in_paper.cost)))
             call, stdout = gold.paper(executor, files.paper, in_paper)
             self.save(name, s, "tensors", judged, call=call, stdout=stdout)
         inflight.forget(running)
