@@ -545,7 +545,7 @@ def test_gold_answers_are_kept_for_later_runs(tmp_path, data, executors):
     for part in ("weak_tests", "gold_failures", "scores"):
         assert again[part] == first[part]
     for answer in golds.glob("*.answer"):  # half an entry is none
-        answer.unlink()
+        answer.write_bytes(answer.read_bytes()[:-1])
     executor._known.clear()
     assert run(tmp_path, data, rows, seed=7, golds=str(golds), fresh=True)["golds_kept"] == 1  # the failure
 
@@ -559,6 +559,12 @@ def test_what_a_gold_answer_depends_on(tmp_path):
     assert same.find(Files("a = 2\n", "a = 1\n")) is same.find(Files("a = 1\n", "a = 2\n")) is None
     assert KeptGolds(str(tmp_path), {"card": "H100", "timeout": 90.0}).find(files) is None
     assert KeptGolds("", {}).find(files) is None
+
+
+def test_a_folder_for_gold_answers_that_is_a_file(tmp_path, data):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write there"):
+        run(tmp_path, data, gold=True, golds=str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("status", ["infra_error", "memory_limit"])

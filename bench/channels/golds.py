@@ -3,20 +3,22 @@
 What a gold file answers depends on no candidate. So it can be kept in a folder (`--golds`), from which later
 runs take it. It is found again by the text of its file, the machine's card, the versions of everything that
 ran it, and the limits. Failures of ours are not kept, nor a want of memory, which others may have caused.
+Where the kernel has Landlock, sandboxed files cannot open the folder (nanotriton/executor/sandbox/sandbox.py).
 """
 
 import dataclasses
 import functools
 import hashlib
 import json
-import os
 import secrets
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.channels import answers
+from nanotriton.config import ConfigError, reason
 from nanotriton.executor.script import ScriptExecutor, read_answer
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.tritonbench import Problem
@@ -95,8 +97,18 @@ class GoldAnswer:
         return True, executor.printed(source) == self.printed
 
 
+def make_folder(path: str) -> None:
+    """Make the folder of --golds if it is not there. Raises ConfigError if it can't be written in."""
+    try:
+        Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--golds {path}: cannot write there: {reason(error)}") from None
+
+
 class KeptGolds:
-    """Gold answers in a folder. Without a folder nothing is kept, and nothing found.
+    """Gold answers in a folder (see `make_folder`). Without one nothing is kept, and nothing found.
 
     about: what an answer depends on beside the text of its file.
     """
@@ -104,8 +116,6 @@ class KeptGolds:
     def __init__(self, folder: str, about: dict):
         self.folder = Path(folder) if folder else None
         self.about = json.dumps(about, sort_keys=True)
-        if self.folder is not None:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _entry(self, files: Files) -> Path:
         text = json.dumps([self.about, files.ours, files.paper])
@@ -118,11 +128,12 @@ class KeptGolds:
         entry = self._entry(files)
         try:
             kept = json.loads(entry.read_text(encoding="utf-8"))
-            verdict = Verdict(**kept["verdict"])
-            gold = GoldAnswer(verdict, kept["printed"], kept["weak"], str(entry.with_suffix(".answer")))
+            verdict, answer = Verdict(**kept["verdict"]), entry.with_suffix(".answer")
+            if verdict.correct and answer.stat().st_size != kept["bytes"]:
+                return None
+            return GoldAnswer(verdict, kept["printed"], kept["weak"], str(answer))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return gold if not verdict.correct or os.path.exists(gold.file) else None
 
     def keep(self, files: Files, gold: GoldAnswer, ran: tuple[Verdict, Verdict]) -> None:
         """Keep an answer, whole or not at all, even if several runs do so at a time. ran: as for `found`."""
@@ -130,9 +141,10 @@ class KeptGolds:
             return
         entry = self._entry(files)
         part = entry.with_suffix(f".{secrets.token_hex(4)}")
+        about = {"verdict": dataclasses.asdict(gold.verdict), "printed": gold.printed, "weak": gold.weak}
         if gold.verdict.correct:
             shutil.copyfile(gold.file, part)
+            about["bytes"] = part.stat().st_size
             part.replace(entry.with_suffix(".answer"))
-        about = {"verdict": dataclasses.asdict(gold.verdict), "printed": gold.printed, "weak": gold.weak}
         part.write_text(json.dumps(about), encoding="utf-8")
         part.replace(entry)

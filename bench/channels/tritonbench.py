@@ -36,7 +36,7 @@ from typing import Annotated, Literal
 
 from bench.channels import perf, sources
 from bench.channels.contamination import FLAG, Golds
-from bench.channels.golds import Files, KeptGolds
+from bench.channels.golds import Files, KeptGolds, make_folder
 from bench.channels.helper import ask_all
 from bench.channels.inflight import InFlight, Running
 from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
@@ -105,6 +105,8 @@ class Config:
 
     def validate(self) -> None:
         check(self, "predictions", "a clone of TritonBench")
+        if self.golds:
+            make_folder(self.golds)
 
 
 def main(cfg: Config, world: World) -> int:
