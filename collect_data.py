@@ -49,8 +49,8 @@ class Config:
     cap_share: Annotated[float, "> 0", "<= 1"] = 1.0
     reasoning: bool = True  # put a short account of the kernel before the code
     rl_share: Annotated[float, ">= 0"] = 0.35  # RL tasks without a solution for each pair, of the grammar
-    # elements of the inputs, weights and answer of an RL or held-out task: its sizes are brought down to
-    # that, so that judging takes milliseconds; 0: as they are
+    # elements of the inputs, weights and answer of an RL or held-out task, and of a pair that a GPU verifies:
+    # the sizes are brought down to that, so that judging takes milliseconds; 0: as they are
     rl_elements: Annotated[int, ">= 0"] = 1 << 20
     # longest solution that makes a pair; none: 2000 tokens, of route compile 1000
     max_tokens: Annotated[int, ">= 1"] | None = None

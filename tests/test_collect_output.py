@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from collect_data import Config
 from nanotriton.collect.make import make
 from nanotriton.collect.output import merge
 from nanotriton.collect.pipeline import Pipeline
+from nanotriton.collect.sources import elements
 
 ROOT = Path(__file__).parent.parent
 
@@ -128,3 +130,13 @@ def test_a_run_that_is_killed_leaves_no_maker_behind(tmp_path):
         assert time.monotonic() < end, alive
         time.sleep(0.05)
     assert len(makers) >= 2
+
+
+@pytest.mark.parametrize("verify, most, largest", [("cuda", 1 << 20, 1 << 20), ("cuda", 0, None)])
+def test_a_gpu_verifies_at_the_size_of_a_task_or_at_the_modules_own(tmp_path, verify, most, largest):
+    out = str(tmp_path / "run")
+    pipeline = Pipeline(Config(count=1, verify=verify, rl_elements=most, out=out))
+    with ThreadPoolExecutor(1) as makers:
+        row = next(pipeline.made(makers))
+    assert elements(row["source"]) > 1 << 20
+    assert elements(row["small"]) <= largest if most else row["small"] == row["source"]

@@ -124,12 +124,12 @@ class Report:
         self.header, self.payload = json.loads(json.dumps(header)), payload
 
 
-def judged(folder, forward: str, candidate: str, init: str = INIT, secret: bytes = b"one") -> str | None:
-    """What is wrong with a candidate, by its forward. It runs in this process."""
-    reference = Reference(Task("task", HEAD + module("Model", forward, init) + DRAWS))
+def judged(folder, forward: str, candidate: str, own_init: str = INIT, secret: bytes = b"one") -> str | None:
+    """What is wrong with a candidate, by its forward and its constructor. It runs in this process."""
+    reference = Reference(Task("task", HEAD + module("Model", forward) + DRAWS))
     trials = [replace(t, weights=untrained(t.weights)) for t in reference.trials(secret, "")]
     further = further_calls(reference, trials[0])
-    (folder / "candidate.py").write_text(HEAD + module("ModelNew", candidate, init))
+    (folder / "candidate.py").write_text(HEAD + module("ModelNew", candidate, own_init))
     report, fd = Report(), os.memfd_create("trials")
     args = write_trials(fd, reference, trials, further)
     child_process.process_child(report, [fd], str(folder), json.loads(json.dumps(args)) | {"wait": 0.0})
@@ -177,6 +177,18 @@ LEAVES = f"self.seen = x * 2\n{USUAL}"
 def test_further_calls_are_made_and_judged(tmp_path, task, candidate, wrong):
     found = judged(tmp_path, task, candidate)
     assert found is None if wrong is None else wrong in found, found
+
+
+def test_a_number_that_the_constructor_read_knows_of_no_training(tmp_path):
+    forward = "return (x - self.shift) * self.gain.mean()"
+    for kept in ("self.mean = self.gain.mean().item()", "self.many = [{'mean': self.gain.mean().item()}]"):
+        number = "self.mean" if "many" not in kept else "self.many[0]['mean']"
+        own = f"return (x - self.shift) * {number}"
+        assert judged(tmp_path, forward, own, f"{INIT}; {kept}") is None
+    a_tensor = judged(
+        tmp_path, forward, "return (x - self.shift) * self.mean", f"{INIT}; self.mean = self.gain.mean()"
+    )
+    assert "in a second call" in a_tensor
 
 
 def test_a_module_with_other_names_is_not_trained():

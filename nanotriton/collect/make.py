@@ -18,7 +18,7 @@ from nanotriton.collect.fingerprint import Fingerprint, calls, digest, fingerpri
 from nanotriton.collect.grammar import draw
 from nanotriton.collect.ir import Unfit
 from nanotriton.collect.reasoning import reasoning
-from nanotriton.collect.sources import small
+from nanotriton.collect.sources import fitted, small
 from nanotriton.executor.sandbox.sandbox import die_with_parent
 from nanotriton.tasks.task import Task
 
@@ -35,7 +35,7 @@ class Candidate:
     key: str
     source: str  # as a model is shown it
     module: str = ""  # sha256 of the module's text as it came; "" for a draw of the grammar
-    small: str = ""  # the same with sizes that a CPU verifies quickly
+    small: str = ""  # the same with sizes that are verified quickly
     solution: str = ""
     reasoning: str = ""
     status: str = "emitted"
@@ -59,7 +59,8 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
 def make(job: dict) -> dict:
     """job: {"key", "route", and "seed" (a grammar's draw) or "task"} -> a Candidate as a dict, with the
-    fingerprint of its module if the job asks for it.
+    fingerprint of its module if the job asks for it. "elements", of a job for a GPU: with how many of them at
+    most it is verified there; 0: with as many as it has.
     """
     start = time.process_time()
     if "seed" in job:
@@ -69,6 +70,8 @@ def make(job: dict) -> dict:
         made, known = given(job)
     made.meta.setdefault("route", job["route"])
     made.meta["literals"] = computed_literals(made.source, made.solution) if made.solution else 0
+    if (most := job.get("elements")) is not None:
+        made.small = fitted(made.source, most) if most else made.source
     made.seconds = round(time.process_time() - start, 3)
     return asdict(made) | {"fingerprint": known if job.get("fingerprint") else None}
 

@@ -195,7 +195,9 @@ class Pipeline:
                 continue
             if not self.wanted(job):
                 continue
-            waiting.append(makers.submit(make, job | {"fingerprint": bool(self.cfg.exclude)}))
+            job["fingerprint"] = bool(self.cfg.exclude)
+            job["elements"] = self.cfg.rl_elements if self.cfg.verify == "cuda" else None
+            waiting.append(makers.submit(make, job))
             if len(waiting) >= AHEAD:
                 yield waiting.popleft().result()
         while waiting:
@@ -210,8 +212,8 @@ class Pipeline:
                 row["solution"] = row["reasoning"] = ""
             self.settle(row, row["status"], row["message"])
         else:
-            shown = row["source"] if self.cfg.verify == "cuda" else row["small"] or row["source"]
-            judge.submit(Task(row["key"], shown), row["solution"] or PROBE, row)
+            task = Task(row["key"], row["small"] or row["source"])
+            judge.submit(task, row["solution"] or PROBE, row)
 
     def filtered(self, row: dict) -> bool:
         """Whether a row goes for what it says: then it is settled."""

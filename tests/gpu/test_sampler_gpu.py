@@ -183,7 +183,7 @@ def test_bf16_logprobs_are_near_the_trainers(head_dim):
     assert gaps.mean() < 0.02 and gaps.max() < 0.3
 
 
-def test_nothing_grows_and_free_gives_memory_back():
+def test_nothing_grows_and_free_gives_memory_back(card_alone):
     model = gpu_model("llama").cuda()
     gc.collect()
     torch.cuda.empty_cache()  # what the tests before this one have left
@@ -221,7 +221,8 @@ def test_nothing_grows_and_free_gives_memory_back():
         Sampler(model, kv_gib=1000)
     del sampler
     gc.collect()
-    assert empty - torch.cuda.mem_get_info()[0] < 2**28
+    if card_alone:
+        assert empty - torch.cuda.mem_get_info()[0] < 2**28
 
 
 def test_one_sampler_after_another_takes_no_more_than_one(card_alone):

@@ -117,6 +117,7 @@ class Run:
         self.described: list = []
         self.tensors: list[torch.Tensor] = []
         self.trained = False
+        self.prepares_numbers = False  # of weights, in the constructor, which knows of no training
         self.overwritten: list[list[int]] = []
 
     def header(self) -> dict:
@@ -124,8 +125,11 @@ class Run:
 
     def trial(self, trial: dict) -> None:
         inputs = self.given.take(trial["inputs"])
-        model = self.build(trial)
         further = None if trial.get("further") is None else Further(**trial["further"])
+        numbers = None if further is None or further.trained is None else self.numbers_of_another(trial)
+        model = self.build(trial)
+        if numbers is not None and numbers != numbers_of(model):
+            self.prepares_numbers = True
         before = snapshot(model) if further is not None else {}
         first = self.call(model, inputs)
         if further is not None:
@@ -136,6 +140,12 @@ class Run:
         self.report.stage("build")
         state, init = self.given.take(described["state"]), wire.stand_ins(described["init"])
         return build(self.cls, init, described["seed"], state, self.device, self.buffers)
+
+    def numbers_of_another(self, described: dict) -> list:
+        """The numbers that the constructor leaves with other weights."""
+        self.report.stage("build")
+        init = wire.stand_ins(described["init"])
+        return numbers_of(build(self.cls, init, described["seed"] + 1, {}, self.device, self.buffers))
 
     def call(self, model, inputs: list, state_of: object = None) -> list[torch.Tensor]:
         """One call of a module, written down. state_of: a module whose state is part of it.
@@ -162,7 +172,8 @@ class Run:
         """More calls of a module that was called. before: its state before that. first: its answer."""
         inputs = [self.given.take(description) for description in wanted.inputs]
         if wanted.trained is not None:
-            self.trained = put_in(model, self.given.take(wanted.trained), before)
+            weights = self.given.take(wanted.trained)
+            self.trained = not self.prepares_numbers and put_in(model, weights, before)
         answers = {0: (first, clones(first))}
         for number, drawn in enumerate(inputs):
             state_of = model if number == len(inputs) - 1 else None
@@ -177,6 +188,21 @@ class Run:
         for number, (now, then) in answers.items():
             changed = [i for i, (t, copy) in enumerate(zip(now, then, strict=True)) if not identical(t, copy)]
             self.overwritten += [[number, i] for i in changed]
+
+
+def numbers_of(model) -> list:
+    """Python's numbers in the attributes of a module and its parts, such as a `weight.mean().item()`."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    found, seen, waiting = [], set(), [vars(part) for part in model.modules()]
+    while waiting:
+        value = waiting.pop()
+        if type(value) in (bool, int, float, complex):
+            found.append(value)
+        elif type(value) in (dict, list, tuple) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if type(value) is dict else value
+    return found
 
 
 def snapshot(model) -> dict[str, torch.Tensor]:
