@@ -44,6 +44,7 @@ from bench.channels.scores import Outcome, tables
 from bench.results import environment, usual_device
 from nanotriton import config, log
 from nanotriton.executor import Executor
+from nanotriton.executor.processes import cores
 from nanotriton.executor.script import ScriptExecutor
 from nanotriton.rules import rules
 from nanotriton.run import program
@@ -263,7 +264,7 @@ class TritonBench(BenchmarkRun):
                 scripts[name] = path.read_text(encoding="utf-8")
                 about = {"wanted": self.cfg.speed_inputs, "device": self.world.local_rank}
                 requests[name] = {"code": problem.code, "script": scripts[name]} | about
-        found = ask_all("bench.channels.perf", SECONDS, requests, HELPERS)
+        found = ask_all("bench.channels.perf", SECONDS, requests, min(HELPERS, cores()))
         for name, fact in log.bar(found, total=len(requests), desc="performance scripts"):
             facts[name] = fact
         return scripts, facts
