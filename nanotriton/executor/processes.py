@@ -101,8 +101,21 @@ class Base:
 
 
 def cores() -> int:
-    """This process's share of the machine's cores: torchrun and its like say how many were started here."""
-    return len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """This process's share of the machine's cores, one at least: torchrun and its like say how many processes
+    were started here.
+    """
+    here = len(os.sched_getaffinity(0))
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def default_workers() -> int:
+    """How many processes judge, where an executor is not told.
+
+    One core is left to the sampler, or whoever else submits the candidates. Of two cores both judge: once a
+    step's candidates are submitted, training only waits for their verdicts.
+    """
+    count = cores()
+    return count if count <= 2 else count - 1
 
 
 def visible_devices(index: int | None) -> str | None:
