@@ -179,19 +179,20 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         if not batch:
             break
         # 1. Sample G completions of each task. They are executed while others are still being sampled.
-        groups = sample(step, world.share(batch), trainer, clock) if ahead is None else ahead
+        groups = sample(step, world.share(batch), trainer) if ahead is None else ahead
         if cfg.ahead and step + 1 < cfg.steps:
             after = tasks_of(step + 1, trainer.tasks, cfg.prompts, 0, cfg.seed, cfg.order)
-            trainer.ahead = sample(step + 1, world.share(after), trainer, clock)
+            trainer.ahead = sample(step + 1, world.share(after), trainer)
+        clock("sample")
 
         # 2. Rewards: is it Triton, is it right? A sample without a reward leaves the batch.
         with stop.at_once(world):
-            fresh = list(chain(*judged(groups, clock=clock)))
+            fresh = list(chain(*judged(groups)))
         seed = seed_of(cfg.seed, Stream.SHUFFLED_REWARDS, step, world.rank, len(episodes))
         set_rewards(fresh, trainer, seed)
         episodes += fresh
         sampled += len(batch)
-        clock("reward")
+        clock("reward")  # what did not hide behind sampling
 
         # A group of equal rewards teaches nothing: --resample puts a fresh task in its place (DAPO, 3.2).
         found = sum(grpo.has_spread([e.reward for e in group]) for group in groups)
@@ -318,9 +319,7 @@ def loss_of(
 
 
 # ---- its parts
-def sample(
-    step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer, clock: Clock
-) -> list[list[Episode]]:
+def sample(step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer) -> list[list[Episode]]:
     """[len(batch)][G] samples of these (group, task) pairs, which the executor has."""
     cfg = trainer.cfg
     with stop.at_once(trainer.world):
@@ -337,7 +336,6 @@ def sample(
             temperature=cfg.temperature,
             max_tokens=cfg.max_tokens,
             prompt=trainer.prompt,
-            clock=clock,
         )
     for (number, _), group in zip(batch, groups):
         for episode in group:
