@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 
 from nanotriton import log
 from nanotriton.config import ConfigError
@@ -141,3 +142,12 @@ def judged(groups: list[list[Episode]]) -> list[list[Episode]]:
             episode.verdict, episode.pending = episode.pending.result(), None
             progress.update()
     return groups
+
+
+def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
+    """The episodes of these groups, group by group."""
+    by_group: dict[int, list[Episode]] = {number: [] for number in groups}
+    for episode in episodes:
+        if episode.group in by_group:
+            by_group[episode.group].append(episode)
+    return list(chain(*by_group.values()))
