@@ -330,7 +330,7 @@ def lock(path: Path) -> IO:
     except BlockingIOError:
         raise
     except OSError:
-        pass
+        pass  # the disk knows no locks
     return file
 
 

@@ -258,7 +258,7 @@ def make_root() -> tuple[str, int]:
     Folders whose owner is gone (by kill -9 of every process at once) are removed.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(old / "lock") as file:
+        with contextlib.suppress(OSError), open(old / "lock") as file:  # its owner lives, or it is gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
     root = tempfile.mkdtemp(prefix=PREFIX)
@@ -276,9 +276,9 @@ def end_processes(groups: list[int], root: str, owner: int) -> None:
     if os.getpid() != owner:
         return
     for group in groups:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
             os.killpg(group, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # and somebody has waited for it
             os.waitpid(group, 0)
     due = time.monotonic() + ENDING
     while groups and any_left(set(groups)) and time.monotonic() < due:
@@ -292,6 +292,7 @@ def any_left(groups: set[int]) -> bool:
     A thread that nobody has reaped yet (a zombie) holds none.
     """
     for stat in glob.iglob("/proc/[0-9]*/task/*/stat"):
+        # a thread may end while it is looked at
         with contextlib.suppress(OSError), open(stat, encoding="utf-8", errors="replace") as file:
             _, after_name = file.read().rsplit(")", 1)
             state, _, group, *_ = after_name.split()

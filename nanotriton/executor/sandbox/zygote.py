@@ -241,6 +241,7 @@ def own_children() -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
+        # a process may end while it is looked at
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
             _, after_name = file.read().rsplit(")", 1)
             _, parent, *_ = after_name.split()
@@ -311,7 +312,7 @@ class Zygote:
         """Kill a child (its end arrives through `event`). Returns False if it has not started: ask again."""
         if child not in self.pids:
             return False
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.pids[child], signal.SIGKILL)
         return True
 
