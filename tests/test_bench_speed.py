@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from bench.channels import agreement, compiled, eval_throughput, kernelbench, perf, tritonbench
-from bench.channels.helper import Helper
 from bench.channels.journal import Journal
 from nanotriton.config import ConfigError
 from nanotriton.executor import Executor, Verdict
@@ -142,36 +141,6 @@ def test_speed_against_torch_compile_is_in_the_results_and_the_table(tmp_path, m
     }
     table = (tmp_path / "r.md").read_text()
     assert "against torch.compile" in table and "- 1/2: BackendCompilerFailed: no" in table
-
-
-HELPER = """
-import os, time
-from bench.channels.helper import serve
-
-def answer(request):
-    print("noise")
-    if request["do"] == "die":
-        os._exit(7)
-    if request["do"] == "hang":
-        time.sleep(60)
-    return {"pid": os.getpid(), "root": 1 / request["by"]}
-
-serve(answer)
-"""
-
-
-def test_a_helper_outlives_what_it_is_asked(tmp_path, monkeypatch):
-    (tmp_path / "own_helper.py").write_text(HELPER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Helper("own_helper", seconds=5) as helper:
-        first = helper.ask({"do": "say", "by": 2})
-        assert first["root"] == 0.5
-        assert helper.ask({"do": "say", "by": 0}) == {"error": "ZeroDivisionError: division by zero"}
-        assert helper.ask({"do": "say", "by": 1})["pid"] == first["pid"]
-        assert helper.ask({"do": "die", "by": 1}) == {"error": "its process died (exit status 7)"}
-        assert helper.ask({"do": "say", "by": 1})["pid"] != first["pid"]
-        helper.seconds = 0.2
-        assert helper.ask({"do": "hang", "by": 1}) == {"error": "not done after 0.2 s"}
 
 
 # ---- TritonBench's scripts ----

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 
 from bench.channels import answers
 from bench.channels import tritonbench as bench
+from bench.channels import tritonbench_throughput as throughput
+from bench.channels.golds import Files, GoldAnswer, KeptGolds
+from bench.channels.inflight import InFlight, Running
 from nanotriton.config import ConfigError
 from nanotriton.executor.child.script import run_file
 from nanotriton.executor.script import ScriptExecutor
 from nanotriton.tasks import tritonbench as tasks
-from nanotriton.verdict import Fault
+from nanotriton.verdict import Fault, Verdict
 from nanotriton.world import World
 
 LINE = "#" * 146
@@ -465,3 +469,153 @@ def test_mistakes(tmp_path, data):
     ):
         listing.write_text(text)
         assert said.replace("an array", "a JSON array") in mistake(tmp_path, **good)
+
+
+# ---- gold files that are kept, and problems that do not wait for others ----
+
+
+class Posed:
+    """An executor whose verdicts the test gives. run_order: the texts, as they were submitted."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.futures, self.run_order = folder, {}, []
+
+    def run(self, source: str) -> Future:
+        self.run_order.append(source)
+        return self.futures.setdefault(source, Future())
+
+    def end(self, files: Files, status: str = "runtime_error") -> None:
+        for source in {files.ours, files.paper}:
+            self.futures[source].set_result(Verdict(status))
+
+    def answer_file(self, source: str) -> str:
+        return str(self.folder / str(abs(hash(source))))
+
+
+def problem(name: str, code: str) -> tasks.Problem:
+    return tasks.Problem(name, code, "result = f()\n", code, "", {})
+
+
+def test_no_problem_waits_for_the_files_of_another(tmp_path):
+    light, heavy = "import torch\nx = 1\n", "import torch\n# tl.dot( tl.dot( Config( Config(\n"
+    problems = [problem("light", light), problem("heavy", heavy), problem("hangs", light + "y = 2\n")]
+    running = []
+    for p in problems:
+        running.append(Running(p, [(0, Files.of(p.code + "z = 3\n", p, 0))], 0))
+    executor = Posed(tmp_path)
+    inflight = InFlight(executor, KeptGolds("", {}), running)
+    candidates = [files.ours for r in running for _, files in r.candidates]
+    golds = [r.gold_files.ours for r in running]
+    assert executor.run_order == [golds[1], golds[0], golds[2], candidates[1], candidates[0], candidates[2]]
+    assert inflight.ended(0.0) is None
+    for r in running[:2]:
+        executor.end(r.gold_files)
+        executor.end(r.candidates[0][1])
+    found = [inflight.ended(0.0) for _ in range(5)]
+    assert [r.problem.name for r in found if r] == ["light", "heavy"]
+    assert [r.problem.name for r in inflight.unfinished] == ["hangs"]
+
+
+def test_an_answer_is_deleted_when_no_other_problem_needs_it(tmp_path):
+    code = "import torch\nx = 1\n"
+    running = [Running(problem(name, code), [], 0) for name in ("one", "two")]
+    executor = Posed(tmp_path)
+    inflight = InFlight(executor, KeptGolds("", {}), running)
+    answer = Path(executor.answer_file(running[0].gold_files.ours))
+    answer.write_text("an answer")
+    inflight.forget(running[0])
+    assert answer.exists()
+    inflight.forget(running[1])
+    assert not answer.exists()
+
+
+def test_gold_answers_are_kept_for_later_runs(tmp_path, data, executors):
+    executor = executors("cpu", 1, 60.0, memory_gib=None)  # the one that the run uses
+    rows = [{"problem": name, "predict": DOUBLE} for name in ("double", "shape", "broken")]
+    golds = tmp_path / "golds"
+    first = run(tmp_path, data, rows, seed=7, golds=str(golds))
+    assert first["golds_kept"] == 0
+    executor._known.clear()  # else a file that has run is not run again
+    again = run(tmp_path, data, rows, seed=7, golds=str(golds), fresh=True)
+    assert again["golds_kept"] == 3
+    known = {p.name: p for p in tasks.load_problems(str(data), "G")}
+    candidates = {Files.of(DOUBLE, known[row["problem"]], 7).ours for row in rows}
+    assert len(executor._known) == len(candidates)  # no gold file was among those that ran
+    assert outcome(again) == outcome(first)
+    for part in ("weak_tests", "gold_failures", "scores"):
+        assert again[part] == first[part]
+    for answer in golds.glob("*.answer"):  # half an entry is none
+        answer.write_bytes(answer.read_bytes()[:-1])
+    executor._known.clear()
+    assert run(tmp_path, data, rows, seed=7, golds=str(golds), fresh=True)["golds_kept"] == 1  # the failure
+
+
+def test_what_a_gold_answer_depends_on(tmp_path):
+    files, ran = Files("a = 1\n", "a = 1\n"), (Verdict("timeout"), Verdict("timeout"))
+    gold = GoldAnswer(ran[0], None, [], "")
+    KeptGolds(str(tmp_path), {"card": "H100", "timeout": 60.0}).keep(files, gold, ran)
+    same = KeptGolds(str(tmp_path), {"timeout": 60.0, "card": "H100"})
+    assert same.find(files).verdict == gold.verdict
+    assert same.find(Files("a = 2\n", "a = 1\n")) is same.find(Files("a = 1\n", "a = 2\n")) is None
+    assert KeptGolds(str(tmp_path), {"card": "H100", "timeout": 90.0}).find(files) is None
+    assert KeptGolds("", {}).find(files) is None
+
+
+def test_a_folder_for_gold_answers_that_is_a_file(tmp_path, data):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write there"):
+        run(tmp_path, data, gold=True, golds=str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("status", ["infra_error", "memory_limit"])
+def test_what_another_run_may_not_see_is_not_kept(tmp_path, status):
+    files, ran = Files("a = 1\n", "b = 1\n"), (Verdict("runtime_error"), Verdict(status))
+    golds = KeptGolds(str(tmp_path), {})
+    golds.keep(files, GoldAnswer(ran[0], None, [], ""), ran)
+    assert golds.find(files) is None
+
+
+def test_a_gold_file_that_failed_through_us_is_no_verdict_on_the_candidate(tmp_path):
+    files, right = Files("a = 1\n", "b = 1\n"), Verdict("correct")
+    for ran in ((Verdict("infra_error"), right), (Verdict("runtime_error"), Verdict("infra_error"))):
+        executor = Posed(tmp_path)
+        executor.printed = lambda source: ""
+        gold = GoldAnswer.found(executor, files, ran)
+        assert gold.judge(executor, "", right).status == "infra_error"
+        assert gold.judge(executor, "", Verdict("timeout")).status == "timeout"
+
+
+# ---- where the time goes ----
+
+
+def test_the_steps_that_are_timed_are_a_file_that_runs(executors):
+    executor = executors("cpu", workers=1)
+    assert executor.run(throughput.STEPS).result().status == "correct"
+    assert list(json.loads(executor.printed(throughput.STEPS))) == [
+        "CUDA context",
+        "Triton's driver",
+        "first kernel",
+        "another block size",
+        "first torch.matmul",
+    ]
+
+
+def test_what_a_run_tells_of_the_files_that_ran(tmp_path):
+    def line(kind: str, seconds: float, cpu: float, **more) -> str:
+        verdict = {"status": "timeout", "cost": {"rules": 0.1, "run": seconds, "children_cpu": cpu}}
+        return json.dumps({"kind": kind, "problem": "p", "sample": 0, "verdict": verdict, **more})
+
+    no_file = {"kind": "verdict", "problem": "q", "sample": 0, "verdict": {"status": "no_code", "cost": {}}}
+    journal = tmp_path / "r.journal.jsonl"
+    lines = [line("gold", 8.0, 1.0), line("gold", 9.0, 9.0, kept=True), line("verdict", 2.0, 0.5)]
+    journal.write_text("\n".join([json.dumps({"kind": "settings"}), *lines, json.dumps(no_file)]) + "\n")
+    assert throughput.files_that_ran(journal, judging=5.0) == {
+        "gold files": 1,
+        "candidates": 1,
+        "lived_s": 10.0,
+        "computed_s": 1.5,
+        "median_lived_s": 5.0,
+        "at_a_time": 2.0,
+        "cores_busy": 0.3,
+        "slowest_s": {"p/0, gold: timeout": 8.0, "p/0, verdict: timeout": 2.0},
+    }

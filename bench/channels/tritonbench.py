@@ -19,6 +19,9 @@ On a GPU correct candidates are timed on inputs of the benchmark's own performan
 gold kernel (G) or the torch code (T); see perf.py. A candidate that can't be recorded is not timed, as its
 own process could reach any clock there.
 
+A gold file runs once a problem, whatever the number of candidates, and with --golds FOLDER once a machine:
+later runs take its answer from there. To have gold files run again, delete the folder.
+
 The run writes OUT.json, OUT.md and two plots as it goes. With OUT.journal.jsonl the same command continues
 after a kill. Exit status: 0 finished; 1 some candidates could not be had or not be judged (run it again); 2 a
 mistake of the user's.
@@ -27,20 +30,20 @@ mistake of the user's.
 import dataclasses
 import sys
 import zlib
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
-from bench.channels import answers, perf, sources
+from bench.channels import perf, sources
 from bench.channels.contamination import FLAG, Golds
-from bench.channels.helper import Helper
-from bench.channels.run import FREE, BenchmarkRun, check
+from bench.channels.golds import Files, KeptGolds, make_folder
+from bench.channels.helper import ask_all
+from bench.channels.inflight import InFlight, Running
+from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import Outcome, tables
-from bench.results import usual_device
+from bench.results import environment, usual_device
 from nanotriton import config, log
 from nanotriton.executor import Executor
-from nanotriton.executor.judge.script import answer_path
 from nanotriton.executor.script import ScriptExecutor
 from nanotriton.rules import rules
 from nanotriton.run import program
@@ -48,11 +51,11 @@ from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import tritonbench
 from nanotriton.tasks.prompt import Prompt
 from nanotriton.tasks.tritonbench import Problem
-from nanotriton.verdict import Fault, Verdict
+from nanotriton.verdict import Verdict
 from nanotriton.world import World
 
 SECONDS = 120.0  # for a look at one performance script
-AHEAD = 16  # problems whose files run while the first of them is compared; their answers lie on the disk
+HELPERS = 8  # processes that look at performance scripts, each with a GPU context
 SYSTEM = (
     "You are an expert in writing Triton kernels. "
     "Answer with one complete Python file in a single ```python block."
@@ -75,6 +78,8 @@ class Config:
     limit: Annotated[int, ">= 0"] = 0  # only the first so many problems; 0: all
     ids: list[str] = field(default_factory=list)  # only these problems, by file name
     out: str = "results.json"  # the results; the table, plots and journal go beside it
+    # a folder that keeps what gold files answer for later runs; empty: they run every time
+    golds: str = ""
     fresh: bool = False  # forget what an earlier run left at --out, instead of continuing it
     # the k of pass@k, as far as there are samples
     ks: list[int] = field(default_factory=lambda: [1, 2, 5, 10, 20, 50, 100])
@@ -100,6 +105,8 @@ class Config:
 
     def validate(self) -> None:
         check(self, "predictions", "a clone of TritonBench")
+        if self.golds:
+            make_folder(self.golds)
 
 
 def main(cfg: Config, world: World) -> int:
@@ -116,81 +123,9 @@ def main(cfg: Config, world: World) -> int:
     return TritonBench(cfg, world, problems, given, Golds({p.name: p.code for p in known})).go()
 
 
-@dataclass(frozen=True)
-class Files:
-    """An implementation with the test behind it, as our own way runs it and as the paper's harness does.
-
-    The two are the same text unless the implementation has a `__main__` block, or nothing imports torch.
-    """
-
-    ours: str
-    paper: str
-
-    @classmethod
-    def of(cls, code: str, problem: Problem, seed: int) -> "Files":
-        parts = (code, problem.test, seed, problem.name)
-        return cls(tritonbench.script(*parts), tritonbench.paper_script(*parts))
-
-
-class GoldAnswer:
-    """What a gold file answers and prints, whether its test is weak, and the judgement of candidates.
-
-    ran: the verdicts of running its files, ours and the paper's.
-    """
-
-    def __init__(self, executor: ScriptExecutor, files: Files, ran: tuple[Verdict, Verdict]):
-        self.verdict, in_paper = ran
-        self.answer = executor.answer(files.ours) if self.verdict.correct else None
-        self.printed = executor.answer(files.paper).stdout if in_paper.correct else None
-        self.weak = answers.weakness(self.answer.tree) if self.answer else []
-
-    def judge(self, executor: ScriptExecutor, source: str, ran: Verdict) -> Verdict:
-        """The verdict by tensors. ran: the verdict of running the candidate's file."""
-        if not ran.correct:
-            return ran
-        if self.answer is None:
-            message = f"the gold file itself fails here: {self.verdict.status}: {self.verdict.message}"
-            return dataclasses.replace(ran, status="unsupported", stage="gold", message=message)
-        try:
-            answers.check_answer(executor.answer(source).tree, self.answer.tree)
-        except Fault as fault:
-            return dataclasses.replace(ran, status=fault.status, stage="judge", message=fault.message)
-        return ran
-
-    def paper(self, executor: ScriptExecutor, source: str, ran: Verdict) -> tuple[bool | None, bool | None]:
-        """(call, stdout) as the paper has them; None for what can't be told here.
-
-        It can't where the candidate's file or the gold file is unsupported. ran: as for `judge`.
-        """
-        if not ran.correct:
-            unknown = None if ran.status in ("unsupported", "infra_error") else False
-            return unknown, unknown
-        if self.printed is None:
-            return True, None
-        return True, executor.answer(source).stdout == self.printed
-
-
-class Running:
-    """One problem's files, given to the executor: the gold file and the candidates'."""
-
-    def __init__(
-        self, executor: ScriptExecutor, problem: Problem, candidates: list[tuple[int, Files]], seed: int
-    ):
-        self.name, self.candidates = problem.name, candidates
-        self.gold = Files.of(problem.code, problem, seed)
-        self.futures = {}  # by text: equal files run once
-        for files in (self.gold, *(files for _, files in candidates)):
-            for source in (files.ours, files.paper):
-                self.futures[source] = executor.run(source)
-
-    def results(self, files: Files) -> tuple[Verdict, Verdict]:
-        """The verdicts of running both files."""
-        return self.futures[files.ours].result(), self.futures[files.paper].result()
-
-
 class TritonBench(BenchmarkRun):
     benchmark = "tritonbench"
-    free = FREE | {"speed_inputs"}
+    free = FREE | {"speed_inputs", "golds"}
 
     def __init__(self, cfg: Config, world: World, problems: list[Problem], given: dict, golds: Golds):
         super().__init__(cfg, world, problems, given, f"--predictions {cfg.predictions}")
@@ -230,18 +165,23 @@ class TritonBench(BenchmarkRun):
             return
         cfg = self.cfg
         problems = {p.name: p for p, _ in wanted}
+        running = [Running(problems[name], candidates, cfg.seed) for name, candidates in todo.items()]
         with (
             ScriptExecutor(cfg.device, cfg.workers, cfg.timeout, memory_gib=cfg.memory_gib) as executor,
             log.bar(total=sum(map(len, todo.values())), desc="judging") as progress,
         ):
-            running: deque[Running] = deque()
-            waiting = deque(todo.items())
-            while waiting or running:
-                while waiting and len(running) < AHEAD:
-                    name, candidates = waiting.popleft()
-                    running.append(Running(executor, problems[name], candidates, cfg.seed))
-                self.compare(executor, running.popleft(), progress)
+            inflight = InFlight(executor, KeptGolds(cfg.golds, self.setting()), running)
+            while inflight.unfinished:
+                if ended := inflight.ended(REFRESH):
+                    self.compare(inflight, ended)
+                    progress.update(len(ended.candidates))
                 self.refresh()
+
+    def setting(self) -> dict:
+        """What a gold file's answer depends on, beside its text."""
+        here = environment()
+        del here["cores"]
+        return here | {name: getattr(self.cfg, name) for name in ("device", "timeout", "memory_gib")}
 
     def pending(self, wanted: list[tuple[Problem, int]]) -> dict[str, list[tuple[int, Files]]]:
         """{problem: [(sample, its files with the test behind)]} of the candidates that must run.
@@ -262,24 +202,23 @@ class TritonBench(BenchmarkRun):
                 todo.setdefault(p.name, []).append((s, files))
         return todo
 
-    def compare(self, executor: ScriptExecutor, running: Running, progress) -> None:
-        """Wait for one problem's files, write down the verdicts, and delete the answers from the disk."""
-        name = running.name
-        gold = GoldAnswer(executor, running.gold, running.results(running.gold))
-        verdict = dataclasses.asdict(gold.verdict)
-        self.journal.append(
-            {"kind": "gold", "problem": name, "sample": 0, "weak": gold.weak, "verdict": verdict}
-        )
+    def compare(self, inflight: InFlight, running: Running) -> None:
+        """Write down the verdicts of one problem, whose files have run."""
+        name, gold, executor = running.problem.name, inflight.gold(running), inflight.executor
+        if gold.verdict.status != "infra_error":
+            about = {"weak": gold.weak, "kept": running.kept is not None}
+            verdict = dataclasses.asdict(gold.verdict)
+            self.journal.append({"kind": "gold", "problem": name, "sample": 0, **about, "verdict": verdict})
         for s, files in running.candidates:
             ours, in_paper = running.results(files)
             judged = gold.judge(executor, files.ours, ours)
             if in_paper.status == "infra_error":  # our failure: both run again when the run is continued
                 judged = in_paper
+            if files.paper != files.ours:
+                judged = dataclasses.replace(judged, cost=dict(Counter(ours.cost) + Counter(in_paper.cost)))
             call, stdout = gold.paper(executor, files.paper, in_paper)
             self.save(name, s, "tensors", judged, call=call, stdout=stdout)
-            progress.update()
-        for source in running.futures:
-            Path(answer_path(executor.root, source)).unlink(missing_ok=True)
+        inflight.forget(running)
 
     # ---- speed ----
 
@@ -295,11 +234,11 @@ class TritonBench(BenchmarkRun):
                 todo.append((p, s))
         if not todo:
             return
-        scripts, facts = self.read_scripts(list({p.name: p for p, _ in todo}.values()))
         cfg = self.cfg
         with Executor(
             "cuda", "replay", cfg.workers, "none", cfg.timeout, time=True, memory_gib=cfg.memory_gib
-        ) as executor:
+        ) as executor:  # its processes start while the scripts are read
+            scripts, facts = self.read_scripts({p.name: p for p, _ in todo})
             futures = []
             for p, s in todo:
                 found, script = facts[p.name], scripts.get(p.name, "")
@@ -313,21 +252,20 @@ class TritonBench(BenchmarkRun):
                 self.save_speed(p.name, s, [f.result() for f in parts], facts[p.name].get("error"))
                 self.refresh()
 
-    def read_scripts(self, problems: list[Problem]) -> tuple[dict[str, str], dict[str, dict]]:
+    def read_scripts(self, problems: dict[str, Problem]) -> tuple[dict[str, str], dict[str, dict]]:
         """({problem: its performance script}, {problem: what perf.look found of it, or {"error"}})."""
         scripts: dict[str, str] = {}
-        facts: dict[str, dict] = {}
-        with Helper("bench.channels.perf", SECONDS) as helper:
-            for p in log.bar(problems, desc="performance scripts"):
-                path = self.scripts / f"{p.name}_perf.py"
-                if not path.is_file():
-                    facts[p.name] = {"error": "it has no performance script"}
-                    continue
-                scripts[p.name] = path.read_text(encoding="utf-8")
-                request = {"code": p.code, "script": scripts[p.name], "wanted": self.cfg.speed_inputs}
-                facts[p.name] = helper.ask(request | {"device": self.world.local_rank})
-                if "CUDA error" in facts[p.name].get("error", ""):
-                    helper.stop()  # its CUDA context is lost
+        requests: dict[str, dict] = {}
+        facts = {name: {"error": "it has no performance script"} for name in problems}
+        for name, problem in problems.items():
+            path = self.scripts / f"{name}_perf.py"
+            if path.is_file():
+                scripts[name] = path.read_text(encoding="utf-8")
+                about = {"wanted": self.cfg.speed_inputs, "device": self.world.local_rank}
+                requests[name] = {"code": problem.code, "script": scripts[name]} | about
+        found = ask_all("bench.channels.perf", SECONDS, requests, HELPERS)
+        for name, fact in log.bar(found, total=len(requests), desc="performance scripts"):
+            facts[name] = fact
         return scripts, facts
 
     def save_speed(self, name: str, s: int, verdicts: list[Verdict], error: str | None) -> None:
@@ -390,6 +328,7 @@ class TritonBench(BenchmarkRun):
             "judged": {"tensors": len(judged)},
             "prompt": [["system", SYSTEM], ["user", f"the benchmark's own, {self.cfg.style}"]],
             "scores": tables({"tensors": judged}, lambda name: self.cfg.channel, weak, self.cfg.ks),
+            "golds_kept": sum(line.get("kept", False) for line in self.gold_lines().values()),
             "gold_failures": {name: f"{v['status']}: {v['message']}" for name, v in failed.items()},
             "weak_tests": weak,
             "not_timed": self.not_timed,

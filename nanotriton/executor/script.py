@@ -15,8 +15,7 @@ import json
 import os
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.judge.script import answer_path
@@ -53,13 +52,16 @@ class ScriptExecutor(Executor):
 
     def answer(self, source: str) -> Answer:
         """The answer of a file that `run` found correct. Raises FileNotFoundError for any other."""
-        from nanotriton.plan import wire
+        return read_answer(self.answer_file(source))
 
-        data = memoryview(Path(answer_path(self.root, source)).read_bytes())
-        end = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(bytes(data[8:end]))
-        tree, _ = wire.rebuild(header["tree"], data[end:])
-        return Answer(tree, header["stdout"])
+    def printed(self, source: str) -> str:
+        """The text of its answer alone, without the tensors."""
+        with open(self.answer_file(source), "rb") as file:
+            return read_header(file)["stdout"]
+
+    def answer_file(self, source: str) -> str:
+        """Where the answer of a file lies. It may be deleted, or copied for `read_answer`."""
+        return answer_path(self.root, source)
 
     def _first_phase(self) -> str:
         return "script"
@@ -69,3 +71,19 @@ class ScriptExecutor(Executor):
 
     def _flavour(self, phase: str) -> str:
         return "record" if self.device == "cpu" else "cuda"
+
+
+def read_answer(path: str) -> Answer:
+    """An answer from the file in which judge/script.py left it."""
+    from nanotriton.plan import wire
+
+    with open(path, "rb") as file:
+        header = read_header(file)
+        tree, _ = wire.rebuild(header["tree"], memoryview(file.read()))
+    return Answer(tree, header["stdout"])
+
+
+def read_header(file: BinaryIO) -> dict:
+    """What such a file begins with: {"tree", "stdout"}. The tensors' bytes follow."""
+    length = int.from_bytes(file.read(8), "little")
+    return json.loads(file.read(length))

@@ -13,6 +13,7 @@ and the other candidates of that worker are judged again.
 Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict` and, of the executor,
 `common`, `sandbox`, `ttir` and `replay`.
 
+    first_launch.py     what Triton does once in a process, done before children of process mode are forked
     gpu.py              what a worker has on its GPU
     arena.py            the backend of a replay: one arena with guard zones
     driver.py           the CUDA driver by ctypes: load a cubin, launch it

@@ -33,11 +33,13 @@ def script_mode(job, worker) -> Generator:
         how, limits, options = "record", Limits(job.timeout, job.memory, output=ANSWER_BYTES), {}
     else:
         how, (limits, options) = "run", confinement(job, ANSWER_BYTES)
-    ended: Ended = yield Spawn("script", {"how": how}, limits, (), options)
+    child = Spawn("script", {"how": how}, limits, (), options)
+    ended: Ended = yield child
+    worker.add_child(how, ended)
     waited = ended.killed == "timeout" and ended.cpu < job.timeout / 2  # for the machine more than for itself
     if waited or not_its_own(ended):
-        ended = yield Spawn("script", {"how": how}, limits, (), options)
-    worker.add_cost(how, ended.seconds)
+        ended = yield child
+        worker.add_child(how, ended)
     header = check_ended(ended, limits, frozenset(() if worker.device == "cpu" else ["illegal_memory"]))
     if how == "record":
         tree = replay(job, worker, ended.payload)

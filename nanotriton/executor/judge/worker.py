@@ -102,7 +102,10 @@ def prepare(flavour: str, card: Card) -> None:
             compile_kernel(plan.kernels[0], card)
             libdevice.take_apart()
     else:
+        from nanotriton.executor.gpu import first_launch
+
         importlib.import_module("torch._dynamo")  # it makes a folder meanwhile, which a child may not
+        first_launch.prepare(card)
     Reference(Task(**probe.TASK))  # the judge's own imports
 
 
