@@ -4,24 +4,29 @@
 #     ./speedrun.sh DATA KERNELBENCH [MODEL] [OUT]
 #
 # DATA: a folder that collect_data.py has filled (sft.jsonl, rl.jsonl, heldout.jsonl, packed with xz or not), such
-# as results/data. KERNELBENCH: a clone of the benchmark. Each command continues where it was stopped, so the
-# script can be cut anywhere and started again.
+# as results/data. If it has a curriculum.jsonl as well, GRPO takes its tasks: those of rl.jsonl that the SFT model
+# solves sometimes, and not always (bench.channels.tasks --hard-last writes one).
+# KERNELBENCH: a clone of the benchmark.
+# Each command continues where it was stopped, so the script can be cut anywhere and started again.
 # docs/speedrun.md explains the numbers and keeps the records. MINUTES=20 ./speedrun.sh ... gives GRPO more time.
 set -euo pipefail
 data=$1
 kernelbench=$2
 model=${3:-Qwen/Qwen2.5-Coder-0.5B-Instruct}
 out=${4:-out/speedrun}
-rows() { ls "$data/$1.jsonl" "$data/$1.jsonl.xz" 2> /dev/null | head -n 1; }
+rows() { ls "$data/$1.jsonl" "$data/$1.jsonl.xz" 2> /dev/null | head -n 1 || true; }
 
 # 1. SFT on verified pairs teaches Triton.
 python train_sft.py --name sft --out "$out" --model "$model" --data "$(rows sft)" \
     --lora 32 --lr 4e-4 --batch 64 --epochs 2 --max-len 3072 --micro-tokens 32768 --save-every 100
 
-# 2. GRPO on tasks without a known answer: what runs and is right is paid.
-python train_grpo.py --name grpo --out "$out" --model "$out/sft/model" --tasks "$(rows rl)" --no-preflight \
-    --lora 8 --lr 1e-4 --warmup 0 --min-lr 1 --steps 1000 --minutes "${MINUTES:-10}" \
-    --prompts 24 --group 16 --updates 2 --max-tokens 1536 --truncated mask --micro-tokens 32768
+# 2. GRPO on tasks without a known answer: what runs and is right is paid. The next step is sampled while this one is
+# judged.
+tasks=$(rows curriculum)
+python train_grpo.py --name grpo --out "$out" --model "$out/sft/model" --tasks "${tasks:-$(rows rl)}" --no-preflight \
+    --lora 8 --lr 1.5e-4 --warmup 0.03 --min-lr 0.1 --kl 0.1 --steps 72 --minutes "${MINUTES:-16}" --ahead \
+    --prompts 48 --group 16 --updates 2 --max-tokens 1536 --truncated mask --timeout 5 \
+    --micro-tokens 32768 --kv-gib 32
 
 # 3. What each model can do: held-out operators, compositions and shapes, and KernelBench.
 for name in base sft grpo; do

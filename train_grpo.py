@@ -108,7 +108,7 @@ if __name__ == "__main__":
     options = config.parse(Config)
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import torch
@@ -117,49 +117,19 @@ from torch import Tensor
 import train_sft
 from nanotriton import distributed, grpo, schedule, stop
 from nanotriton.data import score
-from nanotriton.executor.executor import Executor
-from nanotriton.heldout import heldout
-from nanotriton.microbatch import MicroBatch, Row, Totals, denominators, merge, microbatch
-from nanotriton.model import Transformer
+from nanotriton.heldout import measure
+from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
 from nanotriton.preflight import GivenTasks, fit_tasks
-from nanotriton.report import Step, Update, report, summary
-from nanotriton.reward.reward import RewardFunction, reward_function, total
-from nanotriton.rollout import Episode, judged, prompts_of, rollout
-from nanotriton.run import (
-    Clock,
-    Run,
-    check_model,
-    check_timed,
-    make_executor,
-    make_sampler,
-    program,
-    sync_weights,
-)
-from nanotriton.sampler import Sampler
+from nanotriton.report import Step, Update, conclude, report
+from nanotriton.reward.reward import reward_function, total
+from nanotriton.rollout import Episode, judged, of_groups, rollout
+from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, program, sync_weights
 from nanotriton.schedule import Stream, seed_of
-from nanotriton.tasks.prompt import DEFAULT, Prompt, read_prompt
+from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
-from nanotriton.tokenizer import Tokenizer
+from nanotriton.trainer import Trainer, make_trainer, score_rows, set_old_logprobs
 from nanotriton.world import World, idle_cores
-
-
-@dataclass
-class Trainer:
-    """Everything that a step works with, on this rank."""
-
-    cfg: Config
-    world: World
-    tasks: Sequence[Task]
-    reward_of: RewardFunction
-    tokenizer: Tokenizer
-    model: Transformer  # the policy, sharded over the ranks
-    reference: Transformer | None  # the policy at the start, for the KL term
-    optimizer: torch.optim.Optimizer
-    sampler: Sampler
-    executor: Executor
-    prompt: Prompt = DEFAULT  # how a task is put to the model
-    ahead: list[list[Episode]] | None = None  # the next step's groups, where --ahead has sampled them
 
 
 # ---- the algorithm
@@ -179,19 +149,20 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         if not batch:
             break
         # 1. Sample G completions of each task. They are executed while others are still being sampled.
-        groups = sample(step, world.share(batch), trainer, clock) if ahead is None else ahead
+        groups = sample(step, world.share(batch), trainer) if ahead is None else ahead
         if cfg.ahead and step + 1 < cfg.steps:
             after = tasks_of(step + 1, trainer.tasks, cfg.prompts, 0, cfg.seed, cfg.order)
-            trainer.ahead = sample(step + 1, world.share(after), trainer, clock)
+            trainer.ahead = sample(step + 1, world.share(after), trainer)
+        clock("sample")
 
         # 2. Rewards: is it Triton, is it right? A sample without a reward leaves the batch.
         with stop.at_once(world):
-            fresh = list(chain(*judged(groups, clock=clock)))
+            fresh = list(chain(*judged(groups)))
         seed = seed_of(cfg.seed, Stream.SHUFFLED_REWARDS, step, world.rank, len(episodes))
         set_rewards(fresh, trainer, seed)
         episodes += fresh
         sampled += len(batch)
-        clock("reward")
+        clock("reward")  # what did not hide behind sampling
 
         # A group of equal rewards teaches nothing: --resample puts a fresh task in its place (DAPO, 3.2).
         found = sum(grpo.has_spread([e.reward for e in group]) for group in groups)
@@ -318,9 +289,7 @@ def loss_of(
 
 
 # ---- its parts
-def sample(
-    step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer, clock: Clock
-) -> list[list[Episode]]:
+def sample(step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer) -> list[list[Episode]]:
     """[len(batch)][G] samples of these (group, task) pairs, which the executor has."""
     cfg = trainer.cfg
     with stop.at_once(trainer.world):
@@ -337,7 +306,6 @@ def sample(
             temperature=cfg.temperature,
             max_tokens=cfg.max_tokens,
             prompt=trainer.prompt,
-            clock=clock,
         )
     for (number, _), group in zip(batch, groups):
         for episode in group:
@@ -380,49 +348,14 @@ def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
         episode.spread = differs
 
 
-@torch.no_grad()
-def score_rows(rows: list[Row], trainer: Trainer) -> Iterator[tuple[MicroBatch, Tensor, Tensor]]:
-    """(microbatch, logprobs [N], entropies [N]) of these rows under the policy, without a gradient."""
-    cfg, world = trainer.cfg, trainer.world
-    for chosen in distributed.balance([row.tokens for row in rows], cfg.micro_tokens, world):
-        micro = microbatch([rows[k] for k in chosen], world.device)
-        yield micro, *score(trainer.model, micro.packed, cfg.temperature, trainer.tokenizer.vocab_size)
-
-
-def set_old_logprobs(episodes: list[Episode], trainer: Trainer) -> None:
-    """The trainer's own logprobs of each sample before any update."""
-    for micro, logp, _ in score_rows(merge(episodes), trainer):
-        values = iter(logp.tolist())
-        for row in micro.rows:
-            old = [next(values) for _ in row.episode.ids]
-            for episode in row.equals:
-                episode.old = old
-
-
-def sample_stats(micro: MicroBatch, logp: Tensor, entropy: Tensor, first: bool) -> dict[str, Tensor]:
-    """Statistics of all samples, whether or not their group has spread."""
-    stats = {"entropy": grpo.statistic(entropy, micro.mask, micro.copies)}
-    if first:
-        stats |= grpo.ratio_stats(logp, micro.sampled, micro.mask, micro.copies, "mismatch_")
-    return stats
-
-
-def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
-    """The episodes of these groups, group by group."""
-    by_group: dict[int, list[Episode]] = {number: [] for number in groups}
-    for episode in episodes:
-        if episode.group in by_group:
-            by_group[episode.group].append(episode)
-    return list(chain(*by_group.values()))
-
-
 # ---- the run
 def main(cfg: Config, world: World) -> None:
+    """Check what was asked for, load it, train, and say what came of it."""
+    # mistakes come out before anything is trained, or deleted by --fresh
     distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     timed = cfg.judge.time or cfg.paid.speed > 0
     if timed:
         check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
-    # mistakes in what was named come out before anything is trained, or deleted by --fresh
     given = [GivenTasks("--tasks", cfg.tasks), GivenTasks("--heldout", cfg.trace.heldout)]
     reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
     if cfg.model:
@@ -432,48 +365,15 @@ def main(cfg: Config, world: World) -> None:
         return
 
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
-    trainer = make_trainer(cfg, run, tasks, test, reward_of, prompt)
+    base = cfg.model or train_sft.small_model(cfg, world)
+    trainer = make_trainer(cfg, run, base, tasks, test, reward_of, prompt)
     judge = cfg.judge
     with (
         trainer.sampler,
-        make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as executor,
+        make_executor(world, cfg.seed, judge.mode, judge.policy, judge.timeout, timed) as trainer.executor,
     ):
-        trainer.executor = executor
         train(run, trainer, dev, test)
-    run.plot()
-    run.summary(**summary(run, cfg))
-    run.say(
-        f"{run.folder} is done: curves.png, samples.jsonl, summary.json, and model/, a Hugging Face folder"
-    )
-    run.say(f"to look at it: python -m nanotriton.browse {run.folder}")
-
-
-def make_trainer(cfg: Config, run: Run, tasks, test, reward_of, prompt: Prompt) -> Trainer:
-    """Load the model, or make it, and put beside it everything that a step needs but the executor."""
-    world = run.world
-    folder = cfg.model or train_sft.small_model(cfg, world)
-    tokenizer = run.tokenizer(folder, cfg.template)
-    shared = cfg.optimizer == "adam8"  # the sampler reads the parameters that are trained
-    copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard
-    model, model_config = distributed.load(
-        folder, world, cfg.optimizer, cfg.micro_tokens, copies, rank=cfg.lora, seed=cfg.seed
-    )
-    named = [*(tasks if cfg.tasks else []), *(test if cfg.trace.heldout else [])]
-    # a prompt that is too long comes out now
-    prompts_of(named, tokenizer, model_config.max_position_embeddings, prompt)
-    reference = distributed.load_reference(folder, world) if cfg.losses.kl else None
-    optimizer = distributed.adamw(model, cfg.lr)
-    sampler = make_sampler(
-        model_config,
-        world,
-        tokenizer,
-        model if shared else None,
-        distributed.moments_to_come(optimizer),
-        cfg.kv_gib,
-    )
-    return Trainer(
-        cfg, world, tasks, reward_of, tokenizer, model, reference, optimizer, sampler, None, prompt
-    )
+    conclude(run, cfg)
 
 
 def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None:
@@ -495,31 +395,9 @@ def train(run: Run, trainer: Trainer, dev: list[Task], test: list[Task]) -> None
             run.end_step(step + 1, model, trainer.optimizer, due)
             if last:
                 break
-    base = cfg.model or str(run.folder / "sft" / "model")
     # before it is measured: an evaluation that dies costs no training
-    run.export(model, trainer.tokenizer, base)
+    run.export(model, trainer.tokenizer, trainer.base)
     measure(run, trainer, "test", test, run.done)
-
-
-def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int) -> None:
-    """Held-out success on the test set ("test") or on the dev set ("eval"), unless a stopped run measured it
-    here.
-    """
-    if not tasks or run.found(kind, step):
-        return
-    result = heldout(
-        run,
-        tasks,
-        step=step,
-        split={"test": "test", "eval": "dev"}[kind],
-        sampler=trainer.sampler,
-        executor=trainer.executor,
-        tokenizer=trainer.tokenizer,
-        max_tokens=trainer.cfg.max_tokens,
-        seed=trainer.cfg.seed,
-        prompt=trainer.prompt,
-    )
-    run.evaluated(kind, step, trainer.cfg.steps, **result)
 
 
 if __name__ == "__main__":

@@ -83,17 +83,21 @@ class ConfigError(ValueError):
     """One line that says what was wrong on the command line and what is accepted."""
 
 
-def die(message: object) -> NoReturn:
+def die(message: object, who: str = "error") -> NoReturn:
     """Print one line to stderr and exit with 2: the way every entry script answers a user's mistake."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"{who}: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of plain arguments, whose errors are one line too."""
+    """A parser of plain arguments, whose errors are one line too. who: the line's first word."""
+
+    def __init__(self, *args: Any, who: str = "error", **options: Any):
+        super().__init__(*args, **options)
+        self.who = who
 
     def error(self, message: str) -> NoReturn:
-        die(message)
+        die(message, self.who)
 
 
 def json_object(flag: str, text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import DEFAULT, Prompt
 from nanotriton.tasks.task import Task
 from nanotriton.tokenizer import Tokenizer
+from nanotriton.trainer import Trainer
 
 
 def clustered_error(ranks: list[list[list[bool]]]) -> float:
@@ -85,3 +86,25 @@ def heldout(
             found = Counter(e.verdict.status for group in groups for e in group)
             result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
     return result
+
+
+def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int) -> None:
+    """Held-out success of a GRPO run after `step` steps, on the test set ("test") or on the dev set ("eval").
+
+    Nothing happens where there are no tasks, or where a run that was stopped here has measured it.
+    """
+    if not tasks or run.found(kind, step):
+        return
+    result = heldout(
+        run,
+        tasks,
+        step=step,
+        split={"test": "test", "eval": "dev"}[kind],
+        sampler=trainer.sampler,
+        executor=trainer.executor,
+        tokenizer=trainer.tokenizer,
+        max_tokens=trainer.cfg.max_tokens,
+        seed=trainer.cfg.seed,
+        prompt=trainer.prompt,
+    )
+    run.evaluated(kind, step, trainer.cfg.steps, **result)

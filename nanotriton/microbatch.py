@@ -100,3 +100,14 @@ def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: Wor
         every.sum().double(),
     ]
     return Totals(*world.all_sum(torch.stack(counts).to(world.device)))
+
+
+def sample_stats(micro: MicroBatch, logp: Tensor, entropy: Tensor, first: bool) -> dict[str, Tensor]:
+    """Statistics of all samples, whether or not their group has spread, for grpo.summarize().
+
+    logp, entropy [N]: under the policy. first: it is still the one that drew the samples.
+    """
+    stats = {"entropy": grpo.statistic(entropy, micro.mask, micro.copies)}
+    if first:
+        stats |= grpo.ratio_stats(logp, micro.sampled, micro.mask, micro.copies, "mismatch_")
+    return stats

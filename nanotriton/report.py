@@ -137,3 +137,13 @@ def summary(run: Run, cfg: Any) -> dict:
         "steps": run.done,
         "shuffle_rewards": cfg.paid.shuffle_rewards,
     }
+
+
+def conclude(run: Run, cfg: Any) -> None:
+    """The last curves and numbers of a run that is done, and a word on where they are."""
+    run.plot()
+    run.summary(**summary(run, cfg))
+    run.say(
+        f"{run.folder} is done: curves.png, samples.jsonl, summary.json, and model/, a Hugging Face folder"
+    )
+    run.say(f"to look at it: python -m nanotriton.browse {run.folder}")

@@ -1,8 +1,9 @@
 """Tasks in, judged samples out: the sampler writes candidates and the executor runs them at the same time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 
 from nanotriton import log
 from nanotriton.config import ConfigError
@@ -83,14 +84,13 @@ def rollout(
     max_tokens: int = 256,
     prompt: Prompt = DEFAULT,
     desc: str = "sampling",
-    clock: Callable[[str], None] = lambda part: None,
 ) -> list[list[Episode]]:
     """Sample `n` completions of every task, and hand each to the executor: [len(tasks)][n] episodes, whose
     verdicts are there after judged().
 
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
     are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `prompt` is
-    how tasks are put to the model. `clock` is told when all are sampled ("sample").
+    how tasks are put to the model.
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest, prompt)
@@ -129,22 +129,25 @@ def rollout(
         if not executor.time:
             executor.expect(tasks)
         sampler.generate(requests, on_finish=finished)
-        clock("sample")
         for episode in waiting:
             episode.pending = executor.submit(episode.task, episode.candidate)
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
 
 
-def judged(
-    groups: list[list[Episode]],
-    desc: str = "judging",
-    clock: Callable[[str], None] = lambda part: None,
-) -> list[list[Episode]]:
-    """The same episodes when all verdicts are there. `clock` is told then ("reward": what didn't hide)."""
+def judged(groups: list[list[Episode]]) -> list[list[Episode]]:
+    """The same episodes when all verdicts are there."""
     pending = [episode for group in groups for episode in group if episode.pending is not None]
-    with log.bar(total=len(pending), desc=desc) as progress:
+    with log.bar(total=len(pending), desc="judging") as progress:
         for episode in pending:
             episode.verdict, episode.pending = episode.pending.result(), None
             progress.update()
-    clock("reward")
     return groups
+
+
+def of_groups(episodes: list[Episode], groups: list[int]) -> list[Episode]:
+    """The episodes of these groups, group by group."""
+    by_group: dict[int, list[Episode]] = {number: [] for number in groups}
+    for episode in episodes:
+        if episode.group in by_group:
+            by_group[episode.group].append(episode)
+    return list(chain(*by_group.values()))

@@ -31,7 +31,7 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
 from nanotriton.watch import AGAIN, Watch, is_lost, one_line
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
-from nanotriton.world import World, cores, leave, setup
+from nanotriton.world import World, leave, setup
 
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
@@ -330,7 +330,7 @@ def lock(path: Path) -> IO:
     except BlockingIOError:
         raise
     except OSError:
-        pass
+        pass  # the disk knows no locks
     return file
 
 
@@ -372,8 +372,6 @@ def make_executor(
     return Executor(
         device=str(world.device),
         mode=mode,
-        # one core is the sampler's; of two both judge, because after sampling the run waits for them
-        workers=max(min(2, cores()), cores() - 1),
         policy=policy,
         timeout=timeout,
         time=timed,

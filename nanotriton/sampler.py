@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from nanotriton.attention import packed
-from nanotriton.config import die, json_object
+from nanotriton.config import Parser, die, json_object
 from nanotriton.graphs import Graphs, Inputs, reader, upload
 from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
@@ -414,11 +414,6 @@ class Sampler:
 # look with
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        die(message)
-
-
 def _ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -428,7 +423,7 @@ def _ids(text: str) -> list[int]:
 
 def main(argv: list[str] | None = None) -> None:
     """One completion of one prompt, on the GPU if there is one."""
-    parser = _Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
+    parser = Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
     parser.add_argument("model", help="a Hugging Face folder or hub id")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", help="what a user says: the model's chat template goes around it")

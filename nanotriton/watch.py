@@ -108,7 +108,7 @@ class Watch(threading.Thread):
             for number in (signal.SIGINT, signal.SIGTERM):  # torchrun's: it is ending already
                 signal.signal(number, signal.SIG_IGN)
         self.failing.set()
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # the first machine has ended, and taken the store with it
             if lost:
                 self.fail_lost(line)
             else:
@@ -176,7 +176,7 @@ class Watch(threading.Thread):
             try:
                 failure = self.look()
                 gone = 0.0
-            except RuntimeError:
+            except RuntimeError:  # no answer: the next one may come
                 gone += BEAT
                 failure = UNREACHABLE + AGAIN if gone > ENDING else ""
             if failure:
@@ -208,7 +208,7 @@ class Watch(threading.Thread):
     def end_process(self, failure: str) -> None:
         """Another rank has failed: tell it and end this process, whatever its main thread is doing."""
         if not self.world.is_main:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # the store is gone: nobody asks who has heard
                 self.heard()
         self.failing.wait(SAME)
         if self.failing.is_set():

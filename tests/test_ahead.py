@@ -27,7 +27,7 @@ def run(monkeypatch, steps: int, **options):
             happened.append("judged")
             return Verdict("correct")
 
-    def rollout(tasks, n, *_, seeds, clock, **__):
+    def rollout(tasks, n, *_, seeds, **__):
         happened.append(f"sampled by weights of step {weights.step}")
         groups = [[Episode(t, [1], [s % 97], [-1.0], "stop") for s in row] for t, row in zip(tasks, seeds)]
         groups[0][0].pending = Slow()

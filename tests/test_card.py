@@ -16,7 +16,7 @@ from nanotriton.executor.gpu import compile_server, compiler, driver
 from nanotriton.executor.gpu.ask import ATTRIBUTES, main
 from nanotriton.executor.gpu.compiler import Binary, BinaryCache, CompileError, compile_kernel
 from nanotriton.executor.replay.replayer import Replay
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import files
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.plan.plan import Kernel
@@ -85,7 +85,7 @@ def test_cubins_are_made_for_each_card(card):
 
 
 def test_compile_servers_compile_for_the_card_of_the_order(tmp_path):
-    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, files.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     for each in (A100, RTX5090):
         pool.submit(each.arch, GOOD | {"card": asdict(each)}, LIMITS)

@@ -94,6 +94,14 @@ def test_layers_of_torch_are_found_with_what_they_take(name):
     assert why == "runnable" and f"nn.{name}(" in source
 
 
+def test_a_file_of_a_folder_that_raises_is_counted(tmp_path):
+    (tmp_path / "broken.py").write_text("raise OSError('compiled for another machine')")
+    (tmp_path / "empty.py").write_text("")
+    counts: Counter = Counter()
+    assert list(extract(str(tmp_path), counts)) == []
+    assert counts == {f"{tmp_path}: a file that can't be imported": 1}
+
+
 def test_a_package_that_is_not_there_is_told():
     with pytest.raises(ValueError, match="can't be imported"):
         list(extract("no_package_of_this_name"))

@@ -13,7 +13,7 @@ from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu import compile_server, compiler
 from nanotriton.executor.gpu.compiler import Binary
 from nanotriton.executor.judge.job import check_ended
-from nanotriton.executor.sandbox import sandbox, servers
+from nanotriton.executor.sandbox import files, sandbox, servers
 from nanotriton.executor.sandbox.protocol import Ended, Report
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
@@ -49,7 +49,7 @@ LIMITS = sandbox.Limits(60.0, 4 << 30, output=64 << 20)
 
 @pytest.fixture(scope="module")
 def zygote():
-    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, files.readable_paths())
     yield zygote
     zygote.sock.close()
 

@@ -1,11 +1,14 @@
 """Decode attention: the torch twin against plain softmax attention in float64, and the Triton kernels in the interpreter."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.speed import decode as benchmark
 from nanotriton.kernels import decode, sample
 from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch, write_kv
 
@@ -286,3 +289,18 @@ def test_interpreted_sampling_equals_the_twin(valid, monkeypatch):
     expected_tokens, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid)
     assert torch.equal(tokens, expected_tokens)
     assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
+
+
+def test_the_benchmarks_sweep_sets_what_the_kernels_read_and_puts_it_back(monkeypatch):
+    tensor, seen = torch.zeros(1), []
+    batch = SimpleNamespace(cache={})
+    monkeypatch.setattr(benchmark, "make", lambda cfg, *shape: (tensor, tensor, tensor, batch))
+    monkeypatch.setattr(
+        benchmark, "microseconds", lambda call: seen.append((decode.PROGRAMS, decode._options)) or 1.0
+    )
+    kept = decode.PROGRAMS, decode._options
+    benchmark.sweep(benchmark.Config(), copy=1e12)
+    assert {programs for programs, _ in seen} == {264, 528, 1056, 2112}
+    tried = [options(tensor, 128, 16) for _, options in seen if options is not kept[1]]
+    assert len(tried) == 4 * 12 and tried[0] == dict(num_warps=2, num_stages=2)
+    assert (decode.PROGRAMS, decode._options) == kept

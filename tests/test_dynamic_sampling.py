@@ -17,9 +17,8 @@ from tests.ranks import Ranks
 TASKS = [Task(f"t{i}", f"source {i}") for i in range(40)]
 
 
-def fake_rollout(tasks, n, *_, seeds, clock, **__):
+def fake_rollout(tasks, n, *_, seeds, **__):
     """Verdicts that depend on the task and the seed alone: of every fifth task some samples are right, of the others none or all."""
-    clock("sample")
 
     def episode(task: Task, seed: int, j: int) -> Episode:
         number = int(task.name[1:])

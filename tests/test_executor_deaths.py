@@ -17,7 +17,7 @@ import pytest
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.job import check_ended, not_its_own
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import files, sandbox
 from nanotriton.executor.sandbox import zygote as zygotes
 from nanotriton.executor.sandbox.protocol import BEACON
 from nanotriton.executor.sandbox.zygote import Zygote
@@ -201,7 +201,7 @@ def leave_a_stray(report, fds, folder, args):
 
 def test_a_zygote_kills_what_its_children_leave(tmp_path):
     (tmp_path / "job").mkdir()
-    zygote = Zygote({"stray": leave_a_stray}, sandbox.readable_paths())
+    zygote = Zygote({"stray": leave_a_stray}, files.readable_paths())
     try:
         zygote.spawn("stray", str(tmp_path / "job"), {}, sandbox.Limits(), exec_ok=True)
         assert zygote.event() is None  # it has started
@@ -228,7 +228,7 @@ def crowd(report, fds, folder, args):
 @pytest.mark.parametrize("count", [sandbox.Limits.threads // 2, sandbox.Limits.threads + 8])
 def test_threads_have_a_limit(tmp_path, count):
     (tmp_path / "job").mkdir()
-    zygote, limits = Zygote({"crowd": crowd}, sandbox.readable_paths()), sandbox.Limits(seconds=30.0)
+    zygote, limits = Zygote({"crowd": crowd}, files.readable_paths()), sandbox.Limits(seconds=30.0)
     try:
         zygote.spawn("crowd", str(tmp_path / "job"), {"threads": count}, limits)
         assert zygote.event() is None
@@ -279,7 +279,7 @@ def hang(report, fds, folder, args):
 @pytest.mark.parametrize("begin", [False, True])
 def test_what_ends_before_its_candidate_begins_is_our_failure(tmp_path, begin):
     (tmp_path / "job").mkdir()
-    zygote, limits = Zygote({"hang": hang}, sandbox.readable_paths()), sandbox.Limits(seconds=0.5)
+    zygote, limits = Zygote({"hang": hang}, files.readable_paths()), sandbox.Limits(seconds=0.5)
     try:
         zygote.spawn("hang", str(tmp_path / "job"), {"begin": begin}, limits)
         assert zygote.event() is None

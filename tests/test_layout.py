@@ -113,4 +113,4 @@ def test_nothing_below_the_reward_imports_it():
         for module, targets in imports().items()
         if any(target.startswith("nanotriton.reward") for target in targets)
     }
-    assert users <= {"run", "reward"}
+    assert users <= {"trainer", "reward"}

@@ -10,7 +10,7 @@ from triton._C.libtriton import llvm
 from nanotriton.executor.common.card import DEFAULT, Card
 from nanotriton.executor.gpu import compile_server, libdevice
 from nanotriton.executor.gpu.compiler import Binary, compile_kernel
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import files
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.plan.plan import Kernel
@@ -103,7 +103,7 @@ def test_what_goes_wrong_is_linked_with_all_of_libdevice(broken, linked, monkeyp
 
 def test_compile_servers_link_a_part_and_make_no_line_info(linked, tmp_path):
     text = ttir("f32", ["__nv_tanhf"])
-    zygote = Zygote({"compile": compile_server.compile_server}, sandbox.readable_paths())
+    zygote = Zygote({"compile": compile_server.compile_server}, files.readable_paths())
     pool = CompileServers(zygote, str(tmp_path), 1)
     pool.submit(0, GOOD | {"ttir": text}, LIMITS)
     theirs = Binary.from_bytes(collect(pool, 1)[0].payload, DEFAULT)

@@ -15,6 +15,7 @@ import pytest
 
 import nanotriton
 from nanotriton import library
+from nanotriton.executor.processes import cores, default_workers
 from nanotriton.reward import adapters
 from nanotriton.tasks.prompt import USER
 from nanotriton.tasks.task import Task, load_task
@@ -108,13 +109,22 @@ def test_judging_shares_an_executor_which_a_fork_leaves_alone():
 
 
 def test_a_share_of_the_cores(monkeypatch):
-    from nanotriton.executor.processes import cores
-
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert cores() == 16
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert cores() == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "32")
+    assert cores() == 1
+
+
+def test_one_core_is_left_to_the_sampler_but_of_two_both_judge(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    workers = {}
+    for count in (1, 2, 3, 16):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, count=count: set(range(count)))
+        workers[count] = default_workers()
+    assert workers == {1: 1, 2: 2, 3: 2, 16: 15}
 
 
 # ---- adapters

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train_grpo
-from nanotriton import config, distributed, grpo
+from nanotriton import config, distributed, grpo, heldout, trainer
 from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
@@ -487,7 +487,8 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     monkeypatch.setattr(train_grpo, "Run", lambda *_: Fake())
     monkeypatch.setattr(train_grpo.distributed, "load", lambda *_, **__: (make_model(), make_model().config))
     monkeypatch.setattr(train_grpo, "task_sets", lambda *_: (["a", "b"], ["d"], ["t"]))
-    for name in ("make_sampler", "make_executor", "Tokenizer", "check_model"):
+    monkeypatch.setattr(trainer, "make_sampler", lambda *_: Fake())
+    for name in ("make_executor", "check_model"):
         monkeypatch.setattr(train_grpo, name, lambda *_: Fake())
     episode = lambda: Episode(Task("t", "source"), [1], [2, 3], [-1.0, -1.0], "stop")
     monkeypatch.setattr(
@@ -495,8 +496,8 @@ def test_rule_20_saved_before_it_is_evaluated_and_so_is_what_was_sampled(monkeyp
     )
     monkeypatch.setattr(train_grpo, "update_policy", lambda *_, **__: Update(0.0, 0.0, []))
     monkeypatch.setattr(train_grpo, "report", lambda *_: said.append("report"))
-    monkeypatch.setattr(train_grpo, "summary", lambda *_: {})
-    monkeypatch.setattr(train_grpo, "heldout", lambda *_, split, **__: said.append(f"measure {split}") or {})
+    monkeypatch.setattr(train_grpo, "conclude", lambda *_: None)
+    monkeypatch.setattr(heldout, "heldout", lambda *_, split, **__: said.append(f"measure {split}") or {})
     options = dict(model="x", kl=0.0, steps=2, prompts=2, group=2, eval_every=1, save_every=1)
     train_grpo.main(config.make(train_grpo.Config, **options), World())
     order = [w for w in said if w in ("report", "save", "export") or w.startswith("measure")]

@@ -17,7 +17,7 @@ from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.gpu.compiler import compile_kernel
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.process import confinement
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import calls, files, linux, sandbox
 from nanotriton.plan.plan import Kernel
 from nanotriton.plan.signature import signature
 from nanotriton.tasks.task import Task
@@ -38,7 +38,7 @@ def confined(tmp_path, attempt, limits=sandbox.Limits(memory=1 * GIB), **options
     if not pid:
         faulthandler.disable()
         try:
-            sandbox.enter(str(folder), limits, sandbox.readable_paths(), **options)
+            sandbox.enter(str(folder), limits, files.readable_paths(), **options)
             try:
                 answer = attempt()
             except BaseException as error:
@@ -104,7 +104,7 @@ def spawn():
 
 
 def vfork_by_hand():
-    return sandbox.libc.syscall(58)
+    return linux.libc.syscall(58)
 
 
 def raise_limit():
@@ -149,7 +149,7 @@ def test_system_calls_are_refused(tmp_path, number, args):
     def attempt():
         import ctypes
 
-        return [sandbox.libc.syscall(number, *args), ctypes.get_errno()]
+        return [linux.libc.syscall(number, *args), ctypes.get_errno()]
 
     assert confined(tmp_path, attempt) == [-1, 1]
 
@@ -184,14 +184,14 @@ def test_nothing_of_a_file_can_be_changed(tmp_path, change, exec_ok):
 def test_metadata_calls_are_refused_by_number_too(tmp_path):
     """Those that Python or this kernel may lack."""
     numbers = [
-        sandbox.DENIED[name]
+        calls.DENIED[name]
         for name in ("fchmodat2", "setxattrat", "removexattrat", "file_setattr", "utimensat")
     ]
 
     def attempt():
         import ctypes
 
-        return [(sandbox.libc.syscall(n, 0, 0, 0, 0, 0), ctypes.get_errno()) for n in numbers]
+        return [(linux.libc.syscall(n, 0, 0, 0, 0, 0), ctypes.get_errno()) for n in numbers]
 
     assert confined(tmp_path, attempt) == [[-1, 1]] * len(numbers)
 
@@ -253,10 +253,10 @@ def test_nobody_else_is_made_to_wait(tmp_path):
         "sync": (),
     }.items():
 
-        def attempt(number=sandbox.DENIED[name], args=args):
+        def attempt(number=calls.DENIED[name], args=args):
             import ctypes
 
-            return [sandbox.libc.syscall(number, *args), ctypes.get_errno()]
+            return [linux.libc.syscall(number, *args), ctypes.get_errno()]
 
         assert confined(tmp_path, attempt) == [-1, 1]
     assert os.sched_getscheduler(0) == before
@@ -311,8 +311,8 @@ def test_a_process_dies_with_its_parent(tmp_path):
         if not os.fork():
             sandbox.die_with_parent(parent)
             (tmp_path / "job").mkdir()
-            sandbox.enter(str(tmp_path / "job"), sandbox.Limits(), sandbox.readable_paths())
-            sandbox.libc.prctl(1, 0, 0, 0, 0)
+            sandbox.enter(str(tmp_path / "job"), sandbox.Limits(), files.readable_paths())
+            linux.libc.prctl(1, 0, 0, 0, 0)
             os.write(write, b"x")
             while True:
                 select.select([], [], [])
@@ -380,9 +380,9 @@ def test_references_to_what_a_fork_finds_are_not_counted():
     """Where Python has immortal objects (3.12); a new object's are counted as ever."""
     code = """
 import sys
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import forks
 old = [object()]
-sandbox.stop_counting_references()
+forks.stop_counting_references()
 new = [object()]
 counts = [sys.getrefcount(x[0]) for x in (old, new)]
 more = [[x[0]] * 100 for x in (old, new)]

@@ -34,7 +34,7 @@ class Config:
     samples: str = ""  # candidates, as for bench.channels.kernelbench
     n: Annotated[int, ">= 10"] = 1000  # synthetic candidates
     device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
-    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     out: str = ""  # JSON file for the figures; empty: print only
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 What a gold file answers depends on no candidate. So it can be kept in a folder (`--golds`), from which later
 runs take it. It is found again by the text of its file, the machine's card, the versions of everything that
 ran it, and the limits. Failures of ours are not kept, nor a want of memory, which others may have caused.
-Where the kernel has Landlock, sandboxed files can't open the folder (nanotriton/executor/sandbox/sandbox.py).
+Where the kernel has Landlock, sandboxed files cannot open the folder (nanotriton/executor/sandbox/files.py).
 """
 
 import dataclasses

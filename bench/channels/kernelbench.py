@@ -83,7 +83,7 @@ class Config:
     per_minute: Annotated[float, ">= 0"] = 0.0  # requests a minute, at most; 0: no limit
     retries: Annotated[int, ">= 0"] = 6  # times a request is sent again
     request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
-    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
     memory_gib: Annotated[float | None, "> 0"] = None  # for each judging process; none: a share
     # KernelBench's baseline_time_*.json (torch.compile, say): speed-ups against it as well

@@ -44,7 +44,7 @@ class Config:
     # seconds between two kills, on average: a child that takes its whole limit must survive one in nine tries
     kill_every: Annotated[float, "> 0"] = 8.0
     policy: str = "none"  # whose rules apply; with none every attack is really run
-    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
     # for each process: little, so that a memory bomb hits this limit before the one on time
     memory_gib: Annotated[float, "> 0"] = 0.5

@@ -104,6 +104,13 @@ def measure(cfg: Config, rows: int, length: int, group: int, copy: float) -> dic
     return row
 
 
+# what --sweep tries, by its name in kernels/decode.py
+SWEPT = {
+    "_options": [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)],
+    "PROGRAMS": [264, 528, 1056, 2112],
+}
+
+
 def sweep(cfg: Config, copy: float) -> None:
     """Print what other options of the kernels give on four shapes.
 
@@ -111,12 +118,11 @@ def sweep(cfg: Config, copy: float) -> None:
     """
     shapes = ((512, 1024, 16), (512, 1024, 1), (64, 4096, 1), (64, 512, 1))  # rows, length, group
     cases = [make(cfg, *shape) for shape in shapes]
-    options = [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
-    choices = {"TAIL_OPTIONS": options, "PREFIX_OPTIONS": options, "PROGRAMS": [264, 528, 1056, 2112]}
-    for name in choices:
+    for name, choices in SWEPT.items():
         kept = getattr(decode, name)
-        for choice in choices[name]:
-            setattr(decode, name, choice)
+        for choice in choices:
+            always = lambda *_, choice=choice: choice
+            setattr(decode, name, always if callable(kept) else choice)
             times = []
             for q, k, v, batch in cases:
                 batch.cache.clear()

@@ -20,23 +20,12 @@ from pathlib import Path
 import torch
 
 from bench.results import command, environment, write_json
+from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.weights import load_model, save_model
 
-SHAPE = ModelConfig(
-    "qwen3",
-    vocab_size=151936,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    rope_theta=1e6,
-    max_position_embeddings=40960,
-    qk_norm=True,
-)
+SHAPE = ModelConfig(**QWEN3, **SHAPES["8b"])
 CHUNK = 64 << 20  # bytes of a raw read
 
 

@@ -17,7 +17,7 @@ from nanotriton.collect.emit import attention, conv, flat, gather, matmul, point
 from nanotriton.collect.emit.kernel import Kernel
 from nanotriton.collect.fuse import Stage, fuse
 from nanotriton.collect.ir import Graph, Node, Unfit
-from nanotriton.collect.names import unpacked
+from nanotriton.collect.names import distinct, unpacked
 from nanotriton.collect.trace import trace
 from nanotriton.tasks.task import Task
 
@@ -137,9 +137,7 @@ class Assembly:
                 self.host[node] = self.short(node.text.replace("{0}", text))
 
     def fresh(self, base: str) -> str:
-        name, number = base, 1
-        while name in self.taken:
-            name, number = f"{base}_{number}", number + 1
+        name = distinct(base, self.taken)
         self.taken.add(name)
         return name
 

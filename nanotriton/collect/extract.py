@@ -107,17 +107,20 @@ def imported(package: str, counts: Counter) -> Iterator:
     folder = Path(package)
     if folder.is_dir():
         for path in sorted(folder.rglob("*.py")):
-            yield from load_file(path)
+            try:
+                yield load_file(path)
+            except Exception:  # whatever a stranger's file raises on import, the others are still wanted
+                counts[f"{package}: a file that can't be imported"] += 1
         return
     root = entered(package)
     yield root
-    for info in pkgutil.walk_packages(
-        getattr(root, "__path__", []), f"{package}.", onerror=lambda name: None
-    ):
+    path = getattr(root, "__path__", [])
+    already_counted = lambda name: None  # below, where a package was imported before it is walked through
+    for info in pkgutil.walk_packages(path, f"{package}.", onerror=already_counted):
         if "test" not in info.name:
             try:
                 yield importlib.import_module(info.name)
-            except Exception:  # whatever a stranger's file raises on import, the others are still wanted
+            except Exception:  # as above
                 counts[f"{package}: a file that can't be imported"] += 1
 
 
@@ -129,7 +132,7 @@ def entered(package: str):
         entered(package.rpartition(".")[0])
     try:
         return importlib.import_module(package)
-    except Exception:
+    except Exception:  # whatever a stranger's __init__ raises
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise ValueError(f"--modules {package}: it can't be imported") from None
@@ -139,7 +142,8 @@ def entered(package: str):
         return root
 
 
-def load_file(path: Path) -> Iterator:
+def load_file(path: Path) -> types.ModuleType:
+    """A file as a module. Raises what the file raises."""
     name = re.sub(r"\W", "_", str(path.with_suffix("")))
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
@@ -148,8 +152,8 @@ def load_file(path: Path) -> Iterator:
         spec.loader.exec_module(module)
     except Exception:
         del sys.modules[name]
-        return
-    yield module
+        raise
+    return module
 
 
 def runnable(cls: type) -> tuple[str | None, str]:
@@ -328,7 +332,7 @@ def runs(source: str) -> bool:
         model, inputs = names["Model"](*names["get_init_inputs"]()), names["get_inputs"]()
         with torch.no_grad():
             answers = [model(*inputs) for _ in itertools.repeat(None, 2)]
-    except Exception:
+    except Exception:  # whatever a stranger's code raises: it does not run
         return False
     first, second = (list(a) if isinstance(a, tuple | list) else [a] for a in answers)
     tensors = [isinstance(a, torch.Tensor) and a.numel() and a.isfinite().all() for a in first]

@@ -61,7 +61,7 @@ def loaded(source: str) -> tuple[tuple[str, ...], tuple]:
             inputs = names["get_inputs"]()
             shapes = tuple(tuple(x.shape) for x in inputs if isinstance(x, torch.Tensor))
             traced = symbolic_trace(names["Model"](*names["get_init_inputs"]()))
-    except Exception:
+    except Exception:  # whatever a stranger's code raises: its text is what is left to go by
         return (), shapes
     return tuple(
         said for node in traced.graph.nodes if (said := operator(node, traced)) and said not in SILENT

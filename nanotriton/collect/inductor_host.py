@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from nanotriton.collect.inductor_kernel import Kernel, distinct
+from nanotriton.collect.inductor_kernel import Kernel
+from nanotriton.collect.inductor_lines import statements
 from nanotriton.collect.inductor_sizes import Sizes
 from nanotriton.collect.ir import Unfit
+from nanotriton.collect.names import distinct
 
 DROPPED = re.compile(
     r"\w+_size = \w+\.size\(\)|args\.clear|assert_|torch\.cuda\.|(raw_)?stream\d* =|del |"
@@ -49,7 +51,7 @@ class Host:
 
     def lines(self, body: list[ast.stmt]) -> list[str]:
         """The lines of forward."""
-        for node in statements(body):
+        for node in statements(body, ast.With):
             self.statement(node, ast.unparse(node))
         self.name_buffers()
         self.write_kernels()
@@ -363,11 +365,3 @@ class Host:
             targets = {s.dim: s.name for s in symbols}
             head.append(", ".join(targets.get(d, "_") for d in range(symbols[0].rank)) + f" = {tensor}.shape")
         return [*head, *lines]
-
-
-def statements(body: list[ast.stmt]):
-    for node in body:
-        if isinstance(node, ast.With):
-            yield from statements(node.body)
-        else:
-            yield node

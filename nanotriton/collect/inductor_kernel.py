@@ -5,12 +5,13 @@ has a function, no alias, no dead line, sizes and values by their names.
 import ast
 import re
 
-from nanotriton.collect.inductor_lines import replace, tidy
+from nanotriton.collect.inductor_lines import replace, statements, tidy
 from nanotriton.collect.inductor_names import renamed
 from nanotriton.collect.inductor_rewrite import Form, Plain, conjunction, conjuncts, names, parsed
 from nanotriton.collect.inductor_sizes import Parameter, Sizes, plan
 from nanotriton.collect.inductor_tiles import tiles
 from nanotriton.collect.ir import Unfit
+from nanotriton.collect.names import distinct
 
 # What Inductor begins with, and what is written anew for the form.
 HEADER = re.compile(r"rnumel|[RXYZ]\w*BLOCK|([xyzr]|r0_)(offset|index|mask|base|numel)")
@@ -242,13 +243,6 @@ class Stand(ast.NodeTransformer):
         return node if known is None else parsed(ast.unparse(known))
 
 
-def distinct(base: str, taken) -> str:
-    name, number, taken = base, 1, set(taken)
-    while name in taken:
-        name, number = f"{base}_{number}", number + 1
-    return name
-
-
 def entries(node: ast.expr) -> dict[str, ast.expr]:
     """A dict display as a dict."""
     return {ast.literal_eval(k): v for k, v in zip(node.keys, node.values)}
@@ -272,7 +266,7 @@ def mask_all(function: ast.FunctionDef, kind: str) -> None:
     axis = {"flat": "x", "lane": "x", "row": "r0_"}.get(kind)
     known: dict[str, set[str]] = {"xindex": {"x"}, "r0_index": {"r0_"} if kind == "row" else set()}
     known |= {"xmask": {"x"}, "r0_mask": {"r0_"}}
-    for line in ordered(function.body) if axis else ():
+    for line in statements(function.body, ast.For) if axis else ():
         if isinstance(line, ast.Assign) and isinstance(line.value, ast.Call):
             line.value = one_element(line.value, known)
         for call in (n for n in ast.walk(line) if isinstance(n, ast.Call)):
@@ -317,12 +311,3 @@ def reach(node: ast.AST, known: dict[str, set[str]]) -> set[str]:
     found = set().union(*(reach(child, known) for child in ast.iter_child_nodes(node)), set())
     reduced = isinstance(node, ast.Call) and any(k.arg == "axis" for k in node.keywords)
     return found - {"r0_"} if reduced and "cum" not in ast.unparse(node.func) else found
-
-
-def ordered(lines: list[ast.stmt]):
-    """The simple statements, in order of the text."""
-    for line in lines:
-        if isinstance(line, ast.For):
-            yield from ordered(line.body)
-        else:
-            yield line

@@ -258,3 +258,12 @@ def drop_dead(function: ast.FunctionDef) -> None:
             plain = isinstance(line, ast.Assign) and "atomic" not in ast.unparse(line)
             if plain and isinstance(line.targets[0], ast.Name) and not stored(line) & read:
                 lines.remove(line)
+
+
+def statements(body: list[ast.stmt], block: type[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, in order of the text. In place of each block of this kind come those in it."""
+    for node in body:
+        if isinstance(node, block):
+            yield from statements(node.body, block)
+        else:
+            yield node

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 
 from nanotriton.collect.inductor_lines import blocks, loaded, stored
+from nanotriton.collect.names import distinct
 
 SHORT = {
     "width": "w",
@@ -65,17 +66,15 @@ class Names:
     def __init__(self, function: ast.FunctionDef, form: str, given: dict[str, str], conv: bool):
         self.function, self.form, self.conv = function, form, conv
         self.names = dict(given)
-        self.taken: Counter = Counter(given.values())
+        self.taken: set[str] = set(given.values())
         self.owner: dict[str, int] = {}  # a variable's name -> the block that has it
         self.bound: dict[str, str] = {}  # new name -> old name that has it now
         self.parameters: set[str] = set()  # values that were loaded from the module's parameters
         self.written = stores_of(function)
 
     def fresh(self, base: str) -> str:
-        name, number = base, 1
-        while self.taken[name]:
-            name, number = f"{base}_{number}", number + 1
-        self.taken[name] += 1
+        name = distinct(base, self.taken)
+        self.taken.add(name)
         return name
 
     def choose(self) -> dict[str, str]:
@@ -131,7 +130,7 @@ class Names:
             return SHORT[name]
         if over is None and last.get(old[0]) in SLOWER:
             base = SLOWER[last[old[0]]]
-            while self.taken[base] and base in SLOWER:
+            while base in self.taken and base in SLOWER:
                 base = SLOWER[base]
             return base
         return usual.get(old, "i" if old[0] == "x" else "j")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from nanotriton.collect.names import distinct
+
 
 class Unfit(Exception):
     """This route can't do this module; the message is one line that says why."""
@@ -173,9 +175,7 @@ class Builder:
     def fresh(self, base: str) -> str:
         """An identifier that no node has yet."""
         base = re.sub(r"\W+", "_", base).strip("_").lower() or "x"
-        name, number = base, 1
-        while name in self.taken:
-            name, number = f"{base}_{number}", number + 1
+        name = distinct(base, self.taken)
         self.taken.add(name)
         return name
 

@@ -8,7 +8,6 @@ a distilled pair has the solution itself.
 """
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from nanotriton.collect.fingerprint import digest
 from nanotriton.collect.make import make, pool
 from nanotriton.collect.pairs import pair
 from nanotriton.collect.sources import modules
+from nanotriton.executor.processes import cores
 from nanotriton.rows import read_lines
 from nanotriton.tasks.task import Task
 
@@ -60,7 +60,7 @@ def rebuild(cfg) -> None:
     ]
     entries = [entry for entry, j in zip(lines, jobs) if j]
     rows, changed = [], []
-    with pool(cfg.workers or len(os.sched_getaffinity(0))) as makers:
+    with pool(cfg.workers or cores()) as makers:
         made = makers.map(make, [j for j in jobs if j], chunksize=8)
         for entry, row in zip(entries, log.bar(made, total=len(entries), desc="pairs")):
             if digest(row["small"]) == entry["source"]:

@@ -1,7 +1,9 @@
-"""Shapes in the host's text, said as a person says them: `rows, cols = x.shape` once, then `rows`
-and `cols`."""
+"""Names in the text that is written. Shapes are said as a person says them: `rows, cols = x.shape` once, then
+`rows` and `cols`.
+"""
 
 import re
+from collections.abc import Iterable
 
 DIMENSIONS = {
     2: ("rows", "cols"),
@@ -11,6 +13,14 @@ DIMENSIONS = {
 }
 
 WEIGHT = ("out_channels", "in_channels", "KD", "KH", "KW")  # of a convolution
+
+
+def distinct(base: str, taken: Iterable[str]) -> str:
+    """The name itself, or with the first number that makes it another than those that are taken."""
+    name, number, taken = base, 1, set(taken)
+    while name in taken:
+        name, number = f"{base}_{number}", number + 1
+    return name
 
 
 def unpacked(lines: list[str], ranks: dict[str, int], taken: set[str]) -> list[str]:

@@ -8,7 +8,6 @@ depend on what finished first.
 """
 
 import itertools
-import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.config import ConfigError
 from nanotriton.endpoint.answer import Later
 from nanotriton.endpoint.client import Client
+from nanotriton.executor.processes import cores
 from nanotriton.tasks.task import Task
 
 AHEAD = 64  # jobs that the pool makes before they are needed
@@ -50,7 +50,7 @@ class Pipeline:
         self.classes: Counter = Counter()  # what became of the classes of packages
         self.texts: dict[str, str] = {}  # sha256 of a pair -> its key
         self.length = token_counter(cfg.tokenizer)
-        self.workers = cfg.workers or max(len(os.sched_getaffinity(0)), 1)
+        self.workers = cfg.workers or cores()
         self.found = sum(may_be_pair(r) for r in self.journal.rows.values())
         self.tasks = sum(may_be_rl(r) for r in self.journal.rows.values())
 

@@ -54,7 +54,7 @@ def folder(path: Path, counts: Counter | None = None) -> Iterator[Task]:
     for file in sorted(path.rglob("*.py")):
         try:
             source = check_source(read(file), str(file))
-        except (ValueError, OSError):
+        except (ValueError, OSError):  # no task, or nothing that can be read
             continue
         found = True
         yield Task(str(file.relative_to(path).with_suffix("")), source, None, {"origin": path.name})
@@ -121,7 +121,7 @@ def elements(source: str) -> int:
             exec(compile(source, "<task>", "exec"), names)
             inputs, model = names["get_inputs"](), names["Model"](*names["get_init_inputs"]())
             answer = model(*inputs)
-    except Exception:
+    except Exception:  # whatever a stranger's code raises: it does not run
         return -1
     tensors = [*inputs, *model.parameters(), *(answer if isinstance(answer, tuple | list) else [answer])]
     return sum(t.numel() for t in tensors if isinstance(t, torch.Tensor))

@@ -146,110 +146,61 @@ SCAN_STEPS = [
 ]
 
 
-def _channels() -> list[Step]:
-    """Reductions and norms of pictures."""
-    made = [
-        Step("channel_softmax", "channel", IMAGES, "torch.softmax(x, dim=1)"),
-        Step("channel_log_softmax", "channel", IMAGES, "F.log_softmax(x, dim=1)"),
-        Step("channel_normalize", "channel", IMAGES, "F.normalize(x, dim=1)"),
-        Step("channel_centre", "channel", IMAGES, "x - x.mean(dim=1, keepdim=True)"),
-        Step(
-            "channel_rms_norm", "channel", IMAGES, "x * torch.rsqrt((x * x).mean(dim=1, keepdim=True) + 1e-5)"
-        ),
-        Step("channel_sum", "channel", IMAGES, "x.sum(dim=1, keepdim=True)", result=("0", "1", "*")),
-        Step("channel_mean", "channel", IMAGES, "x.mean(dim=1)", result=("0", "*")),
-        Step("channel_max", "channel", IMAGES, "torch.amax(x, dim=1)", result=("0", "*")),
-        Step(
-            "channel_min", "channel", IMAGES, "torch.min(x, dim=1, keepdim=True)[0]", result=("0", "1", "*")
-        ),
-        Step(
-            "channel_logsumexp",
-            "channel",
-            IMAGES,
-            "torch.logsumexp(x, dim=1, keepdim=True)",
-            result=("0", "1", "*"),
-        ),
-        Step("row_sum", "channel", ROWS, "x.sum(dim=-2)", result=("?",)),
-        Step("row_max", "channel", ROWS, "x.amax(dim=-2)", result=("?",)),
-        Step("row_mean", "channel", ROWS, "x.mean(dim=-2, keepdim=True)", result=("?",)),
-        Step("column_softmax", "channel", ROWS, "torch.softmax(x, dim=-2)"),
-        Step(
-            "group_norm",
-            "norm",
-            IMAGES,
-            "self.layer(x)",
-            "self.layer = nn.GroupNorm({c}, {channels})",
-            constants=("2", "4"),
-        ),
+def _channel(name: str, text: str, *result: str, kinds: tuple[str, ...] = IMAGES) -> Step:
+    """A step along the second dimension of a picture. result: its dimensions, where they are not x's."""
+    return Step(name, "channel", kinds, text, result=result or None)
+
+
+def _norm(name: str, kind: str, layer: str) -> Step:
+    return Step(name, "norm", (kind,), "self.layer(x)", f"self.layer = {layer}")
+
+
+def _of_pictures(kind: str, d: int) -> list[Step]:
+    """Norms and poolings of pictures of this kind, which have d dimensions beside batch and channels."""
+    dims = {1: "2", 2: "(2, 3)", 3: "(2, 3, 4)"}[d]
+    ones = {1: "1", 2: "(1, 1)", 3: "(1, 1, 1)"}[d]
+    pool, only = "global_avg_pool", dict(kinds=(kind,))
+    layer = f"nn.AdaptiveAvgPool{d}d({ones})"
+    return [
+        _norm("batch_norm", kind, f"nn.BatchNorm{d}d({{channels}})"),
+        _norm("batch_norm", kind, f"nn.BatchNorm{d}d({{channels}}, track_running_stats=False)"),
+        _norm("instance_norm", kind, f"nn.InstanceNorm{d}d({{channels}}, affine=True)"),
+        _norm("instance_norm", kind, f"nn.InstanceNorm{d}d({{channels}})"),
+        _channel(pool, f"x.mean(dim={dims})", "0", "1", **only),
+        _channel(pool, f"F.adaptive_avg_pool{d}d(x, 1)", "pooled", **only),
+        _channel(pool, f"F.adaptive_avg_pool{d}d(x, {ones})", "pooled", **only),
+        Step(pool, "channel", (kind,), "self.pooled(x)", f"self.pooled = {layer}", result=("pooled",)),
+        _channel(pool, f"torch.mean(x, dim={dims}, keepdim=True)", "pooled", **only),
+        _channel("global_max_pool", f"torch.amax(x, dim={dims})", "0", "1", **only),
+        _channel("global_sum", f"torch.sum(x, dim={dims}, keepdim=True)", "pooled", **only),
     ]
-    for kind, d in SPATIAL.items():
-        dims = {1: "2", 2: "(2, 3)", 3: "(2, 3, 4)"}[d]
-        made += [
-            Step(
-                "batch_norm",
-                "norm",
-                (kind,),
-                "self.layer(x)",
-                f"self.layer = nn.BatchNorm{d}d({{channels}})",
-            ),
-            Step(
-                "batch_norm",
-                "norm",
-                (kind,),
-                "self.layer(x)",
-                f"self.layer = nn.BatchNorm{d}d({{channels}}, track_running_stats=False)",
-            ),
-            Step(
-                "instance_norm",
-                "norm",
-                (kind,),
-                "self.layer(x)",
-                f"self.layer = nn.InstanceNorm{d}d({{channels}}, affine=True)",
-            ),
-            Step(
-                "instance_norm",
-                "norm",
-                (kind,),
-                "self.layer(x)",
-                f"self.layer = nn.InstanceNorm{d}d({{channels}})",
-            ),
-            Step("global_avg_pool", "channel", (kind,), f"x.mean(dim={dims})", result=("0", "1")),
-            Step("global_avg_pool", "channel", (kind,), f"F.adaptive_avg_pool{d}d(x, 1)", result=("pooled",)),
-            Step(
-                "global_avg_pool",
-                "channel",
-                (kind,),
-                f"F.adaptive_avg_pool{d}d(x, {(1,) * d if d > 1 else 1})",
-                result=("pooled",),
-            ),
-            Step(
-                "global_avg_pool",
-                "channel",
-                (kind,),
-                "self.pooled(x)",
-                f"self.pooled = nn.AdaptiveAvgPool{d}d({(1,) * d if d > 1 else 1})",
-                result=("pooled",),
-            ),
-            Step(
-                "global_avg_pool",
-                "channel",
-                (kind,),
-                f"torch.mean(x, dim={dims}, keepdim=True)",
-                result=("pooled",),
-            ),
-            Step("global_max_pool", "channel", (kind,), f"torch.amax(x, dim={dims})", result=("0", "1")),
-            Step(
-                "global_sum",
-                "channel",
-                (kind,),
-                f"torch.sum(x, dim={dims}, keepdim=True)",
-                result=("pooled",),
-            ),
-        ]
-    return made
 
 
-CHANNEL_STEPS = _channels()
+CHANNEL_STEPS = [
+    _channel("channel_softmax", "torch.softmax(x, dim=1)"),
+    _channel("channel_log_softmax", "F.log_softmax(x, dim=1)"),
+    _channel("channel_normalize", "F.normalize(x, dim=1)"),
+    _channel("channel_centre", "x - x.mean(dim=1, keepdim=True)"),
+    _channel("channel_rms_norm", "x * torch.rsqrt((x * x).mean(dim=1, keepdim=True) + 1e-5)"),
+    _channel("channel_sum", "x.sum(dim=1, keepdim=True)", "0", "1", "*"),
+    _channel("channel_mean", "x.mean(dim=1)", "0", "*"),
+    _channel("channel_max", "torch.amax(x, dim=1)", "0", "*"),
+    _channel("channel_min", "torch.min(x, dim=1, keepdim=True)[0]", "0", "1", "*"),
+    _channel("channel_logsumexp", "torch.logsumexp(x, dim=1, keepdim=True)", "0", "1", "*"),
+    _channel("row_sum", "x.sum(dim=-2)", "?", kinds=ROWS),
+    _channel("row_max", "x.amax(dim=-2)", "?", kinds=ROWS),
+    _channel("row_mean", "x.mean(dim=-2, keepdim=True)", "?", kinds=ROWS),
+    _channel("column_softmax", "torch.softmax(x, dim=-2)", kinds=ROWS),
+    Step(
+        "group_norm",
+        "norm",
+        IMAGES,
+        "self.layer(x)",
+        "self.layer = nn.GroupNorm({c}, {channels})",
+        constants=("2", "4"),
+    ),
+    *(step for kind, d in SPATIAL.items() for step in _of_pictures(kind, d)),
+]
 
 
 _INDEX = lambda size, shape: f"torch.randint(0, {size}, ({shape}))"

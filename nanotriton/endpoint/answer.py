@@ -209,7 +209,7 @@ def retry_after(headers) -> float | None:
         except ValueError:
             try:
                 seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-            except ValueError:
+            except ValueError:  # neither a number nor a date
                 continue
         if seconds < MAX_PAUSE:
             return max(0.0, seconds)

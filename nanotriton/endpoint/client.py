@@ -284,7 +284,7 @@ def http_failure(error: urllib.error.HTTPError, sent: dict) -> Exception:
     """The exception for an answer with an error's status."""
     try:
         body = error.read(MAX_BODY)
-    except (OSError, http.client.HTTPException):
+    except (OSError, http.client.HTTPException):  # the connection broke: its status is all that is known
         body = b""
     return failure(error.code, body or str(error.reason).encode(), sent, retry_after(error.headers))
 

@@ -26,7 +26,9 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
+from nanotriton.config import Parser, die
 from nanotriton.executor.common import probe
 from nanotriton.executor.executor import MODES, NEEDS_GPU, Executor
 from nanotriton.executor.preflight import POLICY, Finding, preflight
@@ -38,20 +40,13 @@ from nanotriton.tasks.task import REQUIRED, Task, find_tasks, load_task
 from nanotriton.verdict import Verdict
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str):
-        fail(message)
-
-
-def fail(message: str):
-    print(f"executor: {message}", file=sys.stderr)
-    raise SystemExit(2)
+def fail(message: str) -> NoReturn:
+    die(message, "executor")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(
+        who="executor",
         prog="python -m nanotriton.executor",
         description="Judge Triton candidates for one task; without a candidate, check the task.",
         allow_abbrev=False,

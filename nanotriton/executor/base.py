@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import forks, sandbox
 from nanotriton.executor.sandbox.protocol import receive, remove_folder, send
 
 
@@ -31,9 +31,9 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
     try:
         worker.prepare(flavour, Card(**card))
         gc.collect()
-        sandbox.stop_counting_references()
+        forks.stop_counting_references()
         gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
-        sandbox.make_forks_cheap()
+        forks.make_forks_cheap()
         send(control, {"ready": True})
         while True:
             request, fds = receive(control)

@@ -37,7 +37,7 @@ from nanotriton.executor.processes import (
     Base,
     Process,
     ask_for_worker,
-    cores,
+    default_workers,
     end_processes,
     make_root,
     memory_share,
@@ -73,7 +73,7 @@ class Executor:
     device: cpu, cuda or cuda:N, where candidates run.
     mode: "replay", "process" or None. None is replay, and on a GPU process mode for candidates that can't be
         recorded, where the policy lets it.
-    workers: judging processes. By default there is one for every core of this process's share but one.
+    workers: judging processes. None: processes.default_workers().
     policy: the rules that candidates obey (rules/policy.py).
     timeout: seconds for each stage of a candidate, counted from the stage's start. Those in which it waits
         for a core do not count.
@@ -112,7 +112,7 @@ class Executor:
         self.policy = check_policy(policy)
         self.timeout = timeout
         self.time = time
-        self.workers = workers or max(1, cores() - 1)
+        self.workers = workers or default_workers()
         self.depth = depth
         self.memory = memory_share(self.workers) if memory_gib is None else int(memory_gib * 2**30)
         self.visible = visible_devices(int(index) if index else None)

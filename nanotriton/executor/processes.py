@@ -101,8 +101,21 @@ class Base:
 
 
 def cores() -> int:
-    """This process's share of the machine's cores: torchrun and its like say how many were started here."""
-    return len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """This process's share of the machine's cores, one at least: torchrun and its like say how many processes
+    were started here.
+    """
+    here = len(os.sched_getaffinity(0))
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def default_workers() -> int:
+    """How many processes judge, where an executor is not told.
+
+    One core is left to the sampler, or whoever else submits the candidates. Of two cores both judge: once a
+    step's candidates are submitted, training only waits for their verdicts.
+    """
+    count = cores()
+    return count if count <= 2 else count - 1
 
 
 def visible_devices(index: int | None) -> str | None:
@@ -245,7 +258,7 @@ def make_root() -> tuple[str, int]:
     Folders whose owner is gone (by kill -9 of every process at once) are removed.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(old / "lock") as file:
+        with contextlib.suppress(OSError), open(old / "lock") as file:  # its owner lives, or it is gone
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
     root = tempfile.mkdtemp(prefix=PREFIX)
@@ -263,9 +276,9 @@ def end_processes(groups: list[int], root: str, owner: int) -> None:
     if os.getpid() != owner:
         return
     for group in groups:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
             os.killpg(group, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # and somebody has waited for it
             os.waitpid(group, 0)
     due = time.monotonic() + ENDING
     while groups and any_left(set(groups)) and time.monotonic() < due:
@@ -279,6 +292,7 @@ def any_left(groups: set[int]) -> bool:
     A thread that nobody has reaped yet (a zombie) holds none.
     """
     for stat in glob.iglob("/proc/[0-9]*/task/*/stat"):
+        # a thread may end while it is looked at
         with contextlib.suppress(OSError), open(stat, encoding="utf-8", errors="replace") as file:
             _, after_name = file.read().rsplit(")", 1)
             state, _, group, *_ = after_name.split()

@@ -1,55 +1,33 @@
 """Decode attention over a paged KV cache, built for groups: each prompt is read once for all of its samples.
 
-A sample's context is two runs of pages: the *prefix* (its prompt, shared by the group, possibly ending in a
-partly filled
-page) and its private *tail* (what it generated, starting on a page of its own, so that nothing is ever copied
-on write).
-Softmax over the two is merged through log-sum-exp, exactly (Hydragen, arXiv 2402.05099; split-KV as in
-Flash-Decoding):
+A sample's context is two runs of pages. The *prefix* is its prompt, shared by the group, and may end in a
+partly filled page. The *tail* is what the sample generated. It starts on a page of its own, so that nothing
+is ever copied on write. Softmax over the two is merged through log-sum-exp, exactly (Hydragen, arXiv
+2402.05099; split-KV as in Flash-Decoding):
 
-    prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows, against
-    each prefix page
-    tail:    one sample's queries against its own pages; it starts from the prefix's (max, sum, output), so it ends merged
+    prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows. It goes
+             over each page of the prefix
+    tail:    one sample's queries go over its own pages. They start from the prefix's (max, sum, output), and
+             so end merged
 
 One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is
-contiguous. Any head
-size is taken: the kernels' tiles are as wide as the next power of two, and what is past the head is masked.
-On CUDA two Triton kernels run (three when long tails are split), all reading lengths and page tables on the
-device: a
-CUDA graph replays them for any lengths. The torch twin makes *pages* the batch dimension of its matrix
-products, so that
-a dense cache is read in place and no key is gathered.
-"""  # noqa: E501
+contiguous. Any head size is taken: the kernels' tiles are as wide as the next power of two, and what is past
+the head is masked.
 
-from dataclasses import dataclass, field
+On CUDA two Triton kernels run, and a third where long tails are split. They read lengths and page tables on
+the device, so a CUDA graph replays them for any lengths. Elsewhere the torch twin runs (decode_twin.py).
+"""
 
 import torch
 import triton
 import triton.language as tl
 
+from nanotriton.kernels.decode_twin import DecodeBatch, decode_attention_torch
 from nanotriton.kernels.layers import device_limits
 
-MASKED = -1e30  # finite, so that a page that belongs to nobody gives garbage for nobody and no NaN
-
-
-@dataclass
-class DecodeBatch:
-    """What B query rows (one new token each) attend to. int32 tensors; the new token's key is already in its
-    tail page.
-
-    A row with tail_len 0 is padding: nothing is read for it and its output is zero.
-    """
-
-    slot: torch.Tensor  # [B] the row's line in tail_table
-    tail_len: torch.Tensor  # [B] tokens in the tail, the new one included
-    tail_table: torch.Tensor  # [slots, W] page ids
-    tile_group: torch.Tensor  # [T] the tile's line in prefix_table
-    tile_len: torch.Tensor  # [T] tokens in the prefix; 0 is an empty tile
-    # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile
-    tile_rows: torch.Tensor
-    prefix_table: torch.Tensor  # [groups, W] page ids
-    # the twin's page lists and the kernels' scratch: made once, used by every layer
-    cache: dict = field(default_factory=dict)
+PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
+MAX_SPLITS = 32
+TILE_ROWS = 64  # of queries in a prefix tile, at most
 
 
 def decode_attention(
@@ -57,8 +35,8 @@ def decode_attention(
 ) -> torch.Tensor:
     """Causal attention of one new token a row over its prefix and tail, scale 1/sqrt(head_dim).
 
-    q [B, heads, head_dim] -> [B, heads, head_dim] in q's dtype; softmax and sums in fp32; heads % kv_heads ==
-    0.
+    q [B, heads, head_dim] -> [B, heads, head_dim] in q's dtype. Softmax and sums are in fp32. heads is a
+    multiple of kv_heads.
     """
     if q.is_cuda:
         return _decode_cuda(q, k_cache, v_cache, batch)
@@ -99,146 +77,24 @@ def write_kv(
     )
 
 
-# ----------------------------------------------------------------------------------------------- torch twin
-
-
-@dataclass
-class _Pages:
-    """The pages that U units (rows, or tiles) read, flattened: page n belongs to unit owner[n] and holds
-    length[n] of its tokens."""
-
-    ids: torch.Tensor | slice  # [N]; a slice where most pages of a range are used: then nothing is gathered
-    owner: torch.Tensor  # [N] unit, or U for a page in the slice that nobody here reads
-    mask: torch.Tensor  # [N, 1, 1, page_size] fp32, 0 or MASKED, to add to the scores
-    where: torch.Tensor  # [U * J] which n is the unit's j-th page, or N past its last
-    most: int  # J
-
-
-def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
-    units, device = len(line), table.device
-    most = max(-(-int(length.max()) // page_size), 1)
-    # [U, J] tokens from each page on
-    left = length[:, None] - torch.arange(0, most * page_size, page_size, device=device)
-    used = left > 0
-    pages = table.index_select(0, line)[:, :most].long()
-    ids, owner, filled = pages[used], used.nonzero()[:, 0], left[used]
-    if len(ids) == 0:
-        return _Pages(
-            ids,
-            owner,
-            torch.zeros(0, 1, 1, page_size, device=device),
-            torch.zeros(units, dtype=torch.long, device=device),
-            1,
-        )
-    low, high = (int(x) for x in ids.aminmax())
-    size = high + 1 - low
-    # Reading a stray page in place costs as much as a used one; gathering all of them costs about twice that
-    # again.
-    if 2 * len(ids) > size:
-        spread = torch.full((2, size), units, device=device)
-        spread[1] = 0
-        spread[:, ids - low] = torch.stack([owner, filled])
-        if int((spread[0] < units).sum()) == len(ids):  # no page is read by two tiles
-            where = torch.where(used, pages - low, size)
-            return _Pages(slice(low, high + 1), spread[0], _mask(spread[1], page_size), where.flatten(), most)
-    where = torch.full(used.shape, len(ids), device=device)
-    where[used] = torch.arange(len(ids), device=device)
-    return _Pages(ids, owner, _mask(filled, page_size), where.flatten(), most)
-
-
-def _mask(filled: torch.Tensor, page_size: int) -> torch.Tensor:
-    return torch.where(torch.arange(page_size, device=filled.device) < filled[:, None], 0.0, MASKED)[
-        :, None, None
-    ]
-
-
-def _padded(x: torch.Tensor, fill: float) -> torch.Tensor:
-    return torch.cat([x, x.new_full((1, *x.shape[1:]), fill)])
-
-
-def _attend_pages(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, pages: _Pages
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [U, kv_heads, rows, D] over each unit's pages -> (out [U, J, kv_heads, rows, D], lse [U, J, kv_heads,
-    rows]) by page."""
-    if isinstance(pages.ids, slice):
-        k, v = k_cache[pages.ids].float(), v_cache[pages.ids].float()  # in fp32 a view
-    else:
-        k, v = k_cache.index_select(0, pages.ids).float(), v_cache.index_select(0, pages.ids).float()
-    # [N, kv_heads, rows, page_size]
-    score = (_padded(q, 0.0).index_select(0, pages.owner) @ k.transpose(-1, -2)).add_(pages.mask)
-    weight = score.softmax(-1)
-    # The largest weight of a softmax is 1 / sum(exp(score - max)). (torch's exp is ten times slower where it
-    # underflows.)
-    lse = score.amax(-1) - weight.amax(-1).log_()
-    shape = (len(q), pages.most)
-    out = _padded(weight @ v, 0.0).index_select(0, pages.where).unflatten(0, shape)
-    return out, _padded(lse, MASKED).index_select(0, pages.where).unflatten(0, shape)
-
-
-def decode_attention_torch(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
-) -> torch.Tensor:
-    """The twin of decode_attention: same arguments, any device whose tensors can be read (it
-    synchronises)."""
-    rows, heads, dim = q.shape
-    kv_heads, page_size = k_cache.shape[1:3]
-    share = heads // kv_heads
-    if "twin" not in batch.cache:
-        tile_rows = batch.tile_rows.long()
-        # where in the flattened tiles a row is
-        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)
-        # -1 lands in the spare last entry
-        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)
-        batch.cache["twin"] = (
-            _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
-            _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
-            tile_rows.clamp(min=0).flatten(),
-            place[:rows],
-            (batch.tail_len == 0).nonzero()[:, 0],
-        )
-    prefix, tail, tile_rows, place, padding = batch.cache["twin"]
-    scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
-    tiles = (
-        scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
-    )
-
-    # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
-    def by_row(x: torch.Tensor) -> torch.Tensor:
-        x = x.unflatten(3, (-1, share)).movedim(3, 1)
-        return x.reshape(-1, *x.shape[2:]).index_select(0, place)
-
-    parts = (
-        [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)],
-        _attend_pages(scaled, k_cache, v_cache, tail),
-    )
-    out, lse = (torch.cat(pair, dim=1) for pair in zip(*parts))  # [B, all pages, kv_heads, share, ...]
-    out = (out * lse.softmax(1)[..., None]).sum(1)
-    if len(padding):
-        out[padding] = 0.0
-    return out.view(rows, heads, dim).to(q.dtype)
-
-
-# -------------------------------------------------------------------------------------------------- Triton
-# kernels
-
-PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
-MAX_SPLITS = 32
-TILE_ROWS = 64  # of queries in a prefix tile, at most
+# ---- the kernels
 
 
 def _options(q: torch.Tensor, lanes: int, page_size: int) -> dict[str, int]:
-    """Warps and stages for tiles of heads that are `lanes` wide. Three stages hold two pages of keys and
-    values and the queries in
-    shared memory; where that is too much, pages are not loaded ahead. Four warps' registers hold a tile of
-    128 lanes."""
+    """Warps and stages for tiles of heads that are `lanes` wide.
+
+    Three stages hold two pages of keys and values in shared memory, beside the queries. Where that is too
+    much, pages are not loaded ahead. Four warps' registers hold a tile of 128 lanes.
+    """
     need = (2 * 2 * page_size + TILE_ROWS) * lanes * q.element_size()
     return dict(num_warps=8 if lanes > 128 else 4, num_stages=3 if need <= device_limits(q)[1] else 1)
 
 
 def _splits(units: int, kv_heads: int) -> int:
-    """Into how many parts the pages of a unit are split. A power of two, fixed by the shapes alone (for CUDA
-    graphs)."""
+    """Into how many parts the pages of a unit (a tile, or a row) are split.
+
+    A power of two that depends on the shapes alone, as CUDA graphs need it.
+    """
     want = max(1, min(PROGRAMS // (units * kv_heads), MAX_SPLITS))
     return 1 << (want.bit_length() - 1)
 
@@ -296,8 +152,10 @@ def _attend_pages_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Online softmax, base 2, over pages first to last of a page table: (top, total, acc) goes in and comes
-    out."""
+    """Online softmax, base 2, over pages first to last of a page table.
+
+    (top, total, acc) goes in and comes out: the largest score so far, and the sums of weights and of values.
+    """
     n, d = tl.arange(0, PAGE), tl.arange(0, LANES)
     inside = n[:, None] * DIM + d[None, :]
     for j in range(first, last):
@@ -343,8 +201,10 @@ def _prefix_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(tile, KV head, split): R rows x SHARE heads against a part of the prompt -> out [SPLITS, B, heads, D],
-    lse (base 2)."""
+    """Each program (tile, KV head, split): R rows x SHARE heads against a part of the prompt.
+
+    -> out [SPLITS, B, heads, D], lse [SPLITS, B, heads] (base 2).
+    """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
     if length == 0:
@@ -411,11 +271,10 @@ def _tail_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(row, KV head, split): SHARE heads against a part of the tail. The first split starts from the prefix's
-    result.
+    """Each program (row, KV head, split): SHARE heads against a part of the tail.
 
-    With one split `out` is the answer [B, heads, D] and lse isn't used; else both are partial, as the
-    prefix's are.
+    The first split starts from the prefix's result. With one split `out` is the answer [B, heads, D], and lse
+    isn't used. With more, both are partial, as the prefix's are.
     """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tail_len + row)
@@ -467,7 +326,7 @@ def _tail_kernel(
 
 @triton.jit
 def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
-    """parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D], one (row, head) a program."""
+    """Each program one (row, head): parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D]."""
     at = tl.program_id(0)
     s, d = tl.arange(0, SPLITS), tl.arange(0, LANES)
     part_lse = tl.load(lse + s * count + at)
@@ -480,6 +339,7 @@ def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexp
 def _decode_cuda(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
 ) -> torch.Tensor:
+    """decode_attention by the kernels: the prefix, the tail, and the merging of what was split."""
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     if q.stride(1) != dim or q.stride(2) != 1:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanotriton import log
-from nanotriton.config import reason
+from nanotriton.config import Parser, reason
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.processes import check_card
 from nanotriton.rules.extract import extract_candidate
@@ -179,14 +179,9 @@ def fenced(code: str) -> str:
     return f"{fence}python\n{code.strip()}\n{fence}"
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        print(f"audit: {message}", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(
+        who="audit",
         prog="python -m nanotriton.reward.audit",
         description="Judge a run's rewarded samples again.",
         allow_abbrev=False,

@@ -126,6 +126,6 @@ def lacking(file: Path) -> list[str]:
     """Which of REQUIRED a file does not even name."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    except OSError:  # it can't be told, so the file is named among those that are no task
         return []
     return [name for name in REQUIRED if name not in text]

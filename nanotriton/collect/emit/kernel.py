@@ -14,6 +14,7 @@ import torch
 
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node, Unfit
+from nanotriton.collect.names import distinct
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -33,9 +34,7 @@ class Kernel:
     helpers: list[str] = field(default_factory=list)  # functions that it needs before it
 
     def fresh(self, base: str) -> str:
-        name, number = base, 1
-        while name in self.taken:
-            name, number = f"{base}_{number}", number + 1
+        name = distinct(base, self.taken)
         self.taken.add(name)
         return name
 

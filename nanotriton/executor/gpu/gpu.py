@@ -75,7 +75,7 @@ class Gpu:
         try:
             with open(os.path.join(self.times, task)) as file:
                 return tuple(json.load(file))
-        except OSError:
+        except OSError:  # no file yet
             return None
 
     def learn(self, task: str, reference_us: float, needed: int) -> None:

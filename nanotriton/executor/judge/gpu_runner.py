@@ -67,7 +67,7 @@ class GpuRunner(Runner):
             replay.load(mapped(inputs, lambda t: t.cpu()), self.by_name(trial.weights))
             replay.execute()
         except (ReplayError, ValueError, RuntimeError, MemoryError):
-            return None
+            return None  # the evaluator can't run it, or not quickly
         return Unread(self.plan, replay.chosen, backend)
 
     def ask_evaluator(self, trial: Trial) -> None:

@@ -40,6 +40,8 @@ from nanotriton.executor.judge.reference import ContextLost, Reference
 from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.clock import own_time
+from nanotriton.executor.sandbox.files import readable_paths
+from nanotriton.executor.sandbox.linux import libc
 from nanotriton.executor.sandbox.protocol import BEACON, Ended, receive, remove_folder, send
 from nanotriton.executor.sandbox.servers import CompileServers
 from nanotriton.executor.sandbox.zygote import Zygote
@@ -382,12 +384,12 @@ class Worker:
 
 def main(sock: socket.socket, beacon: int, options: dict) -> None:
     """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
-    zygote = Zygote(TARGETS, sandbox.readable_paths())
+    zygote = Zygote(TARGETS, readable_paths())
     os.makedirs(options["folder"], mode=0o700, exist_ok=True)
     if options["memory"]:
         # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller
         # blocks is lost to the limit.
-        sandbox.libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
         sandbox.limit_memory(options["memory"])
     # the zygote records; this process stops pretending that there is a GPU
     if options["flavour"] in ("record", "gpu"):

@@ -42,4 +42,4 @@ def ask(replay: Replay, inputs: list, weights: dict, backend: CpuBackend) -> Non
         if isinstance(error.__cause__, TELLING):
             raise
     except (ValueError, RuntimeError, MemoryError):
-        pass
+        pass  # it cannot judge this plan

@@ -29,7 +29,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox.calls import call_filter
 from nanotriton.executor.sandbox.clock import waited
+from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc
 from nanotriton.executor.sandbox.protocol import (
     LOG,
     LOG_BYTES,
@@ -109,7 +111,7 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
     parent, started = os.getpid(), time.monotonic()
     limits = sandbox.Limits(**request["limits"])
     exec_ok = request["sandbox"].get("exec_ok", False)
-    sandbox.call_filter(exec_ok, request["sandbox"].get("cuda", False))  # made here, the child finds it
+    call_filter(exec_ok, request["sandbox"].get("cuda", False))  # made here, the child finds it
     pid = os.fork()
     if not pid:
         child_main(request, fds, parent, targets, readable)
@@ -157,7 +159,7 @@ def serve_children(sock: socket.socket, targets: dict, readable: list[str]) -> N
     It returns when its worker is gone.
     """
     children: dict[int, Child] = {}  # by pidfd
-    sandbox.libc.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while True:
@@ -241,6 +243,7 @@ def own_children() -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
+        # a process may end while it is looked at
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
             _, after_name = file.read().rsplit(")", 1)
             _, parent, *_ = after_name.split()
@@ -311,7 +314,7 @@ class Zygote:
         """Kill a child (its end arrives through `event`). Returns False if it has not started: ask again."""
         if child not in self.pids:
             return False
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.pids[child], signal.SIGKILL)
         return True
 

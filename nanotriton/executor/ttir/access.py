@@ -277,12 +277,18 @@ def descriptor_load(op: Op) -> Step:
     return step
 
 
-def descriptor_store(op: Op) -> Step:
+def _window_and_value(op: Op) -> tuple[_Window, int]:
+    """The window of a descriptor, and the slot of the value that goes into it."""
     kind = op.otypes[0]
     need(op, 2 + len(kind.shape), 0)
     window = _Window(op)
     check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
-    encode, x = encoder(kind.pointee), op.operands[-1]
+    return window, op.operands[-1]
+
+
+def descriptor_store(op: Op) -> Step:
+    window, x = _window_and_value(op)
+    encode = encoder(op.otypes[0].pointee)
 
     def step(v, frame):
         address, on = window.places(v)
@@ -292,11 +298,9 @@ def descriptor_store(op: Op) -> Step:
 
 
 def descriptor_reduce(op: Op) -> Step:
+    window, x = _window_and_value(op)
     kind = op.otypes[0]
-    need(op, 2 + len(kind.shape), 0)
-    window = _Window(op)
-    check(op.otypes[-1] == (kind.pointee, kind.shape, ""), op)
-    elem, x = kind.pointee, op.operands[-1]
+    elem = kind.pointee
     rule = op.words[0] if op.words else ""
     if elem in FLOATS:
         rule = {"add": "fadd", "inc": "", "dec": ""}.get(rule, rule)
