@@ -3,10 +3,12 @@
 import contextlib
 import os
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.judge import worker as workers
 from nanotriton.executor.judge.runner import Runner
@@ -78,3 +80,10 @@ def test_the_fallback_is_for_policies_that_need_no_plan(policy, mode, goes_on):
     lacking = {"verdict": {"status": "unsupported"}, "fallback": True}
     assert executor._next_phase(entry, lacking) == ("process" if goes_on else None)
     assert executor._next_phase(entry, lacking | {"fallback": False}) is None
+
+
+@pytest.mark.parametrize(("gib", "workers", "wanted"), [(139, 15, 15), (24, 15, 6), (24, 3, 3), (2, 15, 1)])
+def test_a_small_gpu_has_room_for_few_contexts(gib, workers, wanted):
+    executor = object.__new__(Executor)
+    executor.workers, executor.card = workers, replace(DEFAULT, total_memory=gib << 30)
+    assert executor._wanted("cuda") == (wanted, 1)

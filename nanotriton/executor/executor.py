@@ -62,6 +62,7 @@ LOOK = 0.25  # seconds between two looks for overdue workers
 IDLE_LOOK = 2.0  # the same while nothing is in flight
 RESTARTS = 8  # of a candidate caught in others' accidents, before that is a failure of ours
 FAILED_STARTS = 3  # of a base in a row, before all candidates are given up
+CONTEXT = 2 << 30  # bytes of a GPU's memory for each process with a context of its own
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 
 log = logging.getLogger(__name__)
@@ -216,8 +217,9 @@ class Executor:
 
     def _wanted(self, flavour: str) -> tuple[int, int]:
         """(workers, candidates that each has in flight). Few share a GPU; their children use the cores."""
-        if flavour == "cuda":  # the driver makes one context after another
-            return self.workers, 1
+        if flavour == "cuda":  # the driver makes one context after another; while one is slow another begins
+            room = self.card.total_memory // (2 * CONTEXT)
+            return max(1, min(self.workers, room)), 1
         if flavour == "record":
             return self.workers, self.depth
         count = min(REPLAYERS, -(-self.workers // 2))

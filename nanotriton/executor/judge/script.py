@@ -37,7 +37,8 @@ def script_mode(job, worker) -> Generator:
     ended: Ended = yield child
     worker.add_child(how, ended)
     waited = ended.killed == "timeout" and ended.cpu < job.timeout / 2  # for the machine more than for itself
-    if waited or not_its_own(ended):
+    crowded = how == "run" and (ended.header or {}).get("status") == "memory_limit"  # by others on its GPU
+    if waited or crowded or not_its_own(ended):
         ended = yield child
         worker.add_child(how, ended)
     header = check_ended(ended, limits, frozenset(() if worker.device == "cpu" else ["illegal_memory"]))
