@@ -39,3 +39,6 @@ for name in base sft grpo; do
 done
 python -m bench.channels.compare "$out/sft.heldout.json" "$out/grpo.heldout.json"
 python -m bench.channels.compare "$out/sft.kernelbench.json" "$out/grpo.kernelbench.json"
+python -m bench.channels.learned "$out/grpo" --out "$out/learned.png" \
+    --before "$out/sft.heldout.json" "$out/sft.kernelbench.json" \
+    --after "$out/grpo.heldout.json" "$out/grpo.kernelbench.json"
