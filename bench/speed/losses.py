@@ -109,7 +109,9 @@ def measure(cfg: Config, world: World) -> list[dict]:
         )
         tasks, _, test = task_sets(grpo_config)
         run = Run(grpo_config, world, "grpo")
-        trainer = train_grpo.make_trainer(grpo_config, run, tasks, test, RewardFunction(by_length), DEFAULT)
+        trainer = train_grpo.make_trainer(
+            grpo_config, run, cfg.model, tasks, test, RewardFunction(by_length), DEFAULT
+        )
         trainer.executor = NoJudge()
         start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         for loss, mismatch in itertools.product(LOSSES, MISMATCHES):
