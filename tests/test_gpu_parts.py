@@ -21,9 +21,11 @@ from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.replay.backend import ReplayError
 from nanotriton.executor.replay.poison import Number, poison
 from nanotriton.executor.sandbox.protocol import Ended
+from nanotriton.plan.aten import tensor_ids
 from nanotriton.plan.plan import Choice, Launch, Plan, Storage
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, TaskFault
+from tests.recording import record
 
 
 def function(sizes: list[int], descriptors: list | None = None) -> driver.Function:
@@ -332,6 +334,45 @@ def test_only_the_configuration_that_runs_is_compiled_unless_all_are_timed(monke
     assert asked == compiled and sorted(end.value.value) == [str(i) for i in sorted(compiled) if i]
     for call in (plan, second):
         assert [a[0].kernel for a in call.steps[0].alternatives] == [1, 2]
+
+
+SUM_WITH_A_HOLE = """import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def part(x, p, n, B: tl.constexpr):
+    o = tl.program_id(0) * B + tl.arange(0, B)
+    near = (o < 900000) | (o >= 900050)
+    total = tl.sum(tl.load(x + o, mask=(o < n) & near, other=0.0) * 2 + tl.abs(tl.load(x + o, mask=near & (o < n))))
+    tl.store(p + tl.program_id(0), total)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        p = torch.empty(triton.cdiv(x.numel(), 4096), device=x.device)
+        part[(p.numel(),)](x, p, x.numel(), B=4096)
+        return p
+"""
+
+
+def test_what_is_never_read_is_found_beside_a_gpu_in_millions_of_elements():
+    x = torch.randn(3, 1_000_000)
+    plan = record(SUM_WITH_A_HOLE, [x])
+    runner = SimpleNamespace(
+        reference=SimpleNamespace(inputs=lambda kind, seed: [x], large_weights=lambda seed: {}),
+        plan=plan,
+        recorded=0,
+        replay=SimpleNamespace(chosen={}),
+        by_name=lambda weights: {},
+    )
+    trial = SimpleNamespace(kind="plain", inputs=1, weights=1)
+    unread = gpu_runner.GpuRunner.find_unread(runner, trial, worth=True)
+    places = unread.of(tensor_ids(plan.inputs)[0]).flatten().nonzero().flatten()
+    assert places.tolist() == list(range(900_000, 900_050))
+    assert gpu_runner.GpuRunner.find_unread(runner, trial, worth=False) is None
 
 
 def test_the_clock_stops_when_it_knows_enough():

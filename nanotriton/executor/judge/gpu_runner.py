@@ -22,6 +22,9 @@ from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
 from nanotriton.plan.trees import mapped
 from nanotriton.verdict import Fault, out_of_memory
 
+# Elements that the evaluator may compute in a launch to see what is never read: half a second, and only where
+# an answer stands for many numbers
+LOOKING = 10 * QUICK
 # Launches of kernels whose programs may meet, in three runs: whole, then in halves, in either order
 ORDERS = (None, (1, 0), (0, 1))
 
@@ -59,7 +62,7 @@ class GpuRunner(Runner):
         if not worth:
             return None
         inputs = self.reference.inputs(trial.kind, trial.inputs)
-        backend = CpuBackend(notes=True, budget=QUICK)
+        backend = CpuBackend(notes=True, budget=LOOKING)
         known = self.reference.large_weights(self.recorded)
         replay = Replay(self.plan, backend=backend, known=known)
         replay.chosen = self.replay.chosen
