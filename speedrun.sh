@@ -8,7 +8,7 @@
 # solves sometimes, and not always (bench.channels.tasks --hard-last writes one).
 # KERNELBENCH: a clone of the benchmark.
 # Each command continues where it was stopped, so the script can be cut anywhere and started again.
-# docs/speedrun.md explains the numbers and keeps the records. MINUTES=20 ./speedrun.sh ... gives GRPO more time.
+# docs/speedrun.md explains the numbers and keeps the records. MINUTES=10 ./speedrun.sh ... gives GRPO less time.
 set -euo pipefail
 data=$1
 kernelbench=$2
