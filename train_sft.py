@@ -125,9 +125,7 @@ def main(cfg: Config, world: World) -> str:
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
-    model, model_config = distributed.load(
-        source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed
-    )
+    model, _ = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
 
@@ -156,25 +154,7 @@ def main(cfg: Config, world: World) -> str:
     if not result:
         result = {"eval_loss": mean_loss(model, held, cfg, world, tokenizer)}
         if dev:
-            shared = model if cfg.optimizer == "adam8" else None
-            with (
-                # closed here, as train_grpo.py, which may have called this, makes a sampler of its own
-                make_sampler(model_config, world, tokenizer, shared) as sampler,
-                make_executor(world, cfg.seed) as executor,
-            ):
-                sync_weights(sampler, model, world)
-                result |= heldout(
-                    run,
-                    dev,
-                    step=steps,
-                    split="dev",
-                    sampler=sampler,
-                    executor=executor,
-                    tokenizer=tokenizer,
-                    max_tokens=cfg.max_tokens,
-                    seed=cfg.seed,
-                    prompt=prompt,
-                )
+            result |= success(run, cfg, model, tokenizer, dev, steps, prompt)
         run.evaluated("eval", steps, steps, **result)
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")
@@ -219,6 +199,37 @@ def mean_loss(
     """Cross-entropy of the completions, nats a token, over all ranks."""
     total = -sum(logp.sum() for logp in scores(model, world.share(pairs), cfg, world, tokenizer))
     return world.all_sum(total).item() / sum(len(completion) for _, completion in pairs)
+
+
+def success(
+    run: Run,
+    cfg: Config,
+    model: Transformer,
+    tokenizer: Tokenizer,
+    tasks: list[Task],
+    step: int,
+    prompt: Prompt,
+) -> dict[str, Any]:
+    """Success on held-out tasks, whose kernels are sampled and executed, after so many steps."""
+    shared = model if cfg.optimizer == "adam8" else None
+    with (
+        # closed here, as train_grpo.py, which may have called this, makes a sampler of its own
+        make_sampler(model.config, run.world, tokenizer, shared) as sampler,
+        make_executor(run.world, cfg.seed) as executor,
+    ):
+        sync_weights(sampler, model, run.world)
+        return heldout(
+            run,
+            tasks,
+            step=step,
+            split="dev",
+            sampler=sampler,
+            executor=executor,
+            tokenizer=tokenizer,
+            max_tokens=cfg.max_tokens,
+            seed=cfg.seed,
+            prompt=prompt,
+        )
 
 
 def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
