@@ -387,6 +387,29 @@ def test_what_lies_at_a_half_may_be_rounded_either_way():
         compare(torch.tensor([3, 5], dtype=torch.int8), Answer(own, exact, None, None))
 
 
+@pytest.mark.parametrize("returned", ["kept, x.amax(1)", "x.amax(1)"])
+def test_what_is_written_to_an_input_may_be_rounded_either_way_too(returned):
+    """A cache of quantised values: the largest of each row is 127 or what a hair less is cut to."""
+    forward = (
+        f"s = x.abs().amax(1, keepdim=True) / 127; kept[:64] = (x / s).to(torch.int8); return {returned}"
+    )
+    drawn = "torch.randn(64, 40), torch.zeros(80, 40, dtype=torch.int8)"
+    reference = Reference(task(forward, drawn, more=", kept"))
+
+    def quantise(cut):
+        def candidate(model, x, kept):
+            s = x.abs().amax(1, keepdim=True) / 127
+            kept[:64] = cut(x * (1 / s)).to(torch.int8)
+            return (kept, x.amax(1)) if "kept" in returned else x.amax(1)
+
+        return candidate
+
+    assert verdicts(reference, quantise(torch.trunc)) == {"correct"}
+    assert verdicts(reference, quantise(torch.round)) == {
+        "wrong_value" if "kept" in returned else "input_modified"
+    }
+
+
 # ---- what is read, and where the answer lies ----
 
 

@@ -35,6 +35,7 @@ from nanotriton.executor.judge.fairness import (
     compare_fairly,
     other_answer,
     question,
+    question_of_input,
     spread_of,
 )
 from nanotriton.executor.judge.kinds import Trial, untrained
@@ -144,32 +145,58 @@ def judge_calls(
         want = called(reference, trials, training, bool(got.state))
 
     where = partial(place, reference, another)
-
-    def sensitive(number: int, answer: Answer) -> Sensitivity | None:
-        if not reference.stress:
-            return None
-        return spread_of(answer, partial(moved, number), reference.device, trials[0].inputs)
-
-    def other(number: int, draw: int) -> Answer | None:
-        trial = trials[number]
-        if trial.weights == trials[0].weights and want.training is not None:
-            trial = replace(trial, weights=want.training.weights)
-        return other_answer(reference, trial, draw)
-
-    def moved(number: int, nudge: Nudge) -> object | None:
-        trial = trials[number]
-        if trial.weights != trials[0].weights:
-            return reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[0]
-        twin = called_exactly(reference, trials[: number + 1], want.training, nudge)
-        return None if twin is None else twin.answers[-1]
-
+    asking = Asking(reference, trials, want.training)
     with excused("comparing answers"):
         for number, answer in enumerate(want.answers, start=1):
-            asked = Question(partial(sensitive, number), partial(other, number))
-            compare_again(f"in {where(number)}", got.answers[number], answer, asked)
+            compare_again(f"in {where(number)}", got.answers[number], answer, asking.of_answer(number))
         compare_state(f"after {where(len(trials) - 1)}", got.state, want)
-        compare_inputs(got.written[1:], want, where)
+        compare_inputs(got.written[1:], want, where, asking.of_input)
     check_memory(reference, trials, got)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What the reference may be asked about its further calls, by number. training: between the first two."""
+
+    reference: Reference
+    trials: list[Trial]
+    training: Training | None
+
+    def of_answer(self, number: int) -> Question:
+        return Question(partial(self.sensitivity, number), partial(self.other, number))
+
+    def of_input(self, number: int, i: int) -> Question:
+        """Of the input tensor with number i, that the call writes to."""
+
+        def moved(nudge: Nudge) -> object | None:
+            twin = self.called(number, nudge)
+            return None if twin is None else tensors(twin.inputs[-1])[i]
+
+        return question_of_input(self.reference, moved, self.trials[0].inputs)
+
+    def sensitivity(self, number: int, answer: Answer) -> Sensitivity | None:
+        if not self.reference.stress:
+            return None
+        moved = partial(self.moved, number)
+        return spread_of(answer, moved, self.reference.device, self.trials[0].inputs)
+
+    def moved(self, number: int, nudge: Nudge) -> object | None:
+        """The answer in float64 to nudged inputs."""
+        trial = self.trials[number]
+        if trial.weights != self.trials[0].weights:
+            return self.reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[0]
+        twin = self.called(number, nudge)
+        return None if twin is None else twin.answers[-1]
+
+    def called(self, number: int, nudge: Nudge) -> Twin | None:
+        return called_exactly(self.reference, self.trials[: number + 1], self.training, nudge)
+
+    def other(self, number: int, draw: int) -> Answer | None:
+        """The answer to another draw."""
+        trial = self.trials[number]
+        if trial.weights == self.trials[0].weights and self.training is not None:
+            trial = replace(trial, weights=self.training.weights)
+        return other_answer(self.reference, trial, draw)
 
 
 def another_of(trials: list[Trial]) -> int | None:
@@ -222,9 +249,14 @@ def is_right(got: torch.Tensor, answer: Answer) -> bool:
     return (got.shape, got.dtype) == (answer.own.shape, answer.own.dtype) and passes(got, answer)
 
 
-def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted, where: Callable[[int], str]) -> None:
+def compare_inputs(
+    written: list[dict[int, torch.Tensor]],
+    want: Wanted,
+    where: Callable[[int], str],
+    asked: Callable[[int, int], Question],
+) -> None:
     """written: for each later call the inputs that the candidate wrote to, as they were afterwards.
-    where: what to call a call.
+    where: what to call a call. asked: what the reference may be asked about an input of it, both by number.
 
     What it should not have written to, `judge_trial` has refused before.
     """
@@ -238,7 +270,7 @@ def compare_inputs(written: list[dict[int, torch.Tensor]], want: Wanted, where: 
                     "wrong_value", f"forward of the reference writes to input {i}; the candidate's does not"
                 )
             twin = Answer(own[i], exact[i] if exact else None, None, None)
-            compare_again(f"after {where(number)}, in input {i}", changed[i], twin)
+            compare_again(f"after {where(number)}, in input {i}", changed[i], twin, asked(number, i))
 
 
 def compare_again(where: str, got: object, answer: Answer, question: Question | None = None) -> None:

@@ -62,6 +62,20 @@ def question(reference: Reference, trial: Trial) -> Question:
     return Question(partial(sensitivity, reference, trial), partial(other_answer, reference, trial))
 
 
+def question_of_input(reference: Reference, moved: Callable[[Nudge], object | None], seed: int) -> Question:
+    """What the reference may be asked about an input that it writes to.
+
+    moved: the input afterwards, in float64, of inputs that a function has nudged, or None.
+    """
+
+    def sensitivity(answer: Answer) -> Sensitivity | None:
+        if answer.exact is None or not reference.stress:
+            return None
+        return spread_of(answer, moved, reference.device, seed)
+
+    return Question(sensitivity, lambda draw: None)
+
+
 def compare_fairly(got, answer: Answer, question: Question | None) -> float:
     """`compare`; and where values are wrong, once more with what the task is sensitive to forgiven.
 

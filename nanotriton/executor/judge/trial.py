@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allclose, passes
+from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allclose
 from nanotriton.executor.judge.faint import check_faint
-from nanotriton.executor.judge.fairness import compare_fairly, question
+from nanotriton.executor.judge.fairness import compare_fairly, question, question_of_input
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.module import excused
+from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan.trees import tensors
@@ -65,10 +66,25 @@ def judge_trial(
     # else all is finite, and to look at it again would wait for the GPU
     if any(scale.masked for scale in answer.scales.values()) and not counts():
         return None
-    theirs, exact = tensors(answer.inputs or []), tensors(answer.inputs_exact or [])
     for number, changed in after.items():  # allowed where the reference changes it alike
-        if not passes(changed, Answer(theirs[number], exact[number] if exact else None, None, None)):
-            raise Fault(
-                "input_modified", f"input {number} is not what it was: forward must not write to its inputs"
-            )
+        with excused("comparing inputs"):
+            compare_input(reference, trial, number, changed, answer, quick)
     return Judged(error, allclose)
+
+
+def compare_input(
+    reference: Reference, trial: Trial, number: int, changed: torch.Tensor, answer: Answer, quick: bool
+) -> None:
+    """Raise Fault unless an input, by its number among the tensors, is what the reference makes of it."""
+    own, exact = tensors(answer.inputs or []), tensors(answer.inputs_exact or [])
+    wanted = Answer(own[number], exact[number] if exact else None, None, None)
+
+    def moved(nudge: Nudge) -> object | None:
+        inputs = reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[1]
+        return None if inputs is None else tensors(inputs)[number]
+
+    try:
+        compare_fairly(changed, wanted, question_of_input(reference, moved, trial.inputs) if quick else None)
+    except Fault:
+        message = f"input {number} is not what it was: forward must not write to its inputs"
+        raise Fault("input_modified", message) from None
