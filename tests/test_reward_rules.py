@@ -128,6 +128,11 @@ REFUSED = {  # name: (source, line of the violation or None, words of the messag
         8,
         "no kernel is launched",
     ),
+    "launched by a name that is none": (
+        module(LAUNCH.replace("kernel[", "kernal[")),
+        20,
+        "launches kernal, which is defined nowhere; the kernels of this file: kernel",
+    ),
     "exec": (module("exec('pass')\n" + LAUNCH), 19, "exec"),
     "eval by another name": (module("e = eval\n" + LAUNCH), 19, "eval"),
     "computed attribute": (module("f = getattr(torch, 'mat' + 'mul')\n" + LAUNCH), 19, "computed name"),

@@ -113,7 +113,7 @@ def readable(path: str, verdict: Verdict) -> str:
         notes.append(f"{verdict.speedup:.2f}x")
     if verdict.effective_launches is not None:
         notes.append(f"{verdict.effective_launches} of {verdict.launches} launches effective")
-    if verdict.max_error is not None:
+    if verdict.max_error is not None and verdict.status in ("correct", "wrong_value"):
         notes.append(f"error {verdict.max_error:.1e}")
     line = f"{path}: {verdict.status}"
     if notes:

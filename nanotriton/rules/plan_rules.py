@@ -15,7 +15,9 @@ from nanotriton.rules.policy import Violation
 # reference's own computing calls touch, and none of their tensors takes more than it of the largest input.
 SHARE = 1 / 32
 REDUCES = words("sum mean cumsum max min amax amin any all count_nonzero logsumexp")
-REDUCE_MORE = " (torch may add up results of 1/32 of the data at most: let a kernel reduce more)"
+REDUCE_MORE = (
+    " (torch may add up {most} elements of it here, a 32nd of the largest input: let a kernel reduce more)"
+)
 SMALL = 64  # elements of the tensors of a finishing touch that reduces nothing
 # The element-wise ones, and a product of two vectors. No operator of theirs is a layer of a network.
 POINTWISE = words("""
@@ -39,13 +41,20 @@ def forbidden_call(plan: Plan, layout_task: bool, reference: Facts | None = None
         line = call.line or None
         if not touches and call in computing:
             what = cast(plan, call) or f"torch.{call.name} computes in torch"
-            advice = REDUCE_MORE if call.name in REDUCES and not layout_task else ""
+            advice = reduce_more(plan, call) if call.name in REDUCES and not layout_task else ""
             return Violation(line, f"{what}: under strict, your own Triton kernels compute{advice}")
         if layout_task and not _moves_indices(plan, call):
             what = f"torch.{call.name} moves data in a task that is about moving it"
             return Violation(line, f"{what}: under strict, Triton moves it")
     moves = [call for call in calls if call not in computing]
     return moving_work(plan, moves, facts(plan).moved_bytes, reference) if moves else None
+
+
+def reduce_more(plan: Plan, call: Aten) -> str:
+    """How much a call that reduces might have reduced."""
+    largest = max((plan.nbytes(t) for t in tensor_ids(plan.inputs)), default=0)
+    size = max((plan.meta(t).element_size() for t in reads_of(call)), default=4)
+    return REDUCE_MORE.format(most=int(SHARE * largest) // size)
 
 
 def are_touches(plan: Plan, computing: list[Aten], reference_bytes: int) -> bool:

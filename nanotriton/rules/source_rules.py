@@ -1,6 +1,7 @@
 """The rules on a candidate's source. Each refuses only certain cases, names the line, and runs nothing."""
 
 import ast
+import builtins
 
 from nanotriton.rules import names
 from nanotriton.rules.policy import Violation
@@ -101,11 +102,44 @@ def no_kernel(source: Source, entry: str | None) -> Violation | None:
         launches = launches or any(source.is_launch(node) for node in nodes)
     if mentioned and launches:
         return None
+    way = f"{entry or 'any function'}.forward"
+    kernels = ", ".join(sorted(source.kernels)[:3])
+    for unit in source.reachable(start):
+        if launch := launch_of_nothing(source, unit):
+            what = f"{way} launches {launch.func.value.id}, which is defined nowhere"
+            return Violation(launch.lineno, f"{what}; the kernels of this file: {kernels}")
     lines = []
     for name in source.kernels:
         lines += [getattr(unit, "lineno", 1) for unit in source.units[name]]
-    way = f"{entry or 'any function'}.forward"
-    return Violation(min(lines), f"no kernel is launched (kernel[grid](...)) on the way from {way}")
+    return Violation(
+        min(lines), f"no kernel is launched on the way from {way}, which must call {kernels}[grid](...)"
+    )
+
+
+def launch_of_nothing(source: Source, unit: ast.AST) -> ast.Call | None:
+    """A call of the form name[grid](...) whose name nothing in the file defines."""
+    for node in walk(unit):
+        subscripted = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+        if (
+            subscripted
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id not in defined(source)
+        ):
+            return node
+    return None
+
+
+def defined(source: Source) -> set[str]:
+    """The names that a file gives a meaning to, wherever in it."""
+    found = {node.id for node in source.nodes[ast.Name] if isinstance(node.ctx, ast.Store)}
+    found |= {node.name for kind in (ast.FunctionDef, ast.ClassDef) for node in source.nodes[kind]}
+    found |= {
+        node.arg
+        for function in source.nodes[ast.FunctionDef]
+        for node in ast.walk(function.args)
+        if isinstance(node, ast.arg)
+    }
+    return found | source.imports.keys() | set(dir(builtins))
 
 
 def _own_decorator(source: Source, function: ast.FunctionDef) -> bool:

@@ -18,6 +18,7 @@ OVERFLOWN = (
 DIVIDED = "; 0 / 0 and the root of a negative number are NaN, and x / 0 is infinite (add an eps)"
 UNWRITTEN = "; {count} of them are what no kernel stores to: check the grid and the masks of the stores"
 OUTSIDE = "; mask what lies beyond a tensor's end, and check the strides"
+ELSEWHERE = "; where every element is outside a mask is no help: see what the offsets are multiplied by"
 RACING = "; let each program store to elements of its own, or add with tl.atomic_add"
 UNUSED = "; nothing reads {what}"
 STRIDED = "; inputs[{number}] has shape {shape} and strides {stride}: use its strides, or .contiguous()"
@@ -27,6 +28,7 @@ PARAMETER = re.compile(r"%([\w$.-]+): ")
 BODY = "{noinline = false} {"  # what ends the line of a function's parameters
 REDUCED = re.compile(r'"tt\.reduce"')
 MASKED = re.compile(r"tt\.load %[\w#]+, %")
+EVERY = re.compile(r"\ball \d+ elements out of bounds")
 
 
 def hinted(fault: Fault, plan: Plan) -> Fault:
@@ -41,7 +43,7 @@ def hinted(fault: Fault, plan: Plan) -> Fault:
     elif isinstance(fault, HoleFault):
         fault.message += OVERFLOWN if _runs(plan, "math.exp") else DIVIDED
     elif fault.status == "out_of_bounds":
-        fault.message += OUTSIDE
+        fault.message += ELSEWHERE if EVERY.search(fault.message) else OUTSIDE
     elif fault.status == "nondeterministic":
         fault.message += RACING
     return fault

@@ -365,8 +365,11 @@ class GlobalMemory:
                 where = f"byte {offset} of {near.name}, misaligned for {size}-byte elements"
             else:
                 where = f"element {offset // size} of {near.name}, which has {near.nbytes // size}"
+        # how many programs are evaluated together is nobody's business, but that none of their elements is
+        # inside says that no mask will help
+        count = f"{'all ' if bad.size == total else ''}{bad.size} elements"
         raise OutOfBounds(
-            f"{frame.evaluation.at(at)}: {bad.size} of {total} elements out of bounds: {where} "
+            f"{frame.evaluation.at(at)}: {count} out of bounds: {where} "
             f"({frame.evaluation.program(owner[0])})"
         )
 
