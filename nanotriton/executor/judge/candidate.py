@@ -37,7 +37,7 @@ from nanotriton.executor.judge.unread import check_unread
 from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.plan.plan import Plan
 from nanotriton.rules import rules
-from nanotriton.verdict import Fault, TaskFault, Unrecordable, ValueFault, out_of_memory
+from nanotriton.verdict import Fault, HoleFault, TaskFault, Unrecordable, ValueFault, out_of_memory
 
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
@@ -297,6 +297,9 @@ def judge_other_weights(
     return judge(way), way
 
 
+STRESSED = "; inputs as get_inputs() draws them do not show it: these are {kind} (docs/executor.md)"
+
+
 def judge_one(job: Job, worker, reference: Reference, trial: Trial, way: Way) -> Judged | None:
     work = partial(judge_trial, reference, replace(trial, weights=way.weights), way.runner)
     try:
@@ -304,7 +307,10 @@ def judge_one(job: Job, worker, reference: Reference, trial: Trial, way: Way) ->
     except TaskFault:
         raise
     except Fault as fault:
-        raise hinted(fault, way.runner.plan) from None
+        fault = hinted(fault, way.runner.plan)
+        if trial.kind != "plain" and isinstance(fault, (ValueFault, HoleFault)):
+            fault.message += STRESSED.format(kind=trial.kind)
+        raise fault from None
 
 
 def is_final(fault: Fault) -> bool:
