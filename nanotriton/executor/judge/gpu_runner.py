@@ -19,7 +19,7 @@ from nanotriton.executor.sandbox.protocol import Ended
 from nanotriton.executor.sandbox.sandbox import Limits
 from nanotriton.plan.aten import PlanError
 from nanotriton.plan.plan import Choice, Kernel, Launch, Plan
-from nanotriton.plan.trees import mapped
+from nanotriton.plan.trees import mapped, tensors
 from nanotriton.verdict import Fault, out_of_memory
 
 # Elements that the evaluator may compute in a launch to see what is never read: half a second, and only where
@@ -59,9 +59,9 @@ class GpuRunner(Runner):
 
     def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """The evaluator says it, where that is quick."""
-        if not worth:
+        inputs = self.reference.inputs(trial.kind, trial.inputs) if worth else []
+        if not worth or elements(inputs) > LOOKING:  # each is looked at once at least
             return None
-        inputs = self.reference.inputs(trial.kind, trial.inputs)
         backend = CpuBackend(notes=True, budget=LOOKING)
         known = self.reference.large_weights(self.recorded)
         replay = Replay(self.plan, backend=backend, known=known)
@@ -100,6 +100,10 @@ class GpuRunner(Runner):
             self.backend.order = None  # timed runs are whole
         if gpu.crowded(self.job, self.reference):
             gpu.own(None)  # the arena makes room for the reference
+
+
+def elements(given: list) -> int:
+    return sum(t.numel() for t in tensors(given))
 
 
 def make_runner(
