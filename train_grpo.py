@@ -90,6 +90,11 @@ class Config(config.Options):
             raise config.ConfigError("--ahead: not with --resample, which waits for verdicts to sample more")
         if self.ahead and (self.judge.time or self.paid.speed):
             raise config.ConfigError("--ahead: not with --time or --speed, which want the GPU for themselves")
+        if self.ahead and self.loss == "gspo" and self.losses.mismatch == "bypass":
+            raise config.ConfigError(
+                "--ahead: not with --loss gspo and --mismatch bypass, whose ratio knows nothing of the "
+                "weights that drew the samples; with --mismatch sequence_truncate it does"
+            )
         self.losses.validate(self.loss)
         self.paid.validate()
 
@@ -156,7 +161,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         clock("sample")
 
         # 2. Rewards: is it Triton, is it right? A sample without a reward leaves the batch.
-        with stop.at_once(world):
+        with stop.at_once(world):  # Ctrl-C does not wait for the verdicts
             fresh = list(chain(*judged(groups)))
         seed = seed_of(cfg.seed, Stream.SHUFFLED_REWARDS, step, world.rank, len(episodes))
         set_rewards(fresh, trainer, seed)
@@ -178,7 +183,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
 
     # 4. Policy gradient: a few optimizer steps, each on its own groups.
     updates = []
-    with idle_cores(world):
+    with idle_cores(world):  # torch may use the cores that judged
         if grpo.needs_old(cfg.loss, cfg.losses.mismatch):
             set_old_logprobs(scored, trainer)
             clock("logprobs")
@@ -213,7 +218,7 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
         # A group without spread has no gradient. It is scored for statistics that are means over all samples.
         dull = [row for row in rows if not row.episode.spread]
         rows = [row for row in rows if row.episode.spread]
-        if totals.tokens > totals.taught:  # on some rank
+        if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
             for micro, logp, entropy in score_rows(dull, trainer):
                 stats.append(sample_stats(micro, logp, entropy, first))
         clock("logprobs")
@@ -250,10 +255,10 @@ def loss_of(
         micro.sampled,
         micro.taught,
         micro.seq_ids,
-        options.mismatch,
-        options.mismatch_high,
-        options.mismatch_low,
-        cfg.loss,
+        mode=options.mismatch,
+        low=options.mismatch_low,
+        high=options.mismatch_high,
+        kind=cfg.loss,
     )
     loss, stats = grpo.policy_loss(
         logp,
@@ -262,10 +267,10 @@ def loss_of(
         micro.taught,
         micro.seq_ids,
         totals.policy,
-        cfg.loss,
-        options.clip_low,
-        options.clip_high,
-        options.dual_clip,
+        kind=cfg.loss,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
         weight=importance,
         copies=micro.copies,
     )
@@ -276,8 +281,10 @@ def loss_of(
     if trainer.reference is not None:
         with torch.no_grad():
             reference, _ = score(trainer.reference, micro.packed, cfg.temperature, vocab)  # [N]
-        estimator, _, ratio = options.kl_estimator.partition("_")
-        distance = grpo.kl(logp, reference, micro.mask, estimator, old if ratio else None)  # [N]
+        # "k3_ratio" is k3 times the ratio to the policy that drew the samples
+        estimator = options.kl_estimator.removesuffix("_ratio")
+        drawn_by = old if options.kl_estimator.endswith("_ratio") else None
+        distance = grpo.kl(logp, reference, micro.mask, estimator, drawn_by)  # [N]
         term = grpo.aggregate(distance * micro.copies, micro.mask, micro.seq_ids, totals.samples, cfg.loss)
         loss = loss + options.kl * term
         estimate = grpo.kl(logp.detach(), reference, micro.mask, "k3")  # [N]

@@ -20,27 +20,41 @@ policy r = 1 and the loss *value* is near 0 whatever is learned; its gradient is
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-# (clip_low, clip_high) of each loss, from its paper. The ratio may move in [1 - low, 1 + high].
-CLIP = {
-    "grpo": (0.2, 0.2),  # DeepSeekMath, arXiv 2402.03300
-    "dapo": (0.2, 0.28),  # clip-higher: DAPO, arXiv 2503.14476
-    "dr_grpo": (0.2, 0.2),  # Understanding R1-Zero-like training, arXiv 2503.20783
-    "cispo": (1.0, 4.0),  # MiniMax-M1, arXiv 2506.13585: no lower bound, ratios up to 5
-    "gspo": (3e-4, 4e-4),  # arXiv 2507.18071: of a sequence's geometric mean, hence so narrow
+
+@dataclass(frozen=True)
+class Loss:
+    """What a loss needs beside its formula in `policy_loss`.
+
+    clip: (low, high) of its paper: the ratio may move in [1 - low, 1 + high].
+    mean: what it is a mean over. "tokens": all tokens alike. "sequences": of each the mean over its tokens.
+        "length": tokens, divided by the longest answer that may be sampled for each sequence.
+    dull_groups: whether groups without spread, which have no policy term, are in the denominator all the
+        same. DAPO and CISPO are means over the tokens of groups with spread, which dynamic sampling leaves
+        alone; the others are means over all samples.
+    old: whose logprobs are `old` when no importance weight stands between sampler and trainer.
+    """
+
+    clip: tuple[float, float]
+    mean: Literal["tokens", "sequences", "length"]
+    dull_groups: bool
+    old: Literal["sampler", "trainer"] = "sampler"
+
+
+LOSSES = {
+    "grpo": Loss((0.2, 0.2), "sequences", True),  # DeepSeekMath, arXiv 2402.03300
+    "dapo": Loss((0.2, 0.28), "tokens", False),  # clip-higher: DAPO, arXiv 2503.14476
+    "dr_grpo": Loss((0.2, 0.2), "length", True),  # Understanding R1-Zero-like training, arXiv 2503.20783
+    "cispo": Loss((1.0, 4.0), "tokens", False),  # MiniMax-M1, arXiv 2506.13585: no lower bound, ratios to 5
+    # arXiv 2507.18071. A sequence's ratio is clipped so close to 1 that in bf16 the difference between
+    # sampler and trainer would clip half of the samples.
+    "gspo": Loss((3e-4, 4e-4), "sequences", True, old="trainer"),
 }
-PER_SEQUENCE = {"grpo", "gspo"}  # mean over sequences of the mean over tokens; the others sum over tokens
-# The policy whose logprobs are `old` when no importance weight stands between sampler and trainer. A
-# sequence's ratio is clipped so close to 1 that in bf16 the difference between the two would clip half of the
-# samples.
-OLD = {"grpo": "sampler", "dapo": "sampler", "dr_grpo": "sampler", "cispo": "sampler", "gspo": "trainer"}
-# A group without spread has no policy term. In these losses, means over all samples, it is in the denominator
-# all the same. DAPO and CISPO are means over the tokens of groups with spread, which dynamic sampling leaves
-# alone.
-COUNTS_ALL = {"grpo", "dr_grpo", "gspo"}
 # exp(20) = 5e8. Past it the ratio is constant: an infinite one makes 0 * inf = NaN in the backward
 MAX_LOG_RATIO = 20.0
 
@@ -125,14 +139,14 @@ def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | N
     >>> [count(mask, seq_ids, kind, max_length=8).item() for kind in ("dapo", "grpo", "dr_grpo")]
     [3.0, 2.0, 16.0]
     """
-    check(kind)
-    if kind in ("dapo", "cispo"):
+    mean = loss_named(kind).mean
+    if mean == "tokens":
         return mask.bool().sum().double()
     sequences = (lengths_of(mask, seq_ids) > 0).sum().double()
-    if kind in PER_SEQUENCE:
+    if mean == "sequences":
         return sequences
     if not max_length:
-        raise ValueError("dr_grpo divides by max_length, the longest response that may be sampled")
+        raise ValueError(f"{kind} divides by max_length, the longest response that may be sampled")
     return sequences * max_length
 
 
@@ -144,10 +158,9 @@ def aggregate(
     dapo, cispo, dr_grpo   sum_t m_t v_t / normalizer
     grpo, gspo             sum_i (sum_{t in i} m_t v_t / n_i) / normalizer, with n_i the tokens of sequence i
     """
-    check(kind)
     mask = mask.bool()
     values = torch.where(mask, values, 0.0)  # [T]
-    if kind in PER_SEQUENCE:
+    if loss_named(kind).mean == "sequences":
         lengths = lengths_of(mask, seq_ids).clamp(min=1)  # [B]
         values = values / lengths[seq_ids].to(values.dtype)  # [T]
     return values.sum() / max(float(normalizer), 1.0)
@@ -164,10 +177,11 @@ def lengths_of(mask: Tensor, seq_ids: Tensor) -> Tensor:
     return sum_by_sequence(mask.bool().long(), seq_ids)
 
 
-def check(kind: str) -> None:
+def loss_named(kind: str) -> Loss:
     """ValueError for a loss that doesn't exist."""
-    if kind not in CLIP:
-        raise ValueError(f"unknown loss {kind!r}: {', '.join(CLIP)}")
+    if kind not in LOSSES:
+        raise ValueError(f"unknown loss {kind!r}: {', '.join(LOSSES)}")
+    return LOSSES[kind]
 
 
 # ---- the loss
@@ -194,7 +208,7 @@ def policy_loss(
     In gspo, s = exp(mean of d over the sequence). In cispo clipped tokens still learn.
 
     logp, old, advantage, mask, seq_ids: [T]. Only logp has a gradient. normalizer: the sum of count() over
-    the optimizer step. clip_low, clip_high: None takes the paper's, CLIP[kind]. dual_clip c > 1: for A < 0
+    the optimizer step. clip_low, clip_high: None takes the paper's, of LOSSES. dual_clip c > 1: for A < 0
     the loss is at most -c A (arXiv 1912.09729), so that a huge ratio cannot explode. weight [T]: the
     importance weight of the loss, see mismatch(). copies [T]: the number of equal samples that a token stands
     for, in the loss and in the statistics.
@@ -204,12 +218,12 @@ def policy_loss(
     >>> policy_loss(logp, old, advantage, mask, seq_ids, normalizer=2)[0]
     tensor(0.1100)
     """
-    check(kind)
+    clip = loss_named(kind).clip
     if dual_clip is not None and (dual_clip <= 1 or kind == "cispo"):
         raise ValueError(f"dual_clip must be over 1 and not with cispo, not {dual_clip} with {kind}")
     copies = torch.ones_like(logp) if copies is None else copies
-    low = CLIP[kind][0] if clip_low is None else clip_low
-    high = CLIP[kind][1] if clip_high is None else clip_high
+    low = clip[0] if clip_low is None else clip_low
+    high = clip[1] if clip_high is None else clip_high
     mask = mask.bool()
     advantage = advantage.to(logp.dtype)  # [T], A
 
@@ -289,7 +303,7 @@ def mismatch(
     """The sampler's probabilities are not quite the trainer's -> (old [T], weight [T] or None) for
     policy_loss().
 
-        bypass              old := rollout, the clip corrects; if OLD[kind] is the trainer: as none
+        bypass              old := rollout, the clip corrects; if the loss takes the trainer's: as none
         none                old as it is: to see the effect of the mismatch
         token_truncate      w_t = clip(exp(old_t - rollout_t), low, high)   TIS: fengyao.notion.site
         token_mask          w_t where low <= w_t <= high, else 0            IcePop: arXiv 2510.18855
@@ -327,8 +341,7 @@ def needs_old(kind: str, mode: str) -> bool:
     >>> needs_old("dapo", "bypass"), needs_old("dapo", "token_mask"), needs_old("gspo", "bypass")
     (False, True, True)
     """
-    check(kind)
-    return mode != "bypass" or OLD[kind] == "trainer"
+    return mode != "bypass" or loss_named(kind).old == "trainer"
 
 
 # ---- statistics

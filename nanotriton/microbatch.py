@@ -81,7 +81,7 @@ def microbatch(rows: list[Row], device: torch.device) -> MicroBatch:
 class Totals:
     """The denominators of one optimizer step, over all ranks."""
 
-    policy: Tensor  # of the policy term: groups without spread are in it if the loss is in grpo.COUNTS_ALL
+    policy: Tensor  # of the policy term: groups without spread are in it if grpo.LOSSES says so
     samples: Tensor  # of the KL term, which all samples have
     taught: Tensor  # tokens that have a policy term
     tokens: Tensor  # all tokens
@@ -94,7 +94,7 @@ def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: Wor
     spread = torch.tensor([e.spread for e in episodes], dtype=torch.bool)[sequence]  # [N]
     every = torch.ones_like(spread)  # [N]
     counts = [
-        grpo.count(every if loss in grpo.COUNTS_ALL else spread, sequence, loss, max_tokens),
+        grpo.count(every if grpo.LOSSES[loss].dull_groups else spread, sequence, loss, max_tokens),
         grpo.count(every, sequence, loss, max_tokens),
         spread.sum().double(),
         every.sum().double(),

@@ -68,8 +68,8 @@ def test_the_same_samples_are_asked_for_one_step_earlier(monkeypatch):
     assert firsts == [True, False, False, False, False, False]
 
 
-@pytest.mark.parametrize("option", [{"resample": 1}, {"time": True}, {"speed": 0.5}])
-def test_what_wants_verdicts_or_the_gpu_at_once_does_not_go_with_it(option):
+@pytest.mark.parametrize("option", [{"resample": 1}, {"time": True}, {"speed": 0.5}, {"loss": "gspo"}])
+def test_what_wants_verdicts_at_once_or_forgets_the_weights_does_not_go_with_it(option):
     cfg = train_grpo.Config(ahead=True)
     for part in (cfg, cfg.judge, cfg.paid):
         for name, value in option.items():

@@ -136,9 +136,9 @@ def test_losses_equal_the_oracle(kind, low, high, dual):
     assert np.abs(grad).max() > 1e-3 and (grad[MASK == 0] == 0).all()
 
 
-@pytest.mark.parametrize("kind", grpo.CLIP)
+@pytest.mark.parametrize("kind", grpo.LOSSES)
 def test_defaults_are_the_papers_and_any_split_gives_the_same(kind):
-    low, high = grpo.CLIP[kind]
+    low, high = grpo.LOSSES[kind].clip
     whole, grad, stats = ours(kind, LOGP)
     close(whole, reference(kind, LOGP, low, high))
     for pieces in ([(0,), (1,), (2,), (3,)], [(0, 3), (2, 1)], [(3,), (1, 0, 2)]):
@@ -163,7 +163,7 @@ def test_infinite_ratios_and_masked_rubbish_leave_the_gradient_finite():
     x[0, 0], old[0, 0] = 0.0, -2000.0
     x[3, :], old[3, :] = np.nan, -np.inf
     t = T(x).requires_grad_()
-    for kind in grpo.CLIP:
+    for kind in grpo.LOSSES:
         loss, stats = grpo.policy_loss(t, T(old), PER_TOKEN, T(MASK), SEQ, 9, kind)
         (grad,) = torch.autograd.grad(loss, t)
         assert loss.isfinite() and grad.isfinite().all() and all(v.isfinite().all() for v in stats.values())
@@ -173,7 +173,7 @@ def test_infinite_ratios_and_masked_rubbish_leave_the_gradient_finite():
     assert grad.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", grpo.CLIP)
+@pytest.mark.parametrize("kind", grpo.LOSSES)
 def test_an_all_masked_and_an_empty_batch_give_zero(kind):
     for n in (6, 0):
         x = torch.randn(n, requires_grad=True)

@@ -256,7 +256,7 @@ def test_rule_10_the_normaliser_counts_every_microbatch_and_rank():
     wrong = np.mean([loss_of("dapo", r) for r in rows[:3]])
     assert right == pytest.approx(loss_of("dapo"), abs=1e-12) == pytest.approx(-0.1697661467, abs=1e-10)
     assert wrong == pytest.approx(0.0369159710, abs=1e-10)  # the mean of microbatch means has the other sign
-    for kind in grpo.CLIP:  # counts add up whatever the cut
+    for kind in grpo.LOSSES:  # counts add up whatever the cut
         m, cuts = flat(MASK), [(0, 5), (5, 15), (15, 20)]
         parts = sum(grpo.count(m[a:b], SEQ[a:b] - SEQ[a], kind, 8) for a, b in cuts)
         assert parts == grpo.count(m, SEQ, kind, 8)
@@ -268,7 +268,7 @@ def test_rule_11_clip_and_the_three_aggregations():
     rows = MASK.sum(1) > 0
     expected = oracle.agg(oracle.ppo_clip((OLD + DELTA)[rows], OLD[rows], A[rows]), MASK[rows], "drgrpo", 8)
     assert loss_of("dr_grpo") == pytest.approx(expected, abs=1e-12)
-    for kind in grpo.CLIP:
+    for kind in grpo.LOSSES:
         # the masked row is as if absent
         assert loss_of(kind, slice(0, 3)) == pytest.approx(loss_of(kind), abs=1e-12)
         assert loss_of(kind, mask=MASK * 0) == 0.0

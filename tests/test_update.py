@@ -157,7 +157,7 @@ def test_the_entropy_is_the_mean_over_every_token_of_every_sample(options):
     assert stats["tokens"] == 7 * 3 + 2
 
 
-@pytest.mark.parametrize("loss", grpo.CLIP)
+@pytest.mark.parametrize("loss", grpo.LOSSES)
 @pytest.mark.parametrize("mode", ["bypass", "token_truncate", "sequence_mask"])
 def test_the_mismatch_is_measured_at_the_first_update_for_every_choice(loss, mode):
     samples = taught(gap=0.1) + dull(gap=0.1)
@@ -174,7 +174,9 @@ def test_gspo_is_not_clipped_by_the_mismatch():
     """Its bounds are 3e-4 and 4e-4, far below the difference of sampler and trainer in bf16."""
     stats = step(taught(gap=0.02), loss="gspo")[1]
     assert stats["clip_fraction"] == 0 and stats["ratio"] == pytest.approx(1.0, abs=1e-6)
-    assert {kind: "trainer" if kind == "gspo" else "sampler" for kind in grpo.CLIP} == grpo.OLD
+    assert {kind: "trainer" if kind == "gspo" else "sampler" for kind in grpo.LOSSES} == {
+        kind: loss.old for kind, loss in grpo.LOSSES.items()
+    }
     with pytest.raises(ValueError, match=r"gspo .* needs the trainer's old"):
         grpo.mismatch(None, torch.zeros(1), torch.ones(1), torch.zeros(1, dtype=torch.long), kind="gspo")
 
@@ -196,7 +198,7 @@ def test_equal_samples_weigh_as_many_in_loss_and_statistics():
     samples = [episode([3, 4, 5], 1.0), episode([3, 4, 5], 1.0), episode([6, 7], -2.0)]
     apart = [*samples]
     apart[1] = episode([3, 4, 5], 1.0 + 1e-9)  # no longer equal
-    for loss in grpo.CLIP:
+    for loss in grpo.LOSSES:
         (a, b, _), (c, d, _) = step(samples, loss=loss), step(apart, loss=loss)
         assert factor(a, c) == pytest.approx(1.0, rel=1e-4)
         assert b == pytest.approx(d, rel=1e-5, abs=1e-9)

@@ -29,6 +29,8 @@ def write_sets(
     numbers = report.report(order, kept, settings, seconds, length)
     numbers["classes"] = dict(classes.most_common())
     report.write(out, numbers, kept, length)
+    counts = f"{len(kept['sft'])} pairs, {len(kept['rl'])} RL tasks, {len(kept['heldout'])} held-out tasks"
+    print(f"{out}: {counts}; {out / 'report.md'} is the data card")
 
 
 def merge(cfg) -> None:
