@@ -14,7 +14,7 @@ from nanotriton.collect import draft, grammar, steps
 from nanotriton.collect.compose import compose, graph_of
 from nanotriton.collect.fuse import fuse
 from nanotriton.collect.ir import Unfit
-from nanotriton.collect.make import computed_literals
+from nanotriton.collect.make import computed_literals, make
 from nanotriton.collect.reasoning import reasoning
 from nanotriton.collect.trace import symbolic_trace
 from nanotriton.executor import Executor
@@ -52,6 +52,9 @@ MODULES = {
     "softmax": task("torch.softmax(x, dim=-1)", "torch.randn(4, 37)"),
     "layer norm": task("self.norm(x)", "torch.randn(3, 4, 37)", "self.norm = nn.LayerNorm(37)"),
     "group norm": task("self.norm(x)", "torch.randn(2, 8, 5, 3)", "self.norm = nn.GroupNorm(4, 8)"),
+    "windows as large as the picture": task(
+        "F.avg_pool2d(x, x.shape[2:]) + F.max_pool2d(x, (2, x.size(3)))[:, :, :1]", "torch.rand(3, 4, 6, 7)"
+    ),
     "batch norm": task(
         "self.norm(x)", "torch.randn(4, 3, 5, 7)", "self.norm = nn.BatchNorm2d(3, track_running_stats=False)"
     ),
@@ -451,3 +454,9 @@ def test_operators_are_drawn_evenly():
     assert max(count.values()) <= 60, count.most_common(3)
     assert 420 <= sum(one.family.startswith("single") for one in drawn) <= 560
     assert 320 <= sum(one.family.startswith("fused") for one in drawn) <= 460
+
+
+def test_what_is_no_python_is_counted_and_does_not_end_the_run():
+    row = {"source": MODULES["softmax"].source, "solution": "K = @x@.shape[3]", "meta": {}}
+    made = make({"key": "t", "route": "compose", "task": row})
+    assert (made["status"], made["solution"]) == ("failed", "") and "given wrote no Python" in made["message"]

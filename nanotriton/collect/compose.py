@@ -242,8 +242,8 @@ class Assembly:
             self.lines.append(f"{', '.join(shape)} = {self.host[x]}.shape")
             self.shapes[self.host[x]] = shape
         lines, texts = ANCHORS[stage.kind].prepare(stage, self.host, shape, self.fresh)
-        self.lines += lines
-        return texts
+        self.lines += [self.short(line) for line in lines]
+        return [self.short(text) for text in texts]
 
     def matrices(self, stage: Stage) -> list[str]:
         """The dimensions of a product's result, after lines of forward that name them M, N and K."""

@@ -69,11 +69,21 @@ def make(job: dict) -> dict:
     else:
         made, known = given(job)
     made.meta.setdefault("route", job["route"])
+    check_python(made)
     made.meta["literals"] = computed_literals(made.source, made.solution) if made.solution else 0
     if (most := job.get("elements")) is not None:
         made.small = fitted(made.source, most) if most else made.source
     made.seconds = round(time.process_time() - start, 3)
     return asdict(made) | {"fingerprint": known if job.get("fingerprint") else None}
+
+
+def check_python(made: Candidate) -> None:
+    """A solution that is no Python is a fault of whoever wrote it: counted, and told by name in the card."""
+    try:
+        ast.parse(made.solution)
+    except SyntaxError as error:
+        made.status, made.solution, made.reasoning = "failed", "", ""
+        made.message = f"{made.meta['route']} wrote no Python: {error.msg}, line {error.lineno}"
 
 
 @contextlib.contextmanager
