@@ -40,15 +40,15 @@ class Config(config.Options):
     vocab: Annotated[int, ">= 300"] = 1024  # from scratch: tokens of the BPE trained on the spot
     layers: Annotated[int, ">= 1"] = 4  # from scratch: transformer layers
     width: Annotated[int, ">= 32"] = 128  # from scratch: hidden size, a multiple of 32 (the head size)
-    steps: Annotated[int, ">= 0"] = 1600  # optimizer steps; 0: as many as --epochs says
+    steps: Annotated[int, ">= 0"] = 1600  # optimizer steps; 0, as with --model: as many as --epochs says
     epochs: Annotated[float, "> 0"] = 3.0  # passes over the data when --steps is 0
-    batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks
+    batch: Annotated[int, ">= 1"] = 16  # sequences an optimizer step, over all ranks; with --model 64
     # fp32 masters; adam8: bf16 parameters and 8-bit moments, an 8B on one GPU
     optimizer: Literal["adamw", "adam8"] = "adamw"
     # rank of the adapters (LoRA) that are trained on all linear layers while the rest stays as it is; 0: no
     # adapters, all weights are trained. Adapters want about 10 times the learning rate
     lora: Annotated[int, ">= 0"] = 0
-    lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate
+    lr: Annotated[float, "> 0"] = 4e-3  # peak learning rate; with --model 1e-5
     # share of the steps that the learning rate rises, before a cosine to --min-lr
     warmup: Annotated[float, ">= 0", "<= 1"] = 0.05
     # share of the peak that it never falls below: what is annealed to the end learns less in GRPO;
@@ -56,14 +56,14 @@ class Config(config.Options):
     min_lr: Annotated[float, ">= 0", "<= 1"] = 0.15
     weight_decay: Annotated[float, ">= 0"] = 0.0  # AdamW's, on matrices
     clip: Annotated[float, "> 0"] = 1.0  # largest norm of the gradient
-    max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted)
+    max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted); with --model 8192
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
     eval_every: Annotated[int, ">= 1"] = 100  # steps between measurements of the held-out loss
     eval_tasks: Annotated[int, ">= 0"] = (
         64  # held-out tasks whose kernels are executed at the end; with --data none
     )
-    max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there
-    save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints
+    max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there; with --model 2048
+    save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints; with --model 100
     tensorboard: bool = False  # also write TensorBoard's events into the run's folder
     wandb: str = ""  # a project of Weights & Biases to log to as well; WANDB_MODE=offline needs no account
 
