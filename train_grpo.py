@@ -147,17 +147,15 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     episodes: list[Episode] = []  # this rank's
     sampled = 0  # groups, over all ranks
     missing = cfg.prompts  # groups that still lack spread
-    ahead, trainer.ahead = trainer.ahead, None
+    stale = trainer.ahead is not None  # --ahead has sampled this step's groups before the last update
 
     for _ in range(1 + cfg.resample):
         batch, queue = queue[:missing], queue[missing:]
         if not batch:
             break
         # 1. Sample G completions of each task. They are executed while others are still being sampled.
-        groups = sample(step, world.share(batch), trainer) if ahead is None else ahead
-        if cfg.ahead and step + 1 < cfg.steps:
-            after = tasks_of(step + 1, trainer.tasks, cfg.prompts, 0, cfg.seed, cfg.order)
-            trainer.ahead = sample(step + 1, world.share(after), trainer)
+        groups = trainer.ahead if stale else sample(step, world.share(batch), trainer)
+        trainer.ahead = sample_ahead(step + 1, trainer)
         clock("sample")
 
         # 2. Rewards: is it Triton, is it right? A sample without a reward leaves the batch.
@@ -179,21 +177,21 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
 
     # 3. Advantages: how much better a sample is than the others of its task.
     set_advantages(episodes, trainer)
-    scored = [e for e in episodes if e.reward is not None]
+    rewarded = [e for e in episodes if e.reward is not None]
 
     # 4. Policy gradient: a few optimizer steps, each on its own groups.
     updates = []
     with idle_cores(world):  # torch may use the cores that judged
         if grpo.needs_old(cfg.loss, cfg.losses.mismatch):
-            set_old_logprobs(scored, trainer)
+            set_old_logprobs(rewarded, trainer)
             clock("logprobs")
         plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
         for number, chosen in enumerate(plan):
             done, of = step * len(plan) + number, cfg.steps * len(plan)
             rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
-            unchanged = number == 0 and ahead is None  # since the sampler got its weights
-            updates.append(update_policy(of_groups(scored, chosen), trainer, clock, unchanged))
+            first = number == 0 and not stale  # update since the sampler got the weights that it drew with
+            updates.append(update_policy(of_groups(rewarded, chosen), trainer, clock, first))
 
     # 5. The sampler gets the new weights. Its cached keys and values are gone already.
     sync_weights(trainer.sampler, trainer.model, world)
@@ -215,7 +213,7 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     rows = merge(episodes)
     stats = []
     if not regularized:
-        # A group without spread has no gradient. It is scored for statistics that are means over all samples.
+        # A group without spread has no gradient. Its logprobs count in statistics that are means over all samples.
         dull = [row for row in rows if not row.episode.spread]
         rows = [row for row in rows if row.episode.spread]
         if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
@@ -318,6 +316,18 @@ def sample(step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer) -> li
         for episode in group:
             episode.group = number
     return groups
+
+
+def sample_ahead(step: int, trainer: Trainer) -> list[list[Episode]] | None:
+    """With --ahead, the samples of the next step's tasks: the executor has this step's to judge meanwhile.
+
+    There is one batch a step then, because --ahead goes without --resample.
+    """
+    cfg = trainer.cfg
+    if not cfg.ahead or step >= cfg.steps:
+        return None
+    batch = tasks_of(step, trainer.tasks, cfg.prompts, 0, cfg.seed, cfg.order)
+    return sample(step, trainer.world.share(batch), trainer)
 
 
 def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
