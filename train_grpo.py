@@ -213,7 +213,7 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     rows = merge(episodes)
     stats = []
     if not regularized:
-        # A group without spread has no gradient. Its logprobs count in statistics that are means over all samples.
+        # A group without spread has no gradient. Its logprobs count in statistics, which are of all samples.
         dull = [row for row in rows if not row.episode.spread]
         rows = [row for row in rows if row.episode.spread]
         if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
