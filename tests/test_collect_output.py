@@ -140,3 +140,13 @@ def test_a_gpu_verifies_at_the_size_of_a_task_or_at_the_modules_own(tmp_path, ve
         row = next(pipeline.made(makers))
     assert elements(row["source"]) > 1 << 20
     assert elements(row["small"]) <= largest if most else row["small"] == row["source"]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [{"modules": ["/nonexistent"]}, {"modules": ["relu", "no_such_package_"]}, {"exclude": ["/nonexistent"]}],
+)
+def test_a_mistake_leaves_no_folder_behind(tmp_path, mistake):
+    with pytest.raises(ValueError, match=f"--{next(iter(mistake))} "):
+        Pipeline(Config(out=str(tmp_path / "run"), **mistake))
+    assert not (tmp_path / "run").exists()

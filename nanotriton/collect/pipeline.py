@@ -23,7 +23,7 @@ from nanotriton.collect.fingerprint import canonical, digest
 from nanotriton.collect.make import computed_literals, make, pool
 from nanotriton.collect.output import token_counter, unwieldy, write_sets
 from nanotriton.collect.sets import UNFAIR, may_be_pair, may_be_rl
-from nanotriton.collect.sources import modules
+from nanotriton.collect.sources import kind_of, modules
 from nanotriton.collect.split import split_of
 from nanotriton.collect.verify import AGAIN, PROBE, Verifier, verifier
 from nanotriton.config import ConfigError
@@ -41,10 +41,12 @@ class Pipeline:
     def __init__(self, cfg):
         self.cfg = cfg
         self.out = Path(cfg.out)
+        for text in cfg.modules:
+            kind_of(text)  # a mistake leaves no folder behind
+        self.decontaminator = Decontaminator.of(cfg.exclude)
         self.out.mkdir(parents=True, exist_ok=True)
         self.shard, self.shards = (int(n) for n in cfg.shard.split("/"))
         self.journal = Journal(self.out / "journal.jsonl")
-        self.decontaminator = Decontaminator.of(cfg.exclude)
         # Two routes may solve the same module: each has duplicates of its own, and no pair comes twice.
         self.duplicates: dict[str, Duplicates] = defaultdict(Duplicates)
         self.classes: Counter = Counter()  # what became of the classes of packages

@@ -28,22 +28,40 @@ def modules(paths: list[str], counts: Counter | None = None) -> Iterator[Task]:
     """
     for text in paths:
         path = Path(text)
-        if is_rows(path):
+        kind = kind_of(text)
+        if kind == "rows":
             yield from rows(path)
-        elif (path / "generated").is_dir():
+        elif kind == "clone":
             yield from paritybench(path)
-        elif path.is_file() and path.suffix == ".py":
+        elif kind == "file":
             yield load_task(path)
-        elif path.is_dir():
+        elif kind == "folder":
             yield from folder(path, counts)
-        elif text.isidentifier() or text.replace(".", "").isidentifier():
-            if importlib.util.find_spec(text.split(".")[0]) is None:
-                raise ValueError(f"--modules {text}: no such file, folder or installed package")
-            yield from extract(text, counts)
         else:
-            raise ValueError(
-                f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a package is expected"  # noqa: E501
-            )
+            yield from extract(text, counts)
+
+
+def kind_of(text: str) -> str:
+    """What one of --modules is: rows, clone, file, folder or package. Raises ValueError (one line) for what
+    is no source.
+    """
+    path = Path(text)
+    if is_rows(path):
+        return "rows"
+    if (path / "generated").is_dir():
+        return "clone"
+    if path.is_file() and path.suffix == ".py":
+        return "file"
+    if path.is_dir():
+        return "folder"
+    if not text.replace(".", "").isidentifier():
+        raise ValueError(
+            f"--modules {text}: a task file, a folder, a .jsonl, a clone of pytorch-jit-paritybench or a "
+            "package is expected"
+        )
+    if importlib.util.find_spec(text.split(".")[0]) is None:
+        raise ValueError(f"--modules {text}: no such file, folder or installed package")
+    return "package"
 
 
 def folder(path: Path, counts: Counter | None = None) -> Iterator[Task]:
