@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.channels.compare import compare
 from bench.channels.report import load
-from nanotriton.config import die
+from nanotriton.config import Parser, die
 from nanotriton.log import smooth
 
 POLICY = "strict"
@@ -93,7 +93,7 @@ def gain(said: dict) -> str:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m bench.channels.learned",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

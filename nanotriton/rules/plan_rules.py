@@ -52,9 +52,8 @@ def forbidden_call(plan: Plan, layout_task: bool, reference: Facts | None = None
 
 def reduce_more(plan: Plan, call: Aten) -> str:
     """How much a call that reduces might have reduced."""
-    largest = max((plan.nbytes(t) for t in tensor_ids(plan.inputs)), default=0)
     size = max((plan.meta(t).element_size() for t in reads_of(call)), default=4)
-    return REDUCE_MORE.format(most=int(SHARE * largest) // size)
+    return REDUCE_MORE.format(most=int(SHARE * largest_input(plan)) // size)
 
 
 def are_touches(plan: Plan, computing: list[Aten], reference_bytes: int) -> bool:
@@ -65,8 +64,12 @@ def are_touches(plan: Plan, computing: list[Aten], reference_bytes: int) -> bool
     """
     if sum(touched(plan, call) for call in computing) > SHARE * reference_bytes:
         return False
-    largest = max((plan.nbytes(t) for t in tensor_ids(plan.inputs)), default=0)
-    return all(_is_touch(plan, call, SHARE * largest) for call in computing)
+    return all(_is_touch(plan, call, SHARE * largest_input(plan)) for call in computing)
+
+
+def largest_input(plan: Plan) -> int:
+    """Bytes of the largest input."""
+    return max((plan.nbytes(t) for t in tensor_ids(plan.inputs)), default=0)
 
 
 def _is_touch(plan: Plan, call: Aten, most: float) -> bool:

@@ -104,8 +104,9 @@ def no_kernel(source: Source, entry: str | None) -> Violation | None:
         return None
     way = f"{entry or 'any function'}.forward"
     kernels = ", ".join(sorted(source.kernels)[:3])
+    known = defined(source)
     for unit in source.reachable(start):
-        if launch := launch_of_nothing(source, unit):
+        if launch := launch_of_nothing(unit, known):
             what = f"{way} launches {launch.func.value.id}, which is defined nowhere"
             return Violation(launch.lineno, f"{what}; the kernels of this file: {kernels}")
     lines = []
@@ -116,15 +117,12 @@ def no_kernel(source: Source, entry: str | None) -> Violation | None:
     )
 
 
-def launch_of_nothing(source: Source, unit: ast.AST) -> ast.Call | None:
-    """A call of the form name[grid](...) whose name nothing in the file defines."""
+def launch_of_nothing(unit: ast.AST, known: set[str]) -> ast.Call | None:
+    """A call of the form name[grid](...) whose name is not among the known ones."""
     for node in walk(unit):
-        subscripted = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
-        if (
-            subscripted
-            and isinstance(node.func.value, ast.Name)
-            and node.func.value.id not in defined(source)
-        ):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Subscript):
+            continue
+        if isinstance(node.func.value, ast.Name) and node.func.value.id not in known:
             return node
     return None
 
@@ -133,12 +131,7 @@ def defined(source: Source) -> set[str]:
     """The names that a file gives a meaning to, wherever in it."""
     found = {node.id for node in source.nodes[ast.Name] if isinstance(node.ctx, ast.Store)}
     found |= {node.name for kind in (ast.FunctionDef, ast.ClassDef) for node in source.nodes[kind]}
-    found |= {
-        node.arg
-        for function in source.nodes[ast.FunctionDef]
-        for node in ast.walk(function.args)
-        if isinstance(node, ast.arg)
-    }
+    found |= {node.arg for node in source.nodes[ast.arg]}
     return found | source.imports.keys() | set(dir(builtins))
 
 

@@ -31,11 +31,10 @@ from nanotriton.executor.judge.between import Training, training_of
 from nanotriton.executor.judge.compare import Answer, is_fair, passes
 from nanotriton.executor.judge.fairness import (
     Question,
-    Sensitivity,
     compare_fairly,
+    nothing_else,
     other_answer,
     question,
-    question_of_input,
     spread_of,
 )
 from nanotriton.executor.judge.kinds import Trial, untrained
@@ -163,7 +162,8 @@ class Asking:
     training: Training | None
 
     def of_answer(self, number: int) -> Question:
-        return Question(partial(self.sensitivity, number), partial(self.other, number))
+        spread = partial(spread_of, self.reference, partial(self.moved, number), self.trials[0].inputs)
+        return Question(spread, partial(self.other, number))
 
     def of_input(self, number: int, i: int) -> Question:
         """Of the input tensor with number i, that the call writes to."""
@@ -172,13 +172,7 @@ class Asking:
             twin = self.called(number, nudge)
             return None if twin is None else tensors(twin.inputs[-1])[i]
 
-        return question_of_input(self.reference, moved, self.trials[0].inputs)
-
-    def sensitivity(self, number: int, answer: Answer) -> Sensitivity | None:
-        if not self.reference.stress:
-            return None
-        moved = partial(self.moved, number)
-        return spread_of(answer, moved, self.reference.device, self.trials[0].inputs)
+        return Question(partial(spread_of, self.reference, moved, self.trials[0].inputs), nothing_else)
 
     def moved(self, number: int, nudge: Nudge) -> object | None:
         """The answer in float64 to nudged inputs."""

@@ -62,18 +62,8 @@ def question(reference: Reference, trial: Trial) -> Question:
     return Question(partial(sensitivity, reference, trial), partial(other_answer, reference, trial))
 
 
-def question_of_input(reference: Reference, moved: Callable[[Nudge], object | None], seed: int) -> Question:
-    """What the reference may be asked about an input that it writes to.
-
-    moved: the input afterwards, in float64, of inputs that a function has nudged, or None.
-    """
-
-    def sensitivity(answer: Answer) -> Sensitivity | None:
-        if answer.exact is None or not reference.stress:
-            return None
-        return spread_of(answer, moved, reference.device, seed)
-
-    return Question(sensitivity, lambda draw: None)
+def nothing_else(number: int) -> None:
+    """Of an input that the reference writes to no other draw is asked."""
 
 
 def compare_fairly(got, answer: Answer, question: Question | None) -> float:
@@ -110,7 +100,7 @@ def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivi
     def moved(nudge: Nudge) -> object | None:
         return reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[0]
 
-    found = spread_of(answer, moved, reference.device, trial.inputs, choices)
+    found = spread_of(reference, moved, trial.inputs, answer, choices)
     if found is not None:
         widen(found, choices.outputs, partial(ordered, reference, trial))
     return found
@@ -139,9 +129,19 @@ def widen(
 
 
 def spread_of(
-    answer: Answer, moved: Callable[[Nudge], object | None], device, seed: int, choices: Choices | None = None
+    reference: Reference,
+    moved: Callable[[Nudge], object | None],
+    seed: int,
+    answer: Answer,
+    choices: Choices | None = None,
 ) -> Sensitivity | None:
-    """moved: the answer in float64 to inputs that a function has nudged, or None."""
+    """How far an answer, or an input that the reference writes to, moves when inputs are nudged.
+
+    moved: the same in float64 of inputs that a function has nudged, or None. None if there is nothing in
+    float64, or the task must not be asked.
+    """
+    if answer.exact is None or not reference.stress:
+        return None
     exact = tensors(answer.exact)
     found = Sensitivity([torch.zeros_like(t, dtype=torch.float64) for t in exact], [], [], choices)
     found.low = [
@@ -150,7 +150,7 @@ def spread_of(
     found.high = [
         torch.maximum(numbers(o), numbers(x)) for o, x in zip(tensors(answer.own), exact, strict=True)
     ]
-    for nudge in nudges(device, seed):
+    for nudge in nudges(reference.device, seed):
         if (tree := moved(nudge)) is None:
             return None
         for i, (x, t) in enumerate(zip(exact, tensors(tree), strict=True)):

@@ -59,8 +59,10 @@ class GpuRunner(Runner):
 
     def find_unread(self, trial: Trial, worth: bool) -> Unread | None:
         """The evaluator says it, where that is quick."""
-        inputs = self.reference.inputs(trial.kind, trial.inputs) if worth else []
-        if not worth or elements(inputs) > LOOKING:  # each is looked at once at least
+        if not worth:
+            return None
+        inputs = self.reference.inputs(trial.kind, trial.inputs)
+        if sum(t.numel() for t in tensors(inputs)) > LOOKING:  # each is looked at once at least
             return None
         backend = CpuBackend(notes=True, budget=LOOKING)
         known = self.reference.large_weights(self.recorded)
@@ -100,10 +102,6 @@ class GpuRunner(Runner):
             self.backend.order = None  # timed runs are whole
         if gpu.crowded(self.job, self.reference):
             gpu.own(None)  # the arena makes room for the reference
-
-
-def elements(given: list) -> int:
-    return sum(t.numel() for t in tensors(given))
 
 
 def make_runner(

@@ -8,12 +8,13 @@ trials with secret seeds: one as the task draws, the others under stress (draws.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from nanotriton.executor.judge.compare import Answer, is_fair, kernelbench_allclose
 from nanotriton.executor.judge.faint import check_faint
-from nanotriton.executor.judge.fairness import compare_fairly, question, question_of_input
+from nanotriton.executor.judge.fairness import Question, compare_fairly, nothing_else, question, spread_of
 from nanotriton.executor.judge.kinds import MOVED, Trial
 from nanotriton.executor.judge.module import excused
 from nanotriton.executor.judge.nudging import Nudge
@@ -83,8 +84,9 @@ def compare_input(
         inputs = reference.exactly(trial.kind, trial.inputs, trial.weights, nudge=nudge)[1]
         return None if inputs is None else tensors(inputs)[number]
 
+    asked = Question(partial(spread_of, reference, moved, trial.inputs), nothing_else)
     try:
-        compare_fairly(changed, wanted, question_of_input(reference, moved, trial.inputs) if quick else None)
+        compare_fairly(changed, wanted, asked if quick else None)
     except Fault:
         message = f"input {number} is not what it was: forward must not write to its inputs"
         raise Fault("input_modified", message) from None
