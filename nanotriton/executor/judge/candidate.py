@@ -20,6 +20,7 @@ from nanotriton.executor.judge.configurations import judge_configurations
 from nanotriton.executor.judge.hints import hinted
 from nanotriton.executor.judge.job import Job, Spawn
 from nanotriton.executor.judge.kinds import (
+    MOVED,
     Trial,
     grown,
     has_other_numbers,
@@ -95,6 +96,7 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     # must be right as well.
     ways = yield from judge_trials(job, worker, reference, trials, first)
     yield from judge_further_calls(job, worker, reference, trials[0], first, ways)
+    judge_moved_state(worker, reference, trials, ways)
     yield from judge_fewer_processors(job, worker, reference, trials[0], first)
     look_further(worker, reference, trials, first)
     if job.time and worker.gpu is not None:
@@ -186,6 +188,22 @@ def judge_further_calls(
                 raise
             # large weights say nothing here: with these, the reference itself breaks down
     yield from judge_trained(trained)
+
+
+def judge_moved_state(worker, reference: Reference, trials: list[Trial], ways: dict[int, "Way"]) -> None:
+    """Where a module keeps state, judge what it makes of moved numbers in a first call and a second: a decay
+    of an average is seen in nothing else. Raises Fault."""
+    trial = next((trial for trial in trials if has_other_numbers(trial.weights)), None)
+    if trial is None or reference.keeps_nothing:
+        return
+    way = ways[trial.weights]
+    calls = [Trial(MOVED + "plain", trial.inputs + number, way.weights) for number in (1, 2)]
+    work = partial(judge_calls, reference, calls, way.runner)
+    try:
+        in_room(worker, reference, "judge", worker.patience, work)
+    except (ValueFault, HoleFault) as fault:
+        fault.message += "; the numbers that the module is given are others here"
+        raise
 
 
 def judge_further_trained(

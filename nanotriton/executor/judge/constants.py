@@ -2,16 +2,39 @@
 to move each of it that its reference survives."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
 
 from nanotriton.executor.judge.compare import Answer
-from nanotriton.executor.judge.kinds import MOVED, TRIALS, Trial
-from nanotriton.executor.judge.moves import NUMBER, NUMBERS, OTHER_WAY, Moves, unfolding, ways
+from nanotriton.executor.judge.kinds import MOVED, TRIALS, Trial, has_other_numbers
+from nanotriton.executor.judge.marks import MARK, marks
+from nanotriton.executor.judge.moves import (
+    AND,
+    FAR,
+    FAR_OTHER_WAY,
+    NUMBER,
+    NUMBERS,
+    OTHER_WAY,
+    UNFOLD,
+    Moves,
+    unfolding,
+    ways,
+)
 from nanotriton.executor.judge.structure import promises, ways_of_drawn
+from nanotriton.executor.judge.watching import Shapes
 from nanotriton.plan.trees import identical, leaves, tensors
+
+
+def shapes_of(reference, weights: int) -> set[torch.Size]:
+    """The shapes of all tensors that take part in a call of the reference: inputs, weights, what it makes."""
+    kind = MOVED + "plain" if has_other_numbers(weights) else "plain"
+    seen, inputs = Shapes(), reference.inputs(kind, reference.seed)
+    model = reference.build(weights)
+    given = [*tensors(inputs), *model.parameters(), *model.buffers()]
+    reference.run(inputs, weights, kind=kind, watched=seen)
+    return seen.shapes | {t.shape for t in given}
 
 
 def same_tensors(one: list, other: list) -> list[int]:
@@ -41,7 +64,9 @@ class Search:
         self.reference, self.fixed, self.places = reference, fixed, places
         self.seed = reference.seed
         init = [leaf for _, leaf in leaves(reference.init_arguments(self.seed))]
-        self.init = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
+        self.floats = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
+        self.integers = {i: leaf for i, leaf in enumerate(init) if type(leaf) is int}
+        self.shapes: set[torch.Size] = set()  # of all tensors of a call
         self.choices = frozenset(i for i, leaf in enumerate(init) if type(leaf) in (bool, str))
         self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
         promised = promises(reference.task.source)
@@ -52,22 +77,55 @@ class Search:
             if found := (*unfolding(draws[0]), *found):
                 self.options[i] = found
         self.found = Moves()
-        if self.options or self.init:
+        self.drawn_integers = {
+            i: draws for i, draws in drawn.items() if draws[0].dtype in (torch.int32, torch.int64)
+        }
+        if self.options or self.floats or self.integers or self.drawn_integers:
             self.wanted = layout(reference.answer("plain", self.seed, self.seed))
             self.search()
         self.unvaried = self.left()
 
     def search(self) -> None:
         """First all at once, each in the way that fits best. If the reference does not survive
-        that, one by one."""
-        if self.survives(Moves({i: found[0] for i, found in self.options.items()}, self.init)):
+        that, one by one. Then what is tried by itself anyway."""
+        best = Moves({i: found[0] for i, found in self.options.items()}, dict.fromkeys(self.floats, FAR))
+        if not best or not self.survives(best):
+            for i, found in self.options.items():
+                self.first_that_survives(Moves(self.found.ways | {i: way}, self.found.init) for way in found)
+            for i in sorted(self.floats):
+                self.move_init(i, FAR, NUMBER)
+        self.move_integers()
+        for i, draws in self.drawn_integers.items():
+            self.add_marks(i, draws)
+
+    def first_that_survives(self, tried: Iterable[Moves]) -> None:
+        any(self.survives(moves) for moves in tried)
+
+    def move_init(self, i: int, *found: str) -> None:
+        self.first_that_survives(Moves(self.found.ways, self.found.init | {i: way}) for way in found)
+
+    def move_integers(self) -> None:
+        """Those of the constructor that are no shapes: no tensor's shape depends on them. What may name a
+        dimension, or is a tensor's size, stays."""
+        if not self.integers:
             return
-        for i, found in self.options.items():
-            for way in found:
-                if self.survives(Moves(self.found.ways | {i: way}, self.found.init)):
-                    break
-        for i in sorted(self.init):
-            self.survives(Moves(self.found.ways, self.found.init | {i}))
+        self.shapes = shapes_of(self.reference, self.seed)
+        sizes = {size for shape in self.shapes for size in shape}
+        most = max(map(len, self.shapes))
+        for i, value in self.integers.items():
+            if not -most <= value <= most and abs(value) not in sizes:
+                self.move_init(i, FAR, FAR_OTHER_WAY)
+
+    def add_marks(self, i: int, draws: list[torch.Tensor]) -> None:
+        """Put integers that stand for none among those of an argument, after what else is done to them."""
+        reference = self.reference
+        reference.moves = self.found
+        given = leaves(reference.init_arguments(reference.moved_weights(self.seed)))
+        integers = [leaf for _, leaf in given if type(leaf) is int]
+        for mark in marks(draws, integers, reference.task.source, reference.called):
+            way = self.found.ways.get(i, "")
+            if UNFOLD not in way:
+                self.survives(Moves(self.found.ways | {i: f"{way}{AND}{MARK}{mark}"}, self.found.init))
 
     def survives(self, moves: Moves) -> bool:
         """Whether each argument changes, and the reference answers as before in shape. Then these
@@ -80,6 +138,9 @@ class Search:
             kind = MOVED + reference.chosen(TRIALS[1])
             answer = reference.finite_answer(kind, self.seed, reference.moved_weights(self.seed))
             if answer is None or layout(answer) != self.wanted or not self.survives_others(kind):
+                return False
+            others = not self.integers.keys().isdisjoint(moves.init)
+            if others and shapes_of(reference, reference.moved_weights(self.seed)) != self.shapes:
                 return False
             self.found = moves
             return True
@@ -112,7 +173,7 @@ class Search:
             stressed = leaves(self.reference.inputs(kind, self.seed))
             rest = {i: leaf for i, leaf in rest.items() if still(leaf, stressed[i][1])}
         names = [f"inputs{self.places[i]}" for i in sorted(rest)]
-        names += [f"init_inputs[{i}]" for i in sorted(self.choices | self.init - self.found.init)]
+        names += [f"init_inputs[{i}]" for i in sorted(self.choices | self.floats - self.found.init.keys())]
         model, given = self.reference.names["Model"], len(self.reference.draw("plain", self.seed))
         names += never_given(partial(model.forward, None), given, "forward")
         return names + never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
@@ -145,7 +206,9 @@ def options(leaf: object) -> tuple[str, ...]:
         return (*unfolding(leaf), *ways(leaf))
     if type(leaf) is int:
         return NUMBER, OTHER_WAY
-    return (NUMBER,) if type(leaf) in (bool, float) else ()
+    if type(leaf) is float:
+        return FAR, NUMBER
+    return (NUMBER,) if type(leaf) is bool else ()
 
 
 def still(leaf: object, other: object) -> bool:

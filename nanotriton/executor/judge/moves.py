@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanotriton.executor.common.construct import seed_from
-from nanotriton.executor.judge import structure
+from nanotriton.executor.judge import marks, structure
 from nanotriton.executor.judge.draws import NOISE
 from nanotriton.plan.trees import identical, leaves
 
@@ -118,8 +118,10 @@ def ways(t: Tensor) -> tuple[str, ...]:
     return ("shuffle",) if bool((gaps == 1).all()) else ("shuffle_gaps",)
 
 
-NUMBER, OTHER_WAY = "number", "other number"  # the ways of a number of Python's: `moved_number`
-NUMBERS = frozenset([NUMBER, OTHER_WAY])
+# The ways of a number of Python's: `moved_number`.
+NUMBER, OTHER_WAY, FAR, FAR_OTHER_WAY = "number", "other number", "far number", "other far number"
+NUMBERS = frozenset([NUMBER, OTHER_WAY, FAR, FAR_OTHER_WAY])
+AND = "+"  # between two ways of one tensor, done one after the other
 UNFOLD = "unfold"  # the way of an expanded tensor: each of its elements becomes one of its own
 UNFOLDED = 64 << 20  # bytes that it may take then
 
@@ -129,7 +131,7 @@ class Moves:
     """The arguments of a task that are moved."""
 
     ways: dict[int, str] = field(default_factory=dict)  # number among the leaves of get_inputs() -> its way
-    init: frozenset[int] = frozenset()  # numbers of leaves of get_init_inputs()
+    init: dict[int, str] = field(default_factory=dict)  # the same of get_init_inputs()
 
     def __bool__(self) -> bool:
         return bool(self.ways or self.init)
@@ -152,7 +154,7 @@ class Moves:
     def of_init(self, given: list) -> list:
         """The arguments of the constructor, moved."""
         values = [leaf for _, leaf in leaves(given)]
-        return with_leaves(given, {i: moved_number(values[i]) for i in self.init})
+        return with_leaves(given, {i: moved_number(values[i], way) for i, way in self.init.items()})
 
 
 def unfolding(t: Tensor) -> tuple[str, ...]:
@@ -182,31 +184,59 @@ def moved(given: Tensor, way: str, seed: int) -> Tensor:
     for dim, stride in enumerate(x.stride()):
         if stride == 0:
             x = x.narrow(dim, 0, 1)
-    WAYS[way](x, torch.Generator().manual_seed(seed_from("move", seed)))
+    generator = torch.Generator().manual_seed(seed_from("move", seed))
+    for part in filter(None, way.split(AND)):
+        if part.startswith(marks.MARK):
+            marks.put(x, int(part.removeprefix(marks.MARK)), generator)
+        else:
+            WAYS[part](x, generator)
     return result
 
 
+# Below each of these sizes a small float becomes that power of two; 1/2 beyond them.
+FAR_POWERS = ((1e-6, 1 / 16), (0.02, 1 / 8), (0.19, 1 / 4))
+
+
 def moved_number(value: float | int | bool, way: str = NUMBER) -> float | int | bool:
-    """Another number of the same sign and of about the same size, the same each time: a recording has it in
-    its code.
+    """Another number of the same sign, the same each time: a recording has it in its code.
 
     A float becomes a power of two: what a reference rounds by it then lies on an edge exactly, whether one
-    divides or multiplies by the inverse. An integer is lowered by 1, and 0 or 1 raised; the other way it is
-    raised by 1, and 1 lowered. A truth value is the other one.
+    divides or multiplies by the inverse. In the far way one below 1 becomes 1/16 to 1/2: of an eps, a weight
+    decay or a learning rate near the old one no answer shows which it is. An integer is lowered by 1, and 0
+    or 1 raised; the other way it is raised by 1, and 1 lowered. In the far ways it is about half of what it
+    was, or twice. A truth value is the other one.
     """
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        if value < 0:  # a dimension, counted from the end
-            return value
-        lowered = value > 1 if way == NUMBER else value == 1
-        return value - 1 if lowered else value + 1
+        return moved_integer(value, way)
     if not math.isfinite(value):
         return value
     if value == 0:
         return NOISE
+    if way == FAR and abs(value) < 1:
+        return math.copysign(far_power(abs(value)), value)
     power = math.copysign(2.0 ** round(math.log2(abs(value))), value)
     return power if power != value else value / 2
+
+
+def moved_integer(value: int, way: str) -> int:
+    if way == FAR:
+        return value // 2
+    if way == FAR_OTHER_WAY:
+        return value * 2
+    if value < 0:  # a dimension, counted from the end
+        return value
+    lowered = value > 1 if way == NUMBER else value == 1
+    return value - 1 if lowered else value + 1
+
+
+def far_power(size: float) -> float:
+    """A power of two that is not near a number between 0 and 1. Larger ones become larger ones, save that
+    numbers near 1/2 become 1/4."""
+    if 0.4 < size < 0.6:
+        return 1 / 4
+    return next((power for limit, power in FAR_POWERS if size < limit), 1 / 2)
 
 
 def with_leaves(tree, new: dict[int, object]):

@@ -163,7 +163,7 @@ class Runner:
                 found.answers.append(replay.run(inputs, self.weights_of(number), carried=left))
                 del inputs
                 self.note_call(replay, found, kept)
-                if not self.goes_on(number, least, replay, left):
+                if number + 1 == len(draws) or not self.goes_on(number, least, replay, left):
                     found.state = {name: replay.tensor(i).clone() for name, i in replay.plan.state.items()}
                     break
                 left = replay.left(self.plan_of(number + 1))

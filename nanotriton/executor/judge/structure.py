@@ -6,9 +6,10 @@ plain store for an atomic sum) is wrong for the indices that another caller has.
 too, like those that never differ (moves.py), in the first way that the reference survives.
 
 A task promises a structure by naming it in a comment or in a docstring: "a symmetric matrix". Offsets from 0
-on keep their order: a reference that slices by them gives anything for others. Where a reference writes to
-the places that its indices name, which of two writes to one place stays is anyone's choice, so no index comes
-twice. So it is where it sorts distinct numbers.
+on keep their order, because a reference that slices by them gives anything for others; but some of them
+become equal, as those of empty parts are. Where a reference writes to the places that its indices name, which
+of two writes to one place stays is anyone's choice, so no index comes twice. So it is where it sorts distinct
+numbers.
 """
 
 import ast
@@ -36,6 +37,8 @@ TRUSTING = words("""
     embedding_bag _embedding_bag segment_reduce searchsorted bucketize sparse_csr_tensor
     sparse_compressed_tensor pack_padded_sequence _pack_padded_sequence
 """)
+# These take labels, of which any number from 0 to 1 is one.
+LABELLED = words("binary_cross_entropy binary_cross_entropy_with_logits")
 # Parts of the names of what takes one triangle of a matrix.
 FACTORING = ("cholesky", "eigh", "eigvalsh", "ldl", "lobpcg")
 ROWS = 3  # of as many rows of ids, two are made uniform
@@ -80,11 +83,31 @@ def _some(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
     return (chance <= max(share, float(chance.min()))).to(x.device)
 
 
+def crowd_to_zero(x: Tensor, generator: torch.Generator) -> None:
+    """The same, and one element in four, one at least, is 0: nothing is that long."""
+    crowd_lower(x, generator)
+    x.masked_fill_(_some(x, 1 / 4, generator), 0)
+
+
 def crowd_in_order(x: Tensor, generator: torch.Generator) -> None:
     """The same values over and over, in the order in which they were."""
     falls = bool((x.diff(dim=-1) <= 0).all())
     crowd(x, generator)
     x.copy_(x.sort(dim=-1, descending=falls).values)
+
+
+def close_gaps(x: Tensor, generator: torch.Generator) -> None:
+    """Of offsets half of those within become equal to the one before them: some parts are empty, and the one
+    after these is long."""
+    most = max(1, (len(x) - 2) // 2)
+    first = 1 + int(torch.randint(len(x) - 1 - most, (), generator=generator))
+    x[first : first + most] = x[first - 1]
+
+
+def soften(x: Tensor, generator: torch.Generator) -> None:
+    """Half of the labels 0 and 1 become numbers in between."""
+    chance = torch.rand(x.shape, generator=generator).mul_(2).sub_(1).to(x.device, x.dtype)
+    x.copy_(torch.where(chance > 0, chance, x))
 
 
 def skew(x: Tensor, generator: torch.Generator) -> None:
@@ -121,7 +144,10 @@ def _some_rows(x: Tensor, most: int, generator: torch.Generator) -> list[Tensor]
     return [rows[torch.unravel_index(i, rows.shape[:-1])] for i in order]
 
 
-WAYS = crowd, crowd_from_zero, crowd_lower, crowd_in_order, skew, bare_rows, full_rows, crowd_and_bare_rows
+WAYS = (
+    *(crowd, crowd_from_zero, crowd_lower, crowd_to_zero, crowd_in_order, crowd_and_bare_rows),
+    *(close_gaps, soften, skew, bare_rows, full_rows),
+)
 
 
 def promises(source: str) -> frozenset[str]:
@@ -158,13 +184,16 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
     if first.is_floating_point():
         factored = any(part in name for name in called for part in FACTORING)
         skewed = symmetric and not factored and "symmetric" not in promised
-        return ("skew",) if skewed else bare
+        soft = ("soften",) if called & LABELLED and all(map(is_zeros_and_ones, draws)) else ()
+        return ("skew",) if skewed else (*soft, *bare)
     if first.dtype == torch.bool:
         return bare
     if first.is_complex() or first.numel() < 2 or not first.dim():
         return ()
     in_order = all(map(is_sorted, draws))
-    if (in_order and called & TRUSTING) or all(map(are_offsets, draws)):
+    if all(map(are_offsets, draws)):
+        return ("close_gaps",) if first.numel() > 2 and not promised & {"sorted", "distinct"} else ()
+    if in_order and called & TRUSTING:
         return ()
     distinct = all(len(draw.unique()) == draw.numel() for draw in draws)
     if called & WRITING or (distinct and (called & UNSTABLE or "distinct" in promised)):
@@ -172,11 +201,20 @@ def ways_of_drawn(draws: list[Tensor], called: set[str], promised: frozenset[str
     found = ["crowd_in_order"] if in_order else []
     if "sorted" in promised and in_order:
         return tuple(found)
+    return (*ways_of_range(draws, mask), "crowd", *found)
+
+
+def ways_of_range(draws: list[Tensor], mask: bool) -> tuple[str, ...]:
+    """What else may come of integers of such a range. mask: whether they are the zeros and ones of a mask."""
     low, high = min(int(d.min()) for d in draws), max(int(d.max()) for d in draws)
-    further = ["crowd_from_zero"] if 0 <= low * FEW <= high else ["crowd_lower"] if low > 1 else []
-    if mask:
-        further.insert(0, "crowd_and_bare_rows")
-    return (*further, "crowd", *found)
+    first = ("crowd_and_bare_rows",) if mask else ()
+    if 0 <= low * FEW <= high:
+        return (*first, "crowd_from_zero")
+    return (*first, "crowd_to_zero", "crowd_lower") if low > 1 else first
+
+
+def is_zeros_and_ones(x: Tensor) -> bool:
+    return bool(((x == 0) | (x == 1)).all())
 
 
 def is_symmetric(x: Tensor) -> bool:
@@ -186,7 +224,7 @@ def is_symmetric(x: Tensor) -> bool:
 
 def is_mask(x: Tensor) -> bool:
     """Whether it has rows of zeros and ones, not as many ones in each: rows with one 1 each are a choice."""
-    if not has_rows(x) or not bool(((x == 0) | (x == 1)).all()):
+    if not has_rows(x) or not is_zeros_and_ones(x):
         return False
     counts = x.squeeze().count_nonzero(-1)
     return bool((counts != counts.reshape(-1)[0]).any())
