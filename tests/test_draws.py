@@ -362,7 +362,7 @@ def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():
     assert (
         moved.kind == MOVED + "tied" and moved.weights & OTHER_NUMBERS and trials[0].weights < OTHER_NUMBERS
     )
-    assert reference.build(moved.weights).c == 0.125 and reference.build(trials[0].weights).c == 0.1
+    assert reference.build(moved.weights).c == 0.25 and reference.build(trials[0].weights).c == 0.1
     assert reference.described(moved.weights)[1] != reference.described(trials[0].weights)[1]
     assert refused(reference, lambda m, x: torch.floor(x / m.c + 0.5).int())
     assert refused(reference, lambda m, x: torch.round(x / 0.1).int())
@@ -397,6 +397,14 @@ def test_moves_keep_what_a_kernel_relies_on():
 )
 def test_moved_numbers(value, other):
     assert moves.moved_number(value) == other
+
+
+@pytest.mark.parametrize(
+    "value, other",
+    [(1e-8, 1 / 16), (1e-3, 1 / 8), (-0.1, -1 / 4), (0.25, 1 / 2), (0.5, 1 / 4), (0.99, 1 / 2), (50.0, 64.0), (-100, -50), (7, 3), (0.0, 0.25)],
+)  # fmt: skip
+def test_numbers_that_are_moved_far(value, other):
+    assert moves.moved_number(value, moves.FAR) == other
 
 
 # ---- weights ----

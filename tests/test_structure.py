@@ -1,7 +1,10 @@
 """What a task draws with a structure that it does not promise is drawn without it, as far as its reference survives that."""
 
+import itertools
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from nanotriton.executor.judge import moves, structure
 from nanotriton.executor.judge.kinds import MOVED
@@ -28,6 +31,10 @@ def stored(m, x, y):
 
 
 ADDED = "torch.randn(20, 6), torch.randperm(40)[:20]"
+OFFSETS = (
+    "torch.randn(30), torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(1, 8, (4,)).cumsum(0)])"
+)
+SUMS = "return torch.stack([x[a:b].sum() / max(1, len(x[a:b])) for a, b in zip(y, y[1:])])"
 LENGTHS = "torch.arange(24) < y[:, None]"
 STRUCTURES = {
     "distinct": ("torch.randn(20, 6), torch.randperm(40)[:20]", "return x.new_zeros(40, 6).index_add(0, y, x)", put),
@@ -39,6 +46,9 @@ STRUCTURES = {
     "consecutive": ("torch.randn(50, 6), torch.arange(12) + torch.randint(0, 30, ())", "return x[y].tanh()", lambda m, x, y: x[int(y[0]) : int(y[0]) + 12].tanh() if int(y[0]) < 39 else x[:12]),
     "rows with something": ("torch.randn(20, 16), torch.randint(0, 2, (20, 16))", "return (x * y).sum(1) / y.sum(1).clamp(min=1)", lambda m, x, y: (x * y).sum(1) / y.sum(1)),
     "long": ("torch.randn(6, 24), torch.randint(12, 25, (6,))", f"return x * ({LENGTHS})", lambda m, x, y: x * (torch.arange(24) < y.clamp(min=12)[:, None])),
+    "never of no length": ("torch.randn(6, 24), torch.randint(12, 25, (6,))", f"return x * ({LENGTHS})", lambda m, x, y: x * (torch.arange(24) < y.clamp(min=1)[:, None])),
+    "parts with something": (OFFSETS, SUMS, lambda m, x, y: torch.stack([x[a:b].mean() for a, b in itertools.pairwise(y)])),
+    "hard labels": ("torch.randn(9, 14), (torch.rand(9, 14) < 0.4).float()", "return F.binary_cross_entropy_with_logits(x, y, reduction='none')", lambda m, x, y: F.softplus(torch.where(y > 0.5, -x, x))),
     "no first id": ("torch.randn(5000, 4), torch.randint(0, 5000, (40,))", "return x[y].tanh()", lambda m, x, y: (x[y] * (y > 0)[:, None]).tanh()),
     "symmetric": ("torch.randn(7, 12), (lambda t: t + t.T)(torch.randn(12, 12))", "return x @ y", lambda m, x, y: x @ y.T),
 }  # fmt: skip
@@ -76,7 +86,8 @@ KEPT = {
     "a promise of order": ("torch.randn(30, 5), torch.randperm(30)[:9].sort()[0]", "return x[y]", "# rows by sorted, unique indices"),
     "writes to places": ("torch.randn(9, 5), torch.randperm(9)", "return torch.zeros(9, 5).index_copy(0, y, x)", ""),
     "puts into places": ("torch.randn(9, 5), torch.randperm(9)", "return torch.zeros(9, 5).index_put((y,), x)", ""),
-    "offsets": ("torch.randn(30), torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(1, 8, (4,)).cumsum(0)])", "return torch.stack([x[a:b].sum() for a, b in zip(y, y[1:])])", ""),
+    "offsets of parts that are never empty": (OFFSETS, "return torch.stack([x[a:b].max() for a, b in zip(y, y[1:])])", ""),
+    "a promise of offsets": (OFFSETS, SUMS, "# y: ascending"),
     "a triangle that is read": ("torch.randn(6), (lambda t: t @ t.T + torch.eye(6))(torch.randn(6, 6))", "return torch.linalg.cholesky(y) @ x", ""),
     "what breaks": ("torch.randn(30), torch.randperm(30)[:9].sort(descending=True)[0]", "assert (y.diff() < 0).all(); return x[y]", ""),
 }  # fmt: skip
@@ -96,13 +107,26 @@ def test_where_it_may_break_order_alone_is_kept():
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 1), (6, 7), (2, 3, 5)])
-@pytest.mark.parametrize("way", ["crowd", "crowd_from_zero", "crowd_lower"])
+@pytest.mark.parametrize("way", ["crowd", "crowd_from_zero", "crowd_lower", "crowd_to_zero"])
 def test_ids_stay_in_their_range(way, shape):
     ids = torch.randint(5, 40, shape)
     for seed in range(5):
         after = moves.moved(ids, way, seed)
-        low = {"crowd": int(ids.min()), "crowd_from_zero": 0, "crowd_lower": 1}[way]
+        low = {"crowd": int(ids.min()), "crowd_lower": 1}.get(way, 0)
         assert after.shape == ids.shape and low <= int(after.min()) and int(after.max()) <= int(ids.max())
+
+
+@pytest.mark.parametrize("n", [3, 4, 9, 20])
+def test_offsets_whose_gaps_close_keep_their_ends_and_their_order(n):
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(1, 9, (n - 1,)).cumsum(0)])
+    for seed in range(5):
+        after = moves.moved(offsets, "close_gaps", seed)
+        assert (
+            after[0] == 0
+            and after[-1] == offsets[-1]
+            and (after.diff() >= 0).all()
+            and (after.diff() == 0).any()
+        )
 
 
 def test_words_of_a_promise_stand_in_prose_alone():
