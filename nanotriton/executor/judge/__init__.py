@@ -33,6 +33,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     origins.py      which weights of a task may be trained
     moves.py        ways to move arguments that are the same in every draw
     structure.py    ways to move arguments that are drawn with a structure: distinct, sorted, symmetric
+    marks.py        integers that stand for none among ids: an ignore_index, a padding id
     constants.py    finds those arguments, and the way that the reference survives
     fakes.py        answers that compute nothing, to find tasks that cannot tell right from wrong
     trial.py        one trial: the candidate runs, then the reference, then they are compared

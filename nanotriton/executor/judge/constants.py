@@ -8,12 +8,11 @@ from functools import partial
 import torch
 
 from nanotriton.executor.judge.compare import Answer
-from nanotriton.executor.judge.kinds import MOVED, TRIALS, Trial, has_other_numbers
+from nanotriton.executor.judge.kinds import MOVED, TRIALS, Trial
 from nanotriton.executor.judge.marks import MARK, marks
 from nanotriton.executor.judge.moves import (
     AND,
     FAR,
-    FAR_OTHER_WAY,
     NUMBER,
     NUMBERS,
     OTHER_WAY,
@@ -23,18 +22,9 @@ from nanotriton.executor.judge.moves import (
     ways,
 )
 from nanotriton.executor.judge.structure import promises, ways_of_drawn
-from nanotriton.executor.judge.watching import Shapes
 from nanotriton.plan.trees import identical, leaves, tensors
 
-
-def shapes_of(reference, weights: int) -> set[torch.Size]:
-    """The shapes of all tensors that take part in a call of the reference: inputs, weights, what it makes."""
-    kind = MOVED + "plain" if has_other_numbers(weights) else "plain"
-    seen, inputs = Shapes(), reference.inputs(kind, reference.seed)
-    model = reference.build(weights)
-    given = [*tensors(inputs), *model.parameters(), *model.buffers()]
-    reference.run(inputs, weights, kind=kind, watched=seen)
-    return seen.shapes | {t.shape for t in given}
+LOWEST = -8  # a smaller integer names no dimension
 
 
 def same_tensors(one: list, other: list) -> list[int]:
@@ -65,8 +55,8 @@ class Search:
         self.seed = reference.seed
         init = [leaf for _, leaf in leaves(reference.init_arguments(self.seed))]
         self.floats = frozenset(i for i, leaf in enumerate(init) if type(leaf) is float)
-        self.integers = {i: leaf for i, leaf in enumerate(init) if type(leaf) is int}
-        self.shapes: set[torch.Size] = set()  # of all tensors of a call
+        # others are shapes more often than not
+        self.integers = frozenset(i for i, leaf in enumerate(init) if type(leaf) is int and leaf < LOWEST)
         self.choices = frozenset(i for i, leaf in enumerate(init) if type(leaf) in (bool, str))
         self.options = {i: found for i, leaf in fixed.items() if (found := options(leaf))}
         promised = promises(reference.task.source)
@@ -94,7 +84,8 @@ class Search:
                 self.first_that_survives(Moves(self.found.ways | {i: way}, self.found.init) for way in found)
             for i in sorted(self.floats):
                 self.move_init(i, FAR, NUMBER)
-        self.move_integers()
+        for i in sorted(self.integers):
+            self.move_init(i, FAR)
         for i, draws in self.drawn_integers.items():
             self.add_marks(i, draws)
 
@@ -103,18 +94,6 @@ class Search:
 
     def move_init(self, i: int, *found: str) -> None:
         self.first_that_survives(Moves(self.found.ways, self.found.init | {i: way}) for way in found)
-
-    def move_integers(self) -> None:
-        """Those of the constructor that are no shapes: no tensor's shape depends on them. What may name a
-        dimension, or is a tensor's size, stays."""
-        if not self.integers:
-            return
-        self.shapes = shapes_of(self.reference, self.seed)
-        sizes = {size for shape in self.shapes for size in shape}
-        most = max(map(len, self.shapes))
-        for i, value in self.integers.items():
-            if not -most <= value <= most and abs(value) not in sizes:
-                self.move_init(i, FAR, FAR_OTHER_WAY)
 
     def add_marks(self, i: int, draws: list[torch.Tensor]) -> None:
         """Put integers that stand for none among those of an argument, after what else is done to them."""
@@ -138,9 +117,6 @@ class Search:
             kind = MOVED + reference.chosen(TRIALS[1])
             answer = reference.finite_answer(kind, self.seed, reference.moved_weights(self.seed))
             if answer is None or layout(answer) != self.wanted or not self.survives_others(kind):
-                return False
-            others = not self.integers.keys().isdisjoint(moves.init)
-            if others and shapes_of(reference, reference.moved_weights(self.seed)) != self.shapes:
                 return False
             self.found = moves
             return True

@@ -119,8 +119,8 @@ def ways(t: Tensor) -> tuple[str, ...]:
 
 
 # The ways of a number of Python's: `moved_number`.
-NUMBER, OTHER_WAY, FAR, FAR_OTHER_WAY = "number", "other number", "far number", "other far number"
-NUMBERS = frozenset([NUMBER, OTHER_WAY, FAR, FAR_OTHER_WAY])
+NUMBER, OTHER_WAY, FAR = "number", "other number", "far number"
+NUMBERS = frozenset([NUMBER, OTHER_WAY, FAR])
 AND = "+"  # between two ways of one tensor, done one after the other
 UNFOLD = "unfold"  # the way of an expanded tensor: each of its elements becomes one of its own
 UNFOLDED = 64 << 20  # bytes that it may take then
@@ -203,8 +203,8 @@ def moved_number(value: float | int | bool, way: str = NUMBER) -> float | int | 
     A float becomes a power of two: what a reference rounds by it then lies on an edge exactly, whether one
     divides or multiplies by the inverse. In the far way one below 1 becomes 1/16 to 1/2: of an eps, a weight
     decay or a learning rate near the old one no answer shows which it is. An integer is lowered by 1, and 0
-    or 1 raised; the other way it is raised by 1, and 1 lowered. In the far ways it is about half of what it
-    was, or twice. A truth value is the other one.
+    or 1 raised; the other way it is raised by 1, and 1 lowered. In the far way it is half of what it was. A
+    truth value is the other one.
     """
     if isinstance(value, bool):
         return not value
@@ -223,8 +223,6 @@ def moved_number(value: float | int | bool, way: str = NUMBER) -> float | int | 
 def moved_integer(value: int, way: str) -> int:
     if way == FAR:
         return value // 2
-    if way == FAR_OTHER_WAY:
-        return value * 2
     if value < 0:  # a dimension, counted from the end
         return value
     lowered = value > 1 if way == NUMBER else value == 1

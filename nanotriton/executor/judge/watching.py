@@ -12,19 +12,6 @@ class Watching(TorchDispatchMode):
         return False
 
 
-class Shapes(Watching):
-    """Notes the shapes of all that operators return."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes: set[torch.Size] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.shapes |= {t.shape for t in tree_leaves(out) if isinstance(t, torch.Tensor)}
-        return out
-
-
 def is_view(func) -> bool:
     """Whether what an ATen operator returns shares its operand's memory, and was not written in place."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
