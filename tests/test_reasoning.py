@@ -74,7 +74,7 @@ def test_training_judges_what_follows_the_reasoning_and_so_does_the_audit(
         ids = tokenizer.encode(text)
         on_finish(Sample(0, 0, ids, [-1.0] * len(ids), "length"))
 
-    def submit(task, candidate):
+    def submit(task, candidate, draw):
         submitted.append(candidate)
         verdict = Future()
         verdict.set_result(Verdict("correct"))

@@ -12,7 +12,7 @@ WINDOW = 64  # candidates that a worker chooses from
 class Entry:
     """One distinct candidate on its way to a verdict."""
 
-    key: tuple[str, str]  # (the task's key, the source's hash)
+    key: tuple[str, str]  # (the task's key, the source's hash and the draw, if it shares one)
     job: dict  # the message that a worker gets
     future: Future = field(default_factory=Future)
     facts: dict = field(default_factory=dict)  # fields of its verdict that are known already

@@ -3,7 +3,8 @@
 The worker's zygote was forked before the CUDA context was made, and sees no GPU. Candidates are recorded and
 kernels are compiled in its children. Only the worker, which never runs a candidate's Python, touches the GPU.
 While a candidate's plan runs, the worker has only that plan's arena on the GPU, with the inputs and weights
-that it was given. The reference's answers are computed later, and dropped before the next run.
+that it was given. The reference's answers are computed later, and dropped before the next run, or locked away
+(vault.py).
 (Some drivers let a GPU read host memory by its address. A kernel could then reach the worker's heap, which
 holds the secret seed, but no answer.)
 """
@@ -22,10 +23,13 @@ from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import BinaryCache
 from nanotriton.executor.gpu.locks import Turns
 from nanotriton.executor.gpu.timing import Stopwatch
+from nanotriton.executor.gpu.vault import Vault
+from nanotriton.vmm import LockedMemory
 
 # Bytes of freed memory that a worker may keep, between two candidates and between two turns. They are
 # overwritten. More than that is given back to the driver, which takes it milliseconds.
 WIPED = 2 << 30
+VAULT = 2 << 30  # bytes of what a worker keeps for candidates that share a draw, at most
 
 
 class Gpu:
@@ -49,6 +53,9 @@ class Gpu:
         free, _ = torch.cuda.mem_get_info()
         self.budget = most(f"{folder}-free", free) // 2  # bytes of one candidate's arena, at most
         self.share = self.budget // REPLAYERS  # a candidate that needs more has the GPU alone
+        vault = min(VAULT, self.share // 4)
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.vault = Vault(vault, device, lambda size: LockedMemory(size, device))
         self.owner = None  # the GpuRunner of the candidate that has the arena
         self.lost = False  # the context is lost: this process must end
         self.times = f"{folder}-times"  # a folder with a file for each task, for all workers
@@ -57,6 +64,8 @@ class Gpu:
 
     def own(self, runner) -> None:
         """Give the GPU to a runner, or to none. Buffers of other runners go, and answers of the reference."""
+        if not self.lost:
+            self.vault.close()
         if self.lost:
             self.owner = runner
             return
@@ -109,6 +118,7 @@ class Gpu:
     def clear(self) -> None:
         """Give the GPU's memory back. If a candidate is not done, its buffers and kernels are made anew."""
         self.own(None)
+        self.vault.give_back()
         if memory_in_use("allocated") > WIPED:
             gc.collect()  # an exception and its frames are a cycle, which still holds so much
         torch.cuda.empty_cache()

@@ -141,7 +141,9 @@ def judge_calls(
         judge_first(reference, trials[0], got.answers[0])
         got.answers[0] = None  # it may take gigabytes
     with excused("on its own inputs, called again"):
-        want = called(reference, trials, training, bool(got.state))
+        key = "called", *trials, training and training.weights, bool(got.state)
+        wanted = partial(called, reference, trials, training, bool(got.state))
+        want = reference.kept.once(key, wanted)
 
     where = partial(place, reference, another)
     asking = Asking(reference, trials, want.training)

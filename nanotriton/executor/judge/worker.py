@@ -217,7 +217,8 @@ class Worker:
             return Fault("unsupported", ENDS_CONTEXT)
         try:
             with self.stage("task", self.patience):
-                return Reference(task, self.device, self.pause, stress=lost is None)
+                vault = None if self.gpu is None else self.gpu.vault
+                return Reference(task, self.device, self.pause, lost is None, vault)
         except Fault as fault:
             # not the one with the traceback, which holds the task's tensors
             return Fault(fault.status, fault.message)
@@ -357,13 +358,22 @@ class Worker:
     def resume(self, generator, ended: Ended | None) -> Spawn:
         """Compute, and undo what the task's code has set meanwhile."""
         try:
-            return generator.send(ended)
+            try:
+                return generator.send(ended)
+            finally:
+                self.settle()
         except ContextLost:
             self.lost = True
             raise
         finally:
             if not self.context_is_lost:  # with which there is nothing left to set
                 settings.reset(self.neutral)
+
+    def settle(self) -> None:
+        """Raise ContextLost if a task's own code has ended the context."""
+        for reference in self.references.values():
+            if isinstance(reference, Reference):
+                reference.settle()
 
     def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""
