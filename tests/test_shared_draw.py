@@ -181,6 +181,17 @@ def test_the_reference_is_computed_once_for_a_group(place):
     assert forwards(judge.reference, lambda: judge.status(right, "step 2")) > 0
 
 
+def test_modules_are_constructed_once_for_a_group():
+    judge, made = Judge(Reference(TASK)), []
+    construct = judge.reference.construct
+    judge.reference.construct = lambda seed: made.append(seed) or construct(seed)
+    judge.status(right, "step 1")
+    assert made
+    made.clear()
+    judge.status(right, "step 1")
+    assert not made
+
+
 def test_a_slow_reference_is_not_quick_because_it_was_computed_before(monkeypatch):
     """It is not asked what it is sensitive to, for the first candidate as for the others."""
     from nanotriton.executor.judge import trial

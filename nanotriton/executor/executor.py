@@ -436,9 +436,7 @@ class Executor:
         free = [p for p in workers if p.has_room(depth) and not (suspect and p.entries)]
         if not free:
             return False
-        process = min(free, key=lambda p: len(p.entries))
-        known = set().union(*(p.tasks for p in workers))
-        return self._give(process, take(queue, set(process.tasks), known))
+        return self._give(*take(queue, free, workers))
 
     def _give(self, process: Process, entry: Entry) -> bool:
         self._next_id += 1
@@ -453,6 +451,8 @@ class Executor:
             os.close(fd)
         entry.given = time.monotonic()
         process.entries[job["id"]] = entry
+        if entry.key[0] in process.tasks:
+            process.tasks.remove(entry.key[0])
         process.tasks.append(entry.key[0])
         process.alone = bool(entry.deaths)
         return True

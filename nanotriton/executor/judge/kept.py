@@ -18,7 +18,7 @@ import torch
 
 from nanotriton.plan.trees import mapped, tensors
 
-MOST_BYTES = 32 << 20  # of one task's, where there is no vault
+MOST_BYTES = 8 << 20  # of one task's, where there is no vault
 CONSTANTS = (type(None), bool, int, float, complex, str, frozenset, torch.dtype)
 HOLE = object()  # stands for a tensor that lies in a vault
 

@@ -60,6 +60,9 @@ from nanotriton.verdict import Fault, TaskFault
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
+# Of a small task, with so many bytes of weights in all of them, more are kept: those of a candidate's further
+# calls, which the next one with the same draw needs too.
+MORE_BUILT, SMALL_WEIGHTS = 8, 16 << 20
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +247,8 @@ class Reference:
             if seed < 0:
                 train_(model, untrained(seed), self.trained_with(seed))
             self.built[seed] = model
-            while len(self.built) > BUILT:
+            size = MORE_BUILT * sum(t.nbytes for t in construct.named_state(model).values())
+            while len(self.built) > (MORE_BUILT if size <= SMALL_WEIGHTS else BUILT):
                 del self.built[next(iter(self.built))]
         return self.built[seed]
 
@@ -282,7 +286,6 @@ class Reference:
         """Give back the memory that is not needed to judge a candidate, but to do so quickly."""
         self.forget_weights()
         self.drawn_inputs.forget()
-        self.kept.forget()
 
     def init_arguments(self, weights: int) -> list:
         with self.its_code():

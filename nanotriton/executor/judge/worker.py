@@ -63,6 +63,8 @@ MESSAGE = 2000
 # or a task of gigabytes finds no room between parts of old blocks
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
 KEPT = 4  # of the tasks loaded, those that keep their modules and draws
+# And those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
+KEPT_DRAWS = 16
 # else: what was computed last
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
 TARGETS = {
@@ -201,9 +203,12 @@ class Worker:
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)
         self.references.move_to_end(key)
-        for known in list(self.references.values())[:-KEPT]:
-            if isinstance(known, Reference):
+        latest = reversed(self.references.values())
+        for number, known in enumerate(latest):
+            if number >= KEPT and isinstance(known, Reference):
                 known.forget_all()
+                if number >= KEPT_DRAWS:
+                    known.kept.forget()
         if isinstance(found, Fault):
             # also when it was found out before: a verdict of this stage says nothing of the
             # candidate
