@@ -56,8 +56,8 @@ class Locked:
         return self.data
 
 
-def vault(size: int = ROOM) -> Vault:
-    return Vault(size, torch.device("cpu"), Locked)
+def vault(size: int = ROOM, chunk: int = ROOM // 4) -> Vault:
+    return Vault(size, torch.device("cpu"), Locked, chunk)
 
 
 @dataclass
@@ -119,7 +119,7 @@ def writes(model, x):
 
 @pytest.fixture(params=["memory", "vault", "a vault that is too small"])
 def judge(request) -> Judge:
-    places = {"memory": None, "vault": vault(), "a vault that is too small": vault(8 << 10)}
+    places = {"memory": None, "vault": vault(), "a vault that is too small": vault(8 << 10, 2 << 10)}
     return Judge(Reference(TASK, vault=places[request.param]))
 
 
@@ -261,26 +261,36 @@ def test_a_vault_gives_what_was_put_into_it():
     for _ in range(2):
         assert identical(again(), given)
         place.close()
-        assert not place.is_open
+        assert not any(chunk.is_open for chunk in place.chunks)
+        assert set(place.chunks[0].bytes.tolist()) == {0x7F}
     place.give_back()
     assert again() is None
 
 
 def test_a_vault_that_is_full_begins_again_once_nobody_reads():
-    place = vault(64 << 10)
-    first = place.keep([torch.ones(16 << 8)])
-    assert all(place.keep([torch.ones(16 << 8)]) is not None for _ in range(3))
-    assert place.keep([torch.ones(16 << 8)]) is None and first() is not None
+    place, numbers = vault(64 << 10, 16 << 10), torch.arange(2048.0)
+    kept = [place.keep([numbers + i]) for i in range(8)]
+    assert all(again is not None for again in kept) and len(place.chunks) == 4
+    assert place.keep([numbers]) is None
+    assert all(identical(again(), [numbers + i]) for i, again in enumerate(kept))
     place.close()
-    assert first() is None
-    assert place.keep([torch.ones(16 << 8)]) is not None
+    assert all(again() is None for again in kept)
+    assert identical(place.keep([numbers])(), [numbers])
+
+
+def test_what_is_larger_than_a_chunk_is_not_kept_and_nothing_is_forgotten_for_it():
+    place = vault(64 << 10, 16 << 10)
+    small = place.keep([torch.ones(8)])
+    assert place.keep([torch.ones(8 << 10)]) is None
+    place.close()
+    assert small() is not None
 
 
 def test_where_memory_cannot_be_locked_nothing_is_kept(caplog):
     def refuses(size: int):
         raise RuntimeError("cuMemCreate failed with CUDA error 801")
 
-    judge = Judge(Reference(TASK, vault=Vault(ROOM, torch.device("cpu"), refuses)))
+    judge = Judge(Reference(TASK, vault=Vault(ROOM, torch.device("cpu"), refuses, ROOM)))
     for candidate, expected in ((right, "correct"), (wrong, "wrong_value"), (right, "correct")):
         assert judge.status(candidate, "step 1") == expected
     assert len(caplog.records) == 1 and not judge.reference.kept.found

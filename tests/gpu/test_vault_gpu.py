@@ -27,7 +27,7 @@ def make(size: int) -> LockedMemory:
 
 
 def test_a_vault_keeps_what_is_in_it():
-    vault = Vault(8 << 20, torch.device("cuda", torch.cuda.current_device()), make)
+    vault = Vault(8 << 20, torch.device("cuda", torch.cuda.current_device()), make, 8 << 20)
     given = [
         torch.randn(1000, device="cuda"),
         torch.arange(7, device="cuda"),

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 ALIGN = 256  # bytes: every tensor begins at a multiple of it
-LARGEST = 4  # what takes more than this part of a vault is not kept
+CHUNK = 256 << 20  # bytes that are put back at a time, and the most that is kept at once
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,19 @@ class Memory(Protocol):
     def tensor(self) -> torch.Tensor: ...
 
 
+@dataclass
+class Chunk:
+    """A part of a vault. bytes: all of its memory, uint8, to be read while it is open."""
+
+    memory: Memory
+    bytes: torch.Tensor
+    used: int = 0
+    is_open: bool = True
+
+
 @dataclass(frozen=True)
 class Place:
-    """Of a tensor, in a vault. start, nbytes: in bytes."""
+    """Of a tensor in a chunk. start, nbytes: in bytes."""
 
     start: int
     nbytes: int
@@ -39,74 +49,80 @@ class Place:
 
 
 class Vault:
-    """`size` bytes of a GPU, taken when something is first kept. Where that is not possible, nothing is kept.
+    """`size` bytes of a GPU at most, in chunks. Where the GPU cannot lock memory, nothing is kept.
 
-    make: of so many bytes, the memory. Raises RuntimeError, MemoryError or OSError.
+    make: of so many bytes, locked memory. Raises RuntimeError, MemoryError or OSError.
     """
 
-    def __init__(self, size: int, device: torch.device, make: Callable[[int], Memory]):
-        self.size, self.device, self.make = size, device, make
-        self.memory: Memory | None = None
-        self.bytes: torch.Tensor | None = None  # all of the memory, uint8
+    def __init__(self, size: int, device: torch.device, make: Callable[[int], Memory], chunk: int = CHUNK):
+        self.device, self.make, self.chunk = device, make, chunk
+        self.most = size // chunk
+        self.chunks: list[Chunk] = []
         self.works = True
-        self.is_open = False
-        self.used = 0
-        self.age = 0  # how often everything was forgotten
         self.is_full = False
+        self.age = 0  # how often everything was forgotten
 
     def keep(self, given: list[torch.Tensor]) -> Callable[[], list[torch.Tensor] | None] | None:
         """Copy tensors into the vault. Returns what gives the copies, or None once they are gone; None if
         there is no room. The copies may be read until the vault is closed."""
-        needed = sum(padded(t.nbytes) for t in given)
-        if needed * LARGEST > self.size or not self.open():
-            return None
-        if self.used + needed > self.size:
-            self.is_full = True
+        chunk = self._with_room(sum(padded(t.nbytes) for t in given))
+        if chunk is None:
             return None
         places: list[Place] = []
         for t in given:
-            places.append(Place(self.used, t.nbytes, t.dtype, t.shape))
-            self.view(places[-1]).copy_(t.detach())
-            self.used += padded(t.nbytes)
+            places.append(Place(chunk.used, t.nbytes, t.dtype, t.shape))
+            chunk.used += padded(t.nbytes)
+        for copy, t in zip(self._look(chunk, places), given, strict=True):
+            copy.copy_(t.detach())
         age = self.age
-        return lambda: [self.view(place) for place in places] if age == self.age and self.open() else None
-
-    def view(self, place: "Place") -> torch.Tensor:
-        """What lies at a place, while the vault is open."""
-        return self.bytes[place.start : place.start + place.nbytes].view(place.dtype).view(place.shape)
-
-    def open(self) -> bool:
-        """Returns False where that is not possible."""
-        if self.is_open:
-            return True
-        try:
-            if self.works and self.memory is None:
-                self.memory = self.make(self.size)
-            if self.works:
-                self.memory.unlock()
-        except (RuntimeError, MemoryError, OSError) as error:
-            log.warning("what candidates share is computed for each of them: %s", error)
-            self.works = False
-        if not self.works:
-            return False
-        self.is_open = True
-        if self.bytes is None:
-            self.bytes = self.memory.tensor()
-        return True
+        return lambda: self._look(chunk, places) if age == self.age else None
 
     def close(self) -> None:
         """Before a candidate's kernel runs. If there was no room for something, all is forgotten."""
-        if self.is_open:
-            self.memory.lock()
-            self.is_open = False
+        for chunk in self.chunks:
+            if chunk.is_open:
+                chunk.memory.lock()
+                chunk.is_open = False
         if self.is_full:
-            self.used, self.age, self.is_full = 0, self.age + 1, False
+            self._forget()
 
     def give_back(self) -> None:
         """Give the memory back, and forget what is in it. The next `keep` takes it again."""
         self.close()
-        self.used, self.age, self.is_full = 0, self.age + 1, False
-        self.memory = self.bytes = None
+        self._forget()
+        self.chunks = []
+
+    def _forget(self) -> None:
+        self.age, self.is_full = self.age + 1, False
+        for chunk in self.chunks:
+            chunk.used = 0
+
+    def _with_room(self, needed: int) -> Chunk | None:
+        """A chunk with so many bytes left, or None."""
+        if needed > self.chunk:
+            return None
+        found = next((c for c in self.chunks if c.used + needed <= self.chunk), None)
+        if found is None and self.works:
+            self.is_full = len(self.chunks) >= self.most
+            found = None if self.is_full else self._new_chunk()
+        return found
+
+    def _new_chunk(self) -> Chunk | None:
+        try:
+            memory = self.make(self.chunk)
+            memory.unlock()
+        except (RuntimeError, MemoryError, OSError) as error:
+            log.warning("what candidates share is computed for each of them: %s", error)
+            self.works = False
+            return None
+        self.chunks.append(Chunk(memory, memory.tensor()))
+        return self.chunks[-1]
+
+    def _look(self, chunk: Chunk, places: list[Place]) -> list[torch.Tensor]:
+        if not chunk.is_open:
+            chunk.memory.unlock()
+            chunk.is_open = True
+        return [chunk.bytes[p.start : p.start + p.nbytes].view(p.dtype).view(p.shape) for p in places]
 
 
 def padded(nbytes: int) -> int:

@@ -209,9 +209,12 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
     """Compare the answer of the first call. It does not count where the reference's is not finite."""
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-    if is_fair(answer):
+    try:
         with excused("comparing answers"):
             compare_fairly(got, answer, question(reference, trial))
+    except Fault:
+        if is_fair(answer):
+            raise
 
 
 def compare_state(where: str, state: State, want: Wanted) -> None:

@@ -98,6 +98,7 @@ class Reference:
         self.pause = pause
         self.stress = stress
         self.kept = Kept(vault)
+        self.answering = False  # an answer is computed: nobody else writes to what is drawn
         self.unsettled: str | None = None  # the kind of inputs that a GPU may still be computing with
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
         self.settings = Settings()
@@ -312,8 +313,11 @@ class Reference:
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
-        """What get_inputs gives under this kind of stress."""
-        if self.device.type != "cpu":
+        """What get_inputs gives under this kind of stress.
+
+        On a GPU nothing is kept that a candidate's kernel could write to.
+        """
+        if self.device.type != "cpu" and not self.answering:
             return self.draw_anew(kind, seed)
         given = self.drawn_inputs.copy_of((kind, seed))
         if given is None:
@@ -401,7 +405,7 @@ class Reference:
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
 
-        Inputs are drawn for each anew: nobody else has had a chance to write to them, and no copy is held.
+        Inputs are drawn for it anew: nobody else has had a chance to write to them.
         `keep_inputs`: as they are afterwards.
         """
         self.pause()
@@ -409,12 +413,17 @@ class Reference:
         return self.kept.once(key, partial(self.answer_anew, kind, seed, weights, keep_inputs))
 
     def answer_anew(self, kind: str, seed: int, weights: int, keep_inputs: bool) -> Answer:
-        begun = own_time()
-        inputs = self.inputs(kind, seed)
-        own = self.run(inputs, weights, kind=kind)
-        kept = inputs if keep_inputs else None
-        del inputs
-        exact, exact_inputs = self.exactly(kind, seed, weights)
+        begun, self.answering = own_time(), True
+        try:
+            inputs = self.inputs(kind, seed)
+            own = self.run(inputs, weights, kind=kind)
+            kept = inputs if keep_inputs else None
+            del inputs
+            exact, exact_inputs = self.exactly(kind, seed, weights)
+        finally:
+            self.answering = False
+            if self.device.type != "cpu":
+                self.drawn_inputs.forget()
         left = exact_inputs if keep_inputs else None
         answer = Answer(own, exact, left, kept, self.precision, own_time() - begun)
         if self.kept.active:

@@ -158,8 +158,11 @@ def scale_of(
         for _, _, o, w, _ in chunks(None, own, exact, masked):
             size = sizes(w, usual).add_(rms)
             error = (o - w).div_(size)
-            earned = torch.maximum(earned, own_errors(o, w, usual).div_(size).max())
-            broken += (error.abs() > BREAKDOWN * floor).sum()
+            apart = error.abs()
+            broken += (apart > BREAKDOWN * floor).sum()
+            if usual is not None:
+                apart = torch.maximum(apart, usual.error / size)
+            earned = torch.maximum(earned, apart.max())
             nonzero += w.count_nonzero()
             if coarse:
                 q = w / size
