@@ -2,12 +2,10 @@
 candidate's Python.
 
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
-(candidate.py) that is resumed when
-its child is done; between two children it computes (draws inputs, replays, compares), each stage under a
-limit of its own:
-an alarm that raises in the worker, and behind it the executor, which sees in shared memory when a stage is
-due (the beacon) and
-kills a worker that missed its alarm.
+(candidate.py) that is resumed when its child is done; between two children it computes (draws inputs,
+replays, compares), each stage under a limit of its own: an alarm that raises in the worker, and behind
+it the executor, which sees in shared memory when a stage is due (the beacon) and kills a worker that
+missed its alarm.
 """
 
 import contextlib
