@@ -13,6 +13,7 @@ from nanotriton.executor.judge.trial import judge_trial
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
+from tests.vaults import vault
 
 SOURCE = """import torch
 import torch.nn as nn
@@ -35,29 +36,7 @@ def get_init_inputs():
     return []
 """
 TASK = Task("t", SOURCE)
-ROOM = 1 << 20
-
-
-class Locked:
-    """Memory that holds something else while it is locked."""
-
-    def __init__(self, size: int):
-        self.data = torch.zeros(size, dtype=torch.uint8)
-        self.inside = self.data.clone()
-
-    def unlock(self):
-        self.data.copy_(self.inside)
-
-    def lock(self):
-        self.inside.copy_(self.data)
-        self.data.fill_(0x7F)
-
-    def tensor(self) -> torch.Tensor:
-        return self.data
-
-
-def vault(size: int = ROOM, chunk: int = ROOM // 4) -> Vault:
-    return Vault(size, torch.device("cpu"), Locked, chunk)
+ROOM = 1 << 20  # bytes
 
 
 @dataclass
@@ -251,39 +230,6 @@ def test_inputs_that_share_memory_are_drawn_each_time():
         for _ in range(2):
             kept.copy_of_draw(("x",), draw)
     assert len(made) == 2
-
-
-def test_a_vault_gives_what_was_put_into_it():
-    place = vault()
-    given = [torch.randn(3, 5), torch.tensor(True), torch.randn(4, 2).T, torch.zeros(0, 3), torch.arange(7)]
-    given.append(torch.randn(3, dtype=torch.complex64))
-    again = place.keep(given)
-    for _ in range(2):
-        assert identical(again(), given)
-        place.close()
-        assert not any(chunk.is_open for chunk in place.chunks)
-        assert set(place.chunks[0].bytes.tolist()) == {0x7F}
-    place.give_back()
-    assert again() is None
-
-
-def test_a_vault_that_is_full_begins_again_once_nobody_reads():
-    place, numbers = vault(64 << 10, 16 << 10), torch.arange(2048.0)
-    kept = [place.keep([numbers + i]) for i in range(8)]
-    assert all(again is not None for again in kept) and len(place.chunks) == 4
-    assert place.keep([numbers]) is None
-    assert all(identical(again(), [numbers + i]) for i, again in enumerate(kept))
-    place.close()
-    assert all(again() is None for again in kept)
-    assert identical(place.keep([numbers])(), [numbers])
-
-
-def test_what_is_larger_than_a_chunk_is_not_kept_and_nothing_is_forgotten_for_it():
-    place = vault(64 << 10, 16 << 10)
-    small = place.keep([torch.ones(8)])
-    assert place.keep([torch.ones(8 << 10)]) is None
-    place.close()
-    assert small() is not None
 
 
 def test_where_memory_cannot_be_locked_nothing_is_kept(caplog):

@@ -64,11 +64,10 @@ class Gpu:
 
     def own(self, runner) -> None:
         """Give the GPU to a runner, or to none. Buffers of other runners go, and answers of the reference."""
-        if not self.lost:
-            self.vault.close()
         if self.lost:
             self.owner = runner
             return
+        self.vault.close()
         if self.owner is not runner and self.owner is not None:
             self.owner.replay.close()
         self.owner = runner
@@ -118,7 +117,8 @@ class Gpu:
     def clear(self) -> None:
         """Give the GPU's memory back. If a candidate is not done, its buffers and kernels are made anew."""
         self.own(None)
-        self.vault.give_back()
+        if not self.lost:
+            self.vault.give_back()
         if memory_in_use("allocated") > WIPED:
             gc.collect()  # an exception and its frames are a cycle, which still holds so much
         torch.cuda.empty_cache()

@@ -28,16 +28,6 @@ class Memory(Protocol):
     def tensor(self) -> torch.Tensor: ...
 
 
-@dataclass
-class Chunk:
-    """A part of a vault. bytes: all of its memory, uint8, to be read while it is open."""
-
-    memory: Memory
-    bytes: torch.Tensor
-    used: int = 0
-    is_open: bool = True
-
-
 @dataclass(frozen=True)
 class Place:
     """Of a tensor in a chunk. start, nbytes: in bytes."""
@@ -46,6 +36,38 @@ class Place:
     nbytes: int
     dtype: torch.dtype
     shape: torch.Size
+
+
+class Chunk:
+    """A part of a vault. It begins locked."""
+
+    def __init__(self, memory: Memory):
+        self.memory = memory
+        self.bytes: torch.Tensor | None = None  # all of the memory, uint8, once it was open
+        self.used = 0
+        self.is_open = False
+
+    def open(self) -> None:
+        self.memory.unlock()
+        self.is_open = True
+        if self.bytes is None:
+            self.bytes = self.memory.tensor()
+
+    def close(self) -> None:
+        if self.is_open:
+            self.memory.lock()
+            self.is_open = False
+
+    def put(self, t: torch.Tensor) -> Place:
+        """Copy a tensor to the first free place."""
+        place = Place(self.used, t.nbytes, t.dtype, t.shape)
+        self.view(place).copy_(t.detach())
+        self.used += padded(t.nbytes)
+        return place
+
+    def view(self, place: Place) -> torch.Tensor:
+        data = self.bytes[place.start : place.start + place.nbytes]
+        return data.view(place.dtype).view(place.shape)
 
 
 class Vault:
@@ -65,24 +87,25 @@ class Vault:
     def keep(self, given: list[torch.Tensor]) -> Callable[[], list[torch.Tensor] | None] | None:
         """Copy tensors into the vault. Returns what gives the copies, or None once they are gone; None if
         there is no room. The copies may be read until the vault is closed."""
-        chunk = self._with_room(sum(padded(t.nbytes) for t in given))
-        if chunk is None:
+        number = self._with_room(sum(padded(t.nbytes) for t in given))
+        if number is None or not self._open(self.chunks[number]):
             return None
         places: list[Place] = []
         for t in given:
-            places.append(Place(chunk.used, t.nbytes, t.dtype, t.shape))
-            chunk.used += padded(t.nbytes)
-        for copy, t in zip(self._look(chunk, places), given, strict=True):
-            copy.copy_(t.detach())
+            places.append(self.chunks[number].put(t))
         age = self.age
-        return lambda: self._look(chunk, places) if age == self.age else None
+
+        def again() -> list[torch.Tensor] | None:
+            if age != self.age or not self._open(self.chunks[number]):
+                return None
+            return [self.chunks[number].view(place) for place in places]
+
+        return again
 
     def close(self) -> None:
         """Before a candidate's kernel runs. If there was no room for something, all is forgotten."""
         for chunk in self.chunks:
-            if chunk.is_open:
-                chunk.memory.lock()
-                chunk.is_open = False
+            chunk.close()
         if self.is_full:
             self._forget()
 
@@ -97,32 +120,37 @@ class Vault:
         for chunk in self.chunks:
             chunk.used = 0
 
-    def _with_room(self, needed: int) -> Chunk | None:
-        """A chunk with so many bytes left, or None."""
-        if needed > self.chunk:
+    def _with_room(self, needed: int) -> int | None:
+        """The number of a chunk with so many bytes left, or None."""
+        if needed > self.chunk or not self.works:
             return None
-        found = next((c for c in self.chunks if c.used + needed <= self.chunk), None)
-        if found is None and self.works:
-            self.is_full = len(self.chunks) >= self.most
-            found = None if self.is_full else self._new_chunk()
-        return found
-
-    def _new_chunk(self) -> Chunk | None:
+        for number, chunk in enumerate(self.chunks):
+            if chunk.used + needed <= self.chunk:
+                return number
+        if len(self.chunks) >= self.most:
+            self.is_full = True
+            return None
         try:
-            memory = self.make(self.chunk)
-            memory.unlock()
-        except (RuntimeError, MemoryError, OSError) as error:
-            log.warning("what candidates share is computed for each of them: %s", error)
-            self.works = False
+            self.chunks.append(Chunk(self.make(self.chunk)))
+        except MemoryError:  # others have it now
             return None
-        self.chunks.append(Chunk(memory, memory.tensor()))
-        return self.chunks[-1]
+        except (RuntimeError, OSError) as error:
+            self._give_up(error)
+            return None
+        return len(self.chunks) - 1
 
-    def _look(self, chunk: Chunk, places: list[Place]) -> list[torch.Tensor]:
-        if not chunk.is_open:
-            chunk.memory.unlock()
-            chunk.is_open = True
-        return [chunk.bytes[p.start : p.start + p.nbytes].view(p.dtype).view(p.shape) for p in places]
+    def _open(self, chunk: Chunk) -> bool:
+        """Returns False where that is not possible."""
+        if not chunk.is_open and self.works:
+            try:
+                chunk.open()
+            except (RuntimeError, OSError) as error:
+                self._give_up(error)
+        return chunk.is_open
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning("what candidates share is computed for each of them: %s", error)
+        self.works = False
 
 
 def padded(nbytes: int) -> int:
