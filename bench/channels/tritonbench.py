@@ -90,7 +90,7 @@ class Config:
     top_p: Annotated[float, "> 0", "<= 1"] = 1.0  # nucleus
     max_tokens: Annotated[int, ">= 1"] = 4096  # longest completion
     seed: Annotated[int, ">= 0"] = 0  # of the samples, and of the tests' random tensors
-    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     timeout: Annotated[float, "> 0"] = 60.0  # seconds for each stage of a file
     memory_gib: Annotated[float | None, "> 0"] = None  # for each judging process; none: a share
     # inputs of each performance script that correct candidates are timed on, on a GPU; 0: none
