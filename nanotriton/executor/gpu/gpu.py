@@ -71,7 +71,8 @@ class Gpu:
         if self.owner is not runner and self.owner is not None:
             self.owner.replay.close()
         self.owner = runner
-        if memory_in_use("reserved") - memory_in_use("allocated") > WIPED:
+        reserved, allocated = memory_in_use("reserved", "allocated")
+        if reserved - allocated > WIPED:
             torch.cuda.empty_cache()
         wipe_free_memory()
 
@@ -111,7 +112,7 @@ class Gpu:
         """A turn beside other workers. A worker that holds much memory gives it back for them at the end."""
         with self.turns.busy():
             yield
-            if not self.lost and memory_in_use("reserved") > WIPED:
+            if not self.lost and memory_in_use("reserved")[0] > WIPED:
                 self.clear()
 
     def clear(self) -> None:
@@ -119,7 +120,7 @@ class Gpu:
         self.own(None)
         if not self.lost:
             self.vault.give_back()
-        if memory_in_use("allocated") > WIPED:
+        if memory_in_use("allocated")[0] > WIPED:
             gc.collect()  # an exception and its frames are a cycle, which still holds so much
         torch.cuda.empty_cache()
 
@@ -161,13 +162,13 @@ def most(path: str, free: int) -> int:
     return free
 
 
-def memory_in_use(kind: str) -> int:
-    """Bytes that torch's allocator has "reserved" or "allocated".
+def memory_in_use(*kinds: str) -> list[int]:
+    """Bytes that torch's allocator has "reserved" or "allocated", for each of these kinds.
 
     torch.cuda.memory_reserved() and memory_allocated() are slower, because they sort all statistics first.
     """
     statistics = torch.cuda.memory_stats_as_nested_dict()  # empty before the first allocation
-    return statistics.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0)
+    return [statistics.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0) for kind in kinds]
 
 
 def wipe_free_memory() -> None:

@@ -420,6 +420,7 @@ class Reference:
             kept = inputs if keep_inputs else None
             del inputs
             exact, exact_inputs = self.exactly(kind, seed, weights)
+            self.settle()  # else only the launches would be timed
         finally:
             self.answering = False
             if self.device.type != "cpu":

@@ -263,6 +263,7 @@ class Worker:
         """Let other workers time what they have, if they wait for it. It counts for no other stage, and has
         no end of its own: theirs have."""
         if self.gpu is not None:
+            self.settle()  # nothing of this worker's runs while another one times
             with self.stage("wait", DAY):
                 self.gpu.turns.pause()
 
