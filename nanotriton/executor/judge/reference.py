@@ -408,11 +408,11 @@ class Reference:
         Inputs are drawn for it anew: nobody else has had a chance to write to them.
         `keep_inputs`: as they are afterwards.
         """
-        self.pause()
         key = "answer", kind, seed, weights, keep_inputs
         return self.kept.once(key, partial(self.answer_anew, kind, seed, weights, keep_inputs))
 
     def answer_anew(self, kind: str, seed: int, weights: int, keep_inputs: bool) -> Answer:
+        self.pause()
         begun, self.answering = own_time(), True
         try:
             inputs = self.inputs(kind, seed)
