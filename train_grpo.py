@@ -311,6 +311,8 @@ def sample(step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer) -> li
             temperature=cfg.temperature,
             max_tokens=cfg.max_tokens,
             prompt=trainer.prompt,
+            # one draw of inputs for a group: what the reference makes of it is computed once
+            draw=f"seed {cfg.seed}, step {step}",
         )
     for (number, _), group in zip(batch, groups):
         for episode in group:

@@ -4,10 +4,8 @@
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
 Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen`
-(torch.nn.attention.varlen),
-`sdpa` (scaled_dot_product_attention). The first three are CUDA in half precision, for head sizes that are
-multiples of 8 up
-to WIDEST; `sdpa` is everything else.
+(torch.nn.attention.varlen), `sdpa` (scaled_dot_product_attention). The first three are CUDA in half
+precision, for head sizes that are multiples of 8 up to WIDEST; `sdpa` is everything else.
 """
 
 import functools

@@ -93,11 +93,9 @@ class Checkpointer:
         """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same
         on every rank.
 
-        With background=True this returns when all is copied to host memory; a thread writes it, and finish()
-        makes it
-        the newest. Raises CheckpointError on every rank if any can't write (a full disk); the previous
-        checkpoints are
-        untouched.
+        With background=True this returns when all is copied to host memory; a thread writes it, and
+        finish() makes it the newest. Raises CheckpointError on every rank if any can't write (a full
+        disk); the previous checkpoints are untouched.
         """
         self.finish()
         final = self.folder / f"step-{step:08d}"
@@ -190,9 +188,8 @@ class Checkpointer:
         """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it
         doesn't fit.
 
-        With another number of ranks each takes the random states of one of the old ones; nothing that matters
-        is drawn
-        from them (samples have seeds of their own).
+        With another number of ranks each takes the random states of one of the old ones; nothing that
+        matters is drawn from them (samples have seeds of their own).
         """
         try:
             row = json.loads((folder / "state.json").read_text())

@@ -417,11 +417,10 @@ class Transformer(nn.Module):
         self.inv_freq, self.rope_scale = rope_frequencies(config)
 
     def merge_projections(self) -> None:
-        """Lay q, k and v of each layer side by side, and gate and up: a step of few tokens then makes them by
-        two products and
-        not five, of which small ones take longer than reading their weights. For a model that is sampled from
-        and not trained:
-        its parameters become views, which are to be written and never replaced."""
+        """Lay q, k and v of each layer side by side, and gate and up: a step of few tokens then makes
+        them by two products and not five, of which small ones take longer than reading their weights.
+        For a model that is sampled from and not trained: its parameters become views, which are to be
+        written and never replaced."""
         for layer in self.model.layers:
             layer.self_attn.qkv = side_by_side(
                 layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
@@ -450,8 +449,7 @@ class Transformer(nn.Module):
         """ids [T] and positions [T] int64 -> hidden [T, hidden_size] after the final norm, in compute_dtype.
 
         With `head`, returns head(hidden, head_weight) instead: the fused loss runs inside this forward
-        because that
-        is where FSDP has the root's parameters gathered.
+        because that is where FSDP has the root's parameters gathered.
         """
         cos, sin = self.rope_tables(positions)
         x = F.embedding(ids, self.model.embed_tokens.weight).to(self.compute_dtype)
@@ -465,9 +463,8 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> "Transformer":
-        """Fill from nothing, the same on every device: N(0, 0.02), the two projections that write to the
-        residual
-        stream scaled by 1 / sqrt(2 layers) (GPT-2), norms 1, biases 0. Returns self."""
+        """Fill from nothing, the same on every device: N(0, 0.02), the two projections that write to
+        the residual stream scaled by 1 / sqrt(2 layers) (GPT-2), norms 1, biases 0. Returns self."""
         generator = torch.Generator().manual_seed(seed)
         for name, param in self.named_parameters():
             if param.ndim == 1:

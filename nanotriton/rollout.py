@@ -84,13 +84,15 @@ def rollout(
     max_tokens: int = 256,
     prompt: Prompt = DEFAULT,
     desc: str = "sampling",
+    draw: str | None = None,
 ) -> list[list[Episode]]:
     """Sample `n` completions of every task, and hand each to the executor: [len(tasks)][n] episodes, whose
     verdicts are there after judged().
 
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
     are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `prompt` is
-    how tasks are put to the model.
+    how tasks are put to the model. With a `draw` all samples of a task are judged on the same inputs
+    (Executor.submit).
     """
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest, prompt)
@@ -123,14 +125,14 @@ def rollout(
         elif executor.time:
             waiting.append(episode)
         else:
-            episode.pending = executor.submit(task, episode.candidate)
+            episode.pending = executor.submit(task, episode.candidate, draw)
 
     with progress:
         if not executor.time:
             executor.expect(tasks)
         sampler.generate(requests, on_finish=finished)
         for episode in waiting:
-            episode.pending = executor.submit(episode.task, episode.candidate)
+            episode.pending = executor.submit(episode.task, episode.candidate, draw)
     return [[episodes[i, j] for j in range(n)] for i in range(len(tasks))]
 
 

@@ -12,10 +12,9 @@ pages.
 
 `--prompt` is what a user says, with the model's chat template around it; `--raw` is continued as it stands.
 
-One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The same
-code runs on
-a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, and the host reads them `LAG`
-steps late.
+One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The
+same code runs on a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, and the
+host reads them `LAG` steps late.
 """
 
 import argparse
@@ -110,10 +109,9 @@ class Sampler:
     def resume(self) -> None:
         """Take the KV memory again after free(). Does nothing if it is held.
 
-        It comes back at its address, so that captured graphs stay valid. Where kv_fraction rules and training
-        has since
-        taken so much that the old size doesn't fit, it is a fraction of what is free now, and graphs are
-        captured anew.
+        It comes back at its address, so that captured graphs stay valid. Where kv_fraction rules and
+        training has since taken so much that the old size doesn't fit, it is a fraction of what is free
+        now, and graphs are captured anew.
         """
         self._idle("resume")
         if self.kv.data is not None:
@@ -164,9 +162,9 @@ class Sampler:
         """Copy weights, by name, into the sampler's own buffers (whose addresses CUDA graphs hold), cast to
         their dtype.
 
-        Every parameter must come exactly once; a tied lm_head may come too. ValueError otherwise. No page of
-        the cache
-        outlives a generate call, so nothing computed with the old weights is ever read again.
+        Every parameter must come exactly once; a tied lm_head may come too. ValueError otherwise. No
+        page of the cache outlives a generate call, so nothing computed with the old weights is ever
+        read again.
         """
         self._idle("update_weights")
         named = source.named_parameters() if isinstance(source, torch.nn.Module) else source
@@ -303,9 +301,8 @@ class Sampler:
         """Run prompts (and what a preempted sample had) through the model into the cache; draw the next token
         of each.
 
-        The samples of a group that have nothing yet are one row. A prompt that is already in the cache is
-        computed again
-        for a preempted sample, whose tail needs it, but written to the scratch page.
+        The samples of a group that have nothing yet are one row. A prompt that is already in the cache
+        is computed again for a preempted sample, whose tail needs it, but written to the scratch page.
         """
         rows: dict[object, int] = {}
         row_of, tokens, pages, lengths = [], [], [], []

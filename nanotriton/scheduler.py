@@ -1,13 +1,10 @@
 """Who runs in the next step and in which pages: the host's half of the sampler, in plain Python and NumPy.
 
-A request becomes a Group, one prompt whose pages all of its samples share; the n samples are Sequences. A
-sequence waits,
-then holds a slot and pages, then is finished; when pages run out the youngest one goes back to waiting and is
-prefilled
-again, prompt and generated tokens together. Token counts are known ahead of the results: every running
-sequence gets one
-token a step, so the GPU can run ahead of the host, which hears of end tokens late and drops what came after
-them.
+A request becomes a Group, one prompt whose pages all of its samples share; the n samples are Sequences.
+A sequence waits, then holds a slot and pages, then is finished; when pages run out the youngest one
+goes back to waiting and is prefilled again, prompt and generated tokens together. Token counts are
+known ahead of the results: every running sequence gets one token a step, so the GPU can run ahead of
+the host, which hears of end tokens late and drops what came after them.
 """
 
 from collections import deque

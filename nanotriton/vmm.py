@@ -1,9 +1,9 @@
 """GPU memory that can be given back and taken again at the same address, so that CUDA graphs that point into
 it stay valid.
 
-CUDA's virtual memory calls (driver API, section "Virtual Memory Management"): an address range is reserved
-once; physical
-memory is created, mapped into it, and unmapped. torch's allocator knows nothing of it.
+CUDA's virtual memory calls (driver API, section "Virtual Memory Management"): an address range is
+reserved once; physical memory is created, mapped into it, and unmapped. torch's allocator knows nothing
+of it.
 """
 
 import ctypes
@@ -67,24 +67,27 @@ class Memory:
 
     def take(self) -> None:
         torch.cuda.empty_cache()  # what torch keeps in reserve would be missing here
-        handle, size = ctypes.c_uint64(), ctypes.c_size_t(self.size)
-        properties = _Properties(type=PINNED, location=self.location)
-        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
-        self._call("cuMemMap", self.address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-        self._call(
-            "cuMemSetAccess",
-            self.address,
-            size,
-            ctypes.byref(_Access(self.location, READ_WRITE)),
-            ctypes.c_size_t(1),
-        )
+        handle = self._create()
+        self._map(handle)
         self._call("cuMemRelease", handle)  # the mapping keeps it
-        self.held = True
 
     def give(self) -> None:
         torch.cuda.synchronize(self.device)
         self._call("cuMemUnmap", self.address, ctypes.c_size_t(self.size))
         self.held = False
+
+    def _create(self) -> ctypes.c_uint64:
+        """Physical memory."""
+        handle, size = ctypes.c_uint64(), ctypes.c_size_t(self.size)
+        properties = _Properties(type=PINNED, location=self.location)
+        self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
+        return handle
+
+    def _map(self, handle: ctypes.c_uint64) -> None:
+        size, access = ctypes.c_size_t(self.size), _Access(self.location, READ_WRITE)
+        self._call("cuMemMap", self.address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+        self.held = True
+        self._call("cuMemSetAccess", self.address, size, ctypes.byref(access), ctypes.c_size_t(1))
 
     def tensor(self) -> torch.Tensor:
         """The bytes [size] uint8; not to be used while nothing is held."""
@@ -102,3 +105,23 @@ class Memory:
             if self.held:
                 self.cuda.cuMemUnmap(self.address, ctypes.c_size_t(self.size))
             self.cuda.cuMemAddressFree(self.address, ctypes.c_size_t(self.size))
+
+
+class LockedMemory(Memory):
+    """Memory that keeps what is in it while it is locked. No kernel can reach it then: there is nothing at
+    its address."""
+
+    def __init__(self, size: int, device: torch.device):
+        super().__init__(size, device)
+        self.handle = self._create()
+
+    def unlock(self) -> None:
+        self._map(self.handle)
+
+    def lock(self) -> None:
+        self.give()
+
+    def __del__(self):
+        super().__del__()
+        if handle := getattr(self, "handle", None):
+            self.cuda.cuMemRelease(handle)

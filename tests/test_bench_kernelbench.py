@@ -68,7 +68,8 @@ def runs(folder: Path, samples: dict[str, str]) -> Path:
 
 
 def run(tmp_path: Path, data: Path, **options) -> dict:
-    cfg = bench.Config(data=str(data), device="cpu", workers=1, out=str(tmp_path / "r.json"), **options)
+    given = {"data": str(data), "device": "cpu", "workers": 1, "out": str(tmp_path / "r.json")}
+    cfg = config.make(bench.Config, **given, **options)
     cfg.validate()
     assert bench.main(cfg, World()) == 0
     return json.loads((tmp_path / "r.json").read_text())
@@ -230,7 +231,7 @@ def test_baseline_times(tmp_path, data):
     )
     # as a run on a GPU leaves it
     with Journal(
-        Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in bench.KernelBench.free}
+        Path(cfg.out), {k: v for k, v in config.flat(cfg).items() if k not in bench.KernelBench.free}
     ) as journal:
         for line in lines:
             journal.append(line)
@@ -456,7 +457,7 @@ def test_an_evaluation_killed_and_restarted_ends_with_the_same_table(tmp_path, d
 
 
 def mistake(tmp_path, **options) -> str:
-    cfg = bench.Config(device="cpu", out=str(tmp_path / "x.json"), **options)
+    cfg = config.make(bench.Config, device="cpu", out=str(tmp_path / "x.json"), **options)
     with pytest.raises(ConfigError) as caught:
         cfg.validate()
         bench.main(cfg, World())

@@ -104,6 +104,19 @@ def test_candidates_that_are_verified_later_are_counted(tmp_path):
     assert pipeline.tasks == 1 and Pipeline(config).enough()
 
 
+def test_the_sets_do_not_depend_on_how_far_ahead_other_workers_were(tmp_path):
+    """What was settled behind the last wanted pair stays in the journal, and surplus hard tasks too."""
+    keys = ["pair-0-0", "hard-0-3", "pair-0-4", "hard-0-7", "pair-0-8", "hard-0-11", "pair-0-12"]
+    pipeline = Pipeline(Config(count=3, rl_share=0.5, out=str(tmp_path)))
+    for key in reversed(keys):  # in whatever order they were done
+        settled = row(key, key.replace("-", " module "), status="kept" if "pair" in key else "task")
+        pipeline.settle(settled | ({} if "pair" in key else {"solution": ""}), settled["status"], "")
+    pipeline.finish(1.0)
+    assert [r["name"] for r in lines(tmp_path / "sft.jsonl")] == ["pair-0-0", "pair-0-4", "pair-0-8"]
+    assert [r["name"] for r in lines(tmp_path / "rl.jsonl")] == ["hard-0-3", "hard-0-7"]
+    assert len(lines(tmp_path / "journal.jsonl")) == len(keys)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_maker_behind(tmp_path):
     """Its makers end with it, however it ends."""

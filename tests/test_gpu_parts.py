@@ -181,7 +181,7 @@ def test_a_tuner_without_memory_ends_its_candidate_and_not_the_worker():
         stage=lambda *_: contextlib.nullcontext(),
     )
     runner = SimpleNamespace(replay=SimpleNamespace(tune=fails), by_name=lambda seed: {}, recorded=0)
-    reference = SimpleNamespace(inputs=lambda kind, seed: [])
+    reference = SimpleNamespace(inputs=lambda kind, seed: [], settle=lambda: None)
     message = "CUDA out of memory. Tried to allocate 2 GiB"
     with pytest.raises(Fault) as fault:
         gpu_runner.tune(SimpleNamespace(timeout=1.0), worker, reference, runner)

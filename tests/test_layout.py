@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "executor.gpu": {
         "plan",
         "verdict",
+        "vmm",
         "executor.common",
         "executor.sandbox",
         "executor.ttir",

@@ -11,6 +11,7 @@ import train_sft
 from bench.channels import sources
 from bench.channels.kernelbench import Config as KernelBenchConfig
 from bench.channels.kernelbench import KernelBench
+from bench.channels.sources import ServerOptions
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import judged, rollout
@@ -74,7 +75,7 @@ def test_training_judges_what_follows_the_reasoning_and_so_does_the_audit(
         ids = tokenizer.encode(text)
         on_finish(Sample(0, 0, ids, [-1.0] * len(ids), "length"))
 
-    def submit(task, candidate):
+    def submit(task, candidate, draw):
         submitted.append(candidate)
         verdict = Future()
         verdict.set_result(Verdict("correct"))
@@ -172,7 +173,7 @@ def test_a_benchmark_judges_no_draft_of_an_endpoint(monkeypatch, tmp_path):
     cfg = KernelBenchConfig(
         data="-",
         endpoint="http://x",
-        served_model="m",
+        server=ServerOptions(served_model="m"),
         n=2,
         policy=["strict"],
         device="cpu",

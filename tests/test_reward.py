@@ -130,7 +130,7 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
         def expect(self, tasks):
             said.append(f"{len(tasks)} tasks expected")
 
-        def submit(self, task, source):
+        def submit(self, task, source, draw):
             said.append("submitted")
             done = Future()
             done.set_result(Verdict("correct"))

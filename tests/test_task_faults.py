@@ -1,9 +1,12 @@
 """What a task does to its worker is the task's: no candidate is blamed, other tasks are judged as ever."""
 
 import pytest
+import torch
 
 from nanotriton.executor import Executor
 from nanotriton.executor.common import probe
+from nanotriton.executor.gpu import driver
+from nanotriton.executor.judge.reference import ContextLost, Reference
 from nanotriton.tasks.task import Task
 
 RIGHT = probe.CANDIDATE
@@ -60,6 +63,46 @@ def test_a_task_that_loses_the_context_on_its_own_inputs_is_unsupported(executor
     got = judged(executor, (always, RIGHT), (NEIGHBOUR, f"{RIGHT}#\n"), (always, WRONG))
     assert [status for status, _ in got] == ["unsupported", "correct", "unsupported"]
     assert "ends the GPU's context, on its own inputs" in got[0][1]
+
+
+@pytest.fixture
+def looks(monkeypatch) -> list[bool]:
+    """Answers of the driver to whether the context is lost, as they are asked for; True once one is."""
+    found = []
+
+    def context_is_lost() -> bool:
+        found.append(bool(found) and found[-1])
+        return found[-1]
+
+    monkeypatch.setattr(driver, "context_is_lost", context_is_lost)
+    return found
+
+
+def test_nobody_waits_for_a_gpu_after_each_call_of_the_task(looks):
+    """One wait is enough, before a candidate's kernels run."""
+    reference = Reference(NEIGHBOUR)
+    reference.device = torch.device("cuda")
+    for kind in ("plain", "scaled", "plain"):
+        with reference.own(kind):
+            pass
+    assert not looks
+    reference.settle()
+    reference.settle()
+    assert looks == [False]
+
+
+def test_a_context_that_was_lost_meanwhile_is_the_tasks(looks):
+    reference = Reference(NEIGHBOUR)
+    reference.device = torch.device("cuda")
+    for kind in ("plain", "scaled"):
+        with reference.own(kind):
+            pass
+    looks.append(True)
+    with pytest.raises(ContextLost) as lost:
+        reference.settle()
+    assert lost.value.kind == "scaled"
+    with pytest.raises(ContextLost), reference.own("plain"):
+        raise RuntimeError("CUDA error: device-side assert triggered")
 
 
 def test_a_reference_that_ends_its_process_is_not_the_candidates_crash(executor):

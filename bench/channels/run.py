@@ -17,7 +17,7 @@ from bench.channels import report, sources
 from bench.channels.journal import Journal
 from bench.results import command, environment, write_json
 from nanotriton import log
-from nanotriton.config import ConfigError, json_object
+from nanotriton.config import ConfigError, flat, json_object
 from nanotriton.executor import Executor
 from nanotriton.executor.processes import check_card
 from nanotriton.tasks.task import Task
@@ -134,7 +134,7 @@ class BenchmarkRun:
 
     def settings(self) -> dict:
         """The options as the journal keeps them: `free` ones apart, the run is not continued with others."""
-        return dataclasses.asdict(self.cfg)
+        return flat(self.cfg)
 
     # ---- what is the same ----
 
@@ -279,7 +279,7 @@ class BenchmarkRun:
             "seconds": round(time.perf_counter() - self.start, 1),
             "seconds_of": self.stages,
             "environment": environment() | {"device": cfg.device},
-            "settings": dataclasses.asdict(cfg),
+            "settings": flat(cfg),
             **self.asked(),
             **found,
             "samples": rows,

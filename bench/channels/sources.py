@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from nanotriton import log
 from nanotriton.config import json_object, reason
@@ -25,6 +26,18 @@ from nanotriton.rows import read_lines
 from nanotriton.rules.extract import CLOSE, OPEN
 from nanotriton.tasks.prompt import Prompt
 from nanotriton.writers import ModelWriter, Sampling, Written
+
+
+@dataclass
+class ServerOptions:
+    """The server of --endpoint"""
+
+    served_model: str = ""  # the model's name at the endpoint; empty: the first that the endpoint lists
+    key_env: str = "OPENAI_API_KEY"  # environment variable with the endpoint's key, if it wants one
+    concurrency: Annotated[int, ">= 1"] = 16  # requests at a time
+    per_minute: Annotated[float, ">= 0"] = 0.0  # requests a minute, at most; 0: no limit
+    retries: Annotated[int, ">= 0"] = 6  # times a request is sent again
+    request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
 
 
 @dataclass(frozen=True)
@@ -169,15 +182,16 @@ def cut_in_reasoning(samples: list[dict]) -> list[dict]:
 
 def make_endpoint(cfg) -> Endpoint:
     """The server that the options name, and how it is to be sampled. cfg: a benchmark's Config."""
+    server: ServerOptions = cfg.server
     client = Client(
         cfg.endpoint,
-        cfg.served_model,
-        key_env=cfg.key_env,
-        timeout=cfg.request_timeout,
-        retries=cfg.retries,
-        per_minute=cfg.per_minute,
+        server.served_model,
+        key_env=server.key_env,
+        timeout=server.request_timeout,
+        retries=server.retries,
+        per_minute=server.per_minute,
     )
-    return Endpoint(client, sampling_of(cfg), cfg.concurrency)
+    return Endpoint(client, sampling_of(cfg), server.concurrency)
 
 
 def sampling_of(cfg) -> Sampling:

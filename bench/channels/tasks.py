@@ -22,6 +22,7 @@ from typing import Annotated, Literal
 from bench.channels import sources
 from bench.channels.run import FREE, BenchmarkRun, Job, check
 from bench.channels.scores import NOT_COMPILED, Outcome, tables
+from bench.channels.sources import ServerOptions
 from bench.results import usual_device
 from nanotriton import config
 from nanotriton.executor import Executor, Verdict
@@ -56,14 +57,9 @@ class Config:
     top_p: Annotated[float, "> 0", "<= 1"] = 1.0  # nucleus
     max_tokens: Annotated[int, ">= 1"] = 2048  # longest completion
     seed: Annotated[int, ">= 0"] = 0  # of the samples, and of the judge's draws
-    served_model: str = ""  # the model's name at the endpoint; empty: the first that the endpoint lists
-    key_env: str = "OPENAI_API_KEY"  # environment variable with the endpoint's key, if it wants one
-    concurrency: Annotated[int, ">= 1"] = 16  # requests at a time
-    per_minute: Annotated[float, ">= 0"] = 0.0  # requests a minute, at most; 0: no limit
-    retries: Annotated[int, ">= 0"] = 6  # times a request is sent again
-    request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
     workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     timeout: Annotated[float, "> 0"] = 10.0  # seconds for each stage of a candidate
+    server: ServerOptions = field(default_factory=ServerOptions)
 
     def __post_init__(self) -> None:
         self.device = self.device or usual_device()

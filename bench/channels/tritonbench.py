@@ -41,6 +41,7 @@ from bench.channels.helper import ask_all
 from bench.channels.inflight import InFlight, Running
 from bench.channels.run import FREE, REFRESH, BenchmarkRun, check
 from bench.channels.scores import Outcome, tables
+from bench.channels.sources import ServerOptions
 from bench.results import environment, usual_device
 from nanotriton import config, log
 from nanotriton.executor import Executor
@@ -89,17 +90,12 @@ class Config:
     top_p: Annotated[float, "> 0", "<= 1"] = 1.0  # nucleus
     max_tokens: Annotated[int, ">= 1"] = 4096  # longest completion
     seed: Annotated[int, ">= 0"] = 0  # of the samples, and of the tests' random tensors
-    served_model: str = ""  # the model's name at the endpoint; empty: the first that the endpoint lists
-    key_env: str = "OPENAI_API_KEY"  # environment variable with the endpoint's key, if it wants one
-    concurrency: Annotated[int, ">= 1"] = 16  # requests at a time
-    per_minute: Annotated[float, ">= 0"] = 0.0  # requests a minute, at most; 0: no limit
-    retries: Annotated[int, ">= 0"] = 6  # times a request is sent again
-    request_timeout: Annotated[float, "> 0"] = 600.0  # seconds that one request may take
-    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     timeout: Annotated[float, "> 0"] = 60.0  # seconds for each stage of a file
     memory_gib: Annotated[float | None, "> 0"] = None  # for each judging process; none: a share
     # inputs of each performance script that correct candidates are timed on, on a GPU; 0: none
     speed_inputs: Annotated[int, ">= 0"] = 3
+    server: ServerOptions = field(default_factory=ServerOptions)
 
     def __post_init__(self) -> None:
         self.device = self.device or usual_device()

@@ -75,7 +75,7 @@ class Config:
     predictions: str = ""  # candidates, as for bench.channels.tritonbench
     limit: Annotated[int, ">= 0"] = 0  # only the first so many problems; 0: all
     device: Literal["cpu", "cuda"] = ""  # where candidates run; empty: cuda if there is a GPU
-    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: one less than cores
+    workers: Annotated[int | None, ">= 1"] = None  # judging processes; none: the executor's default
     speed_inputs: Annotated[int, ">= 0"] = 3  # as for bench.channels.tritonbench; 0: nothing is timed
     out: str = ""  # JSON file for the figures; empty: print only
 

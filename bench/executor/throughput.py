@@ -8,7 +8,8 @@ them, with their kernels renamed, so that each is recorded, compiled and judged.
 
     maps_and_reductions         element-wise operations and reductions
     dots                        matrix products (tl.dot)
-    groups_of_8                 eight candidates with equal kernels at a time, as GRPO submits them
+    groups_of_8                 eight candidates with equal kernels at a time, each with a draw of its own
+    groups_with_a_draw          the same with one draw for all of a step, as GRPO submits them
     suite                       the honest kernels of tests/honest, which are written as real ones are
     timed_..., on a GPU         the first two sets with timing, in an executor that has compiled nothing yet
     fresh_process_each, on a GPU   a process and a CUDA context for each candidate, to compare with
@@ -101,10 +102,10 @@ def cores_seconds() -> Counter:
     return Counter(busy=user + nice + system + irq + softirq, idle=idle + iowait, stolen=steal)
 
 
-def measure(executor: Executor, pairs: Pairs) -> dict:
-    """The figures of judging (task, source) pairs, all submitted at once."""
+def measure(executor: Executor, pairs: Pairs, draw: str | None = None) -> dict:
+    """The figures of judging (task, source) pairs, all submitted at once. draw: of Executor.submit."""
     cpu, cores, started = cpu_seconds(executor), cores_seconds(), time.perf_counter()
-    futures = [executor.submit(task, source) for task, source in pairs]
+    futures = [executor.submit(task, source, draw) for task, source in pairs]
     verdicts = [future.result() for future in futures]
     seconds = time.perf_counter() - started
     cpu, cores = cpu_seconds(executor) - cpu, cores_seconds() - cores
@@ -190,6 +191,7 @@ def run(cfg: Config) -> Iterator[tuple[str, Any]]:
         yield "start_seconds", seconds
         for name, pairs in sets.items():
             yield name, measure(executor, pairs)
+        yield "groups_with_a_draw", measure(executor, groups, "a step")
     if cfg.device == "cuda":
         executor, _ = started(cfg, timed=True)
         with executor:

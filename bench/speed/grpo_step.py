@@ -208,6 +208,7 @@ def judged(judge: Given, tasks: dict[str, Task]) -> Callable[..., list[float | N
 
 def trl(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
     """Steps of TRL's GRPOTrainer."""
+    import pyarrow
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -257,7 +258,7 @@ def trl(cfg: Config, world: World, peak: Peak) -> dict[str, Any]:
             transformers_model(cfg, world),
             reward_funcs=judged(Given(executor, pairs), {task.name: task for task in tasks}),
             args=arguments,
-            train_dataset=Dataset.from_list(rows),
+            train_dataset=Dataset(pyarrow.Table.from_pylist(rows), fingerprint="prompts"),
             processing_class=words(vocab_size),
             callbacks=[Timed()],
         )

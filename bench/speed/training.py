@@ -172,8 +172,8 @@ class Given:
     def expect(self, tasks: list[Task]) -> None:
         """Each candidate has a task of its own here."""
 
-    def submit(self, task: Task, source: str):
-        return self.executor.submit(*next(self.pairs[task.name]))
+    def submit(self, task: Task, source: str, draw: str | None = None):
+        return self.executor.submit(*next(self.pairs[task.name]), draw)
 
 
 def given(steps: int, prompts: int, size: str) -> tuple[list[Task], dict[str, Iterator[tuple[Task, str]]]]:

@@ -102,7 +102,11 @@ class Pipeline:
 
     def wanted(self, job: dict) -> bool:
         """Hard tasks only as far as their share goes."""
-        return not job.get("hard") or self.tasks < self.cfg.rl_share * max(self.cfg.count // self.shards, 1)
+        return not job.get("hard") or self.tasks < self.tasks_wanted()
+
+    def tasks_wanted(self) -> float:
+        """How many RL tasks hard draws may bring this shard to."""
+        return self.cfg.rl_share * max(self.cfg.count // self.shards, 1)
 
     # ---- the run ----
 
@@ -270,10 +274,29 @@ class Pipeline:
         order = self.ordered()
         drawn = self.cfg.count and not self.cfg.modules
         wanted = -(-self.cfg.count // self.shards) if drawn else None
+        if drawn:
+            order = self.without_surplus(order, wanted)
         if self.cfg.verify == "later":
             rows = (emitted(row) for row in order if row["status"] == "emitted")
             put_rows(self.out / "candidates.jsonl", rows)
         write_sets(self.cfg, order, wanted, seconds, self.length, self.classes)
+
+    def without_surplus(self, order: list[dict], wanted: int) -> list[dict]:
+        """The rows up to the last pair that is wanted, of the hard tasks as many as are wanted.
+
+        Several workers are ahead by more than one. Without their surplus the sets don't depend on how many
+        there were.
+        """
+        found, pairs, tasks = [], 0, 0
+        for row in order:
+            if pairs == wanted:
+                break
+            if row["key"].startswith("hard-") and tasks >= self.tasks_wanted():
+                continue
+            pairs += may_be_pair(row)
+            tasks += may_be_rl(row)
+            found.append(row)
+        return found
 
     def ordered(self) -> list[dict]:
         """The journal's rows in the order of jobs."""

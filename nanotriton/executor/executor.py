@@ -144,17 +144,25 @@ class Executor:
     def __exit__(self, *exc) -> None:
         self.close()
 
-    def submit(self, task: Task, source: str) -> "Future[Verdict]":
-        """Judge `source` for `task`. Identical candidates share one future, even while they are in flight."""
+    def submit(self, task: Task, source: str, draw: str | None = None) -> "Future[Verdict]":
+        """Judge `source` for `task`. Identical candidates share one future, even while they are in flight.
+
+        draw: any text. Candidates of one task with the same text are judged on the same inputs and weights,
+        of which the reference's part is computed once. None: on inputs and weights of its own. In process
+        mode a candidate always has its own, because it sees them.
+        """
         source = plain(source)
-        return self._submit(task, source, self._first_phase(), _sha256(source))
+        name = _sha256(source) if draw is None else f"{_sha256(source)} {draw}"
+        return self._submit(task, source, self._first_phase(), name, draw)
 
     def expect(self, tasks: Iterable[Task]) -> None:
         """Have tasks examined whose candidates are on their way: else the first candidate waits for that."""
         for task in tasks:
             self._submit(task, "", "task", "")
 
-    def _submit(self, task: Task, source: str, phase: str, name: str) -> "Future[Verdict]":
+    def _submit(
+        self, task: Task, source: str, phase: str, name: str, draw: str | None = None
+    ) -> "Future[Verdict]":
         key = (task.key, name)
         with self._lock:
             if self._closing:
@@ -170,6 +178,7 @@ class Executor:
                 "memory": self.memory,
                 "time": self.time,
                 "phase": phase,
+                "draw": draw,
             }
             entry = Entry(key, job)
             entry.future.set_running_or_notify_cancel()  # from here on it can't be cancelled
@@ -427,9 +436,7 @@ class Executor:
         free = [p for p in workers if p.has_room(depth) and not (suspect and p.entries)]
         if not free:
             return False
-        process = min(free, key=lambda p: len(p.entries))
-        known = set().union(*(p.tasks for p in workers))
-        return self._give(process, take(queue, set(process.tasks), known))
+        return self._give(*take(queue, free, workers))
 
     def _give(self, process: Process, entry: Entry) -> bool:
         self._next_id += 1
@@ -444,6 +451,8 @@ class Executor:
             os.close(fd)
         entry.given = time.monotonic()
         process.entries[job["id"]] = entry
+        if entry.key[0] in process.tasks:
+            process.tasks.remove(entry.key[0])
         process.tasks.append(entry.key[0])
         process.alone = bool(entry.deaths)
         return True

@@ -70,7 +70,7 @@ class Process:
     entries: dict[int, Any] = field(default_factory=dict)  # job's number -> executor.Entry
     finished: int = 0  # phases of candidates that it has finished
     alone: bool = False  # it has a suspect, and gets nothing else
-    # keys of the tasks that it was given last, and so has loaded
+    # keys of the tasks that it was given last, and so has loaded, each once
     tasks: deque[str] = field(default_factory=lambda: deque(maxlen=REFERENCES))
 
     def has_room(self, depth: int) -> bool:

@@ -1,13 +1,11 @@
 """AdamW for bf16 parameters that have no fp32 masters: moments in 8 bits, parameters rounded stochastically.
 
-Six bytes a parameter with its gradient, where fp32 masters take sixteen: an 8B model trains on one GPU of 80
-GB, and the
-sampler can share the parameters. What bf16 loses is had back on average: an update smaller than half a unit
-in the last
-place is rounded up with the probability that makes its expectation right (rounding to nearest would drop
-every update
-at a small learning rate). Blocks of 256 share a scale, as in 8-bit optimizers via block-wise quantization
-(arXiv 2110.02861), and codes are powers, which have small steps where values are small:
+Six bytes a parameter with its gradient, where fp32 masters take sixteen: an 8B model trains on one GPU
+of 80 GB, and the sampler can share the parameters. What bf16 loses is had back on average: an update
+smaller than half a unit in the last place is rounded up with the probability that makes its expectation
+right (rounding to nearest would drop every update at a small learning rate). Blocks of 256 share a
+scale, as in 8-bit optimizers via block-wise quantization (arXiv 2110.02861), and codes are powers,
+which have small steps where values are small:
 
     m = scale * sign(c) * (c / 127)^2         int8  c in -127..127
     v = scale * (c / 255)^4                   uint8 c; at least 1 where v > 0, so that no step divides by zero

@@ -1,14 +1,11 @@
 """RMSNorm, RoPE and SwiGLU: what a transformer does between its matrix products, forward and backward.
 
-All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and
-rounds
-once. Every Triton function stands above its torch twin, `<name>_torch`, with the same arguments and the same
-answer;
-the twin is what the CPU runs and what the tests compare with. `rms_norm`, `rope` and `swiglu`, at the end,
-are the
-public functions: they differentiate, and choose by where the tensor is. The forwards also take what is a part
-of each
-row of something wider, as a product that made several projections at once leaves it.
+All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in
+fp32 and rounds once. Every Triton function stands above its torch twin, `<name>_torch`, with the same
+arguments and the same answer; the twin is what the CPU runs and what the tests compare with.
+`rms_norm`, `rope` and `swiglu`, at the end, are the public functions: they differentiate, and choose by
+where the tensor is. The forwards also take what is a part of each row of something wider, as a product
+that made several projections at once leaves it.
 """
 
 import torch
@@ -153,9 +150,8 @@ def rms_norm_forward_torch(
 def rms_norm_backward(
     x: Tensor, weight: Tensor, eps: float, dy: Tensor, dtotal: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is summed in
-    fp32 and
-    comes in the weight's dtype."""
+    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is
+    summed in fp32 and comes in the weight's dtype."""
     dx, dw, n = torch.empty_like(x), torch.zeros_like(weight), x.shape[-1]
     x, dy, dtotal = x.contiguous(), dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)

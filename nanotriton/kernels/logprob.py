@@ -4,9 +4,9 @@
     logp_t = z[t, target_t] - logsumexp(z_t)
     entropy_t = -sum_v p_tv log p_tv          p = softmax(z)
 
-Logits are made for a few rows at a time, in fp32 from the matrix product on, and made again in the backward:
-one matrix
-product forward, three backward. What the backward needs of a row is its logsumexp and its entropy:
+Logits are made for a few rows at a time, in fp32 from the matrix product on, and made again in the
+backward: one matrix product forward, three backward. What the backward needs of a row is its logsumexp
+and its entropy:
 
     dz_tv = g_t (1[v = target_t] - p_tv) - h_t p_tv (log p_tv + entropy_t)      g, h: gradients of logp and entropy
 
@@ -43,13 +43,10 @@ def token_logprobs(
     """hidden [T, D], weight [V, D], targets [T] int64 -> logp [T], entropy [T] (None with entropy=False),
     both fp32.
 
-    Both outputs have gradients to hidden and weight. Matrix products are in hidden's dtype with fp32 sums
-    (float64 stays
-    float64, for tests); the weight may be an fp32 master of a bf16 hidden: its gradient is then fp32,
-    unrounded.
-    valid_vocab: the tokenizer's size where the embedding is padded beyond it. A target outside [0,
-    valid_vocab) has
-    logp -inf. Cross-entropy is -logp.
+    Both outputs have gradients to hidden and weight. Matrix products are in hidden's dtype with fp32
+    sums (float64 stays float64, for tests); the weight may be an fp32 master of a bf16 hidden: its
+    gradient is then fp32, unrounded. valid_vocab: the tokenizer's size where the embedding is padded
+    beyond it. A target outside [0, valid_vocab) has logp -inf. Cross-entropy is -logp.
     """
     if (
         hidden.ndim != 2
@@ -147,9 +144,8 @@ def _budget(hidden: Tensor) -> int:
 
 
 def _chunks(n: int, width: int, budget: int) -> list[slice]:
-    """0..n cut into equal parts of whole tiles of the matrix product (2,432 rows were slower than 2,048),
-    each of which fits
-    the budget with `width` fp32 numbers an element."""
+    """0..n cut into equal parts of whole tiles of the matrix product (2,432 rows were slower than
+    2,048), each of which fits the budget with `width` fp32 numbers an element."""
     most = max(1, budget // (4 * max(1, width)))
     size = math.ceil(n / math.ceil(n / most)) if n else 1
     if most >= TILE:
@@ -308,9 +304,8 @@ def _backward_kernel(
     valid,
     BLOCK: tl.constexpr,
 ):
-    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one covered. The
-    next block
-    is on its way while one is worked on."""
+    """One row, in place: block j of d covers bytes that block j of the logits or an earlier one
+    covered. The next block is on its way while one is worked on."""
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * logits_stride
     lanes = tl.arange(0, BLOCK)

@@ -1,11 +1,10 @@
 """Draw one token a row from logits: temperature, top-k, top-p, and the logprob under the distribution it was
 drawn from.
 
-Randomness is one number u in [0, 1) a token, a pure function of (the sample's seed, how many tokens it has):
-what else is
-in the batch, how it is batched, on which rank, plays no part. The token is where the cumulative distribution
-passes u, so
-a vocabulary of 150,000 needs one random number and not one for each entry.
+Randomness is one number u in [0, 1) a token, a pure function of (the sample's seed, how many tokens it
+has): what else is in the batch, how it is batched, on which rank, plays no part. The token is where the
+cumulative distribution passes u, so a vocabulary of 150,000 needs one random number and not one for
+each entry.
 """
 
 import numpy as np
@@ -36,9 +35,8 @@ def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
 def restrict(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """-inf outside the support. logits [B, V]; top_k [B] int, 0 is off; top_p [B], 1 is off; top-k first.
 
-    top-p keeps the smallest set of most likely tokens whose mass is at least p: a token stays if those above
-    it have
-    less than p. The most likely one always stays. Equal logits are kept in order of id.
+    top-p keeps the smallest set of most likely tokens whose mass is at least p: a token stays if those
+    above it have less than p. The most likely one always stays. Equal logits are kept in order of id.
     """
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
@@ -59,11 +57,9 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [B, V] fp32, temperature [B] fp32, u [B] float64 -> tokens [B] int64, logprobs [B] fp32.
 
-    Temperature 0 takes the most likely token (the first of equals) and reports its logprob at temperature 1.
-    Ids from
-    valid_vocab on (rows that pad an embedding) are never drawn and carry no mass. top_k and top_p are given
-    together or
-    not at all: see `restrict`.
+    Temperature 0 takes the most likely token (the first of equals) and reports its logprob at
+    temperature 1. Ids from valid_vocab on (rows that pad an embedding) are never drawn and carry no
+    mass. top_k and top_p are given together or not at all: see `restrict`.
     """
     valid = logits.shape[-1] if valid_vocab is None else min(valid_vocab, logits.shape[-1])
     if top_k is None and logits.is_cuda:

@@ -4,12 +4,10 @@ rules.
     python -m nanotriton.reward.audit RUN [--device cpu|cuda] [--split train] [--limit 500] [--worst 20]
                                           [--page RUN/audit.md]
 
-RUN is a run's folder, or a samples.jsonl. Each distinct rewarded candidate is judged under policy strict with
-a fresh secret seed. Those
-whose verdict is no longer `correct` are listed, and a Markdown page shows the most suspicious ones with their
-source, so that two
-audits can be compared with diff. Exit status: 0 every reward stands, 1 some do not or could not be judged
-again, 2 bad usage.
+RUN is a run's folder, or a samples.jsonl. Each distinct rewarded candidate is judged under policy
+strict with a fresh secret seed. Those whose verdict is no longer `correct` are listed, and a Markdown
+page shows the most suspicious ones with their source, so that two audits can be compared with diff.
+Exit status: 0 every reward stands, 1 some do not or could not be judged again, 2 bad usage.
 """
 
 import argparse

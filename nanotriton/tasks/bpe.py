@@ -1,15 +1,12 @@
 """A tokenizer trained on the spot: byte-level BPE that cuts text at lines and digits, so that sequences are
 short.
 
-A small model pays for every token, in attention, in sampling steps and in chances to err. So a piece, the
-longest text
-that BPE may merge into one token, is a whole line with the line break and the indentation before it, and a
-run of
-declarations (import, def, class, return ...) is one piece however many lines it has: what is the same in
-every file
-becomes a few tokens. Each digit of a number is a token of its own, so that constants are spelt, not
-memorised. Digits
-that are no quantity stay text: in names (float32), a lone 0, named arguments (dim=-1) and exponents (1e-5).
+A small model pays for every token, in attention, in sampling steps and in chances to err. So a piece,
+the longest text that BPE may merge into one token, is a whole line with the line break and the
+indentation before it, and a run of declarations (import, def, class, return ...) is one piece however
+many lines it has: what is the same in every file becomes a few tokens. Each digit of a number is a
+token of its own, so that constants are spelt, not memorised. Digits that are no quantity stay text: in
+names (float32), a lone 0, named arguments (dim=-1) and exponents (1e-5).
 
 Any text round-trips exactly: all 256 bytes are in the vocabulary.
 """
@@ -32,9 +29,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, folder: str | Path) -
     """Train on `texts` and write tokenizer.json and tokenizer_config.json to `folder`, in Hugging Face's
     format.
 
-    vocab_size counts the two special tokens (END is the eos_token, PAD the pad_token) and the 256 bytes; the
-    result may
-    be smaller if the texts hold no more pairs to merge. Raises ValueError if vocab_size < 258.
+    vocab_size counts the two special tokens (END is the eos_token, PAD the pad_token) and the 256
+    bytes; the result may be smaller if the texts hold no more pairs to merge. Raises ValueError if
+    vocab_size < 258.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + 2:

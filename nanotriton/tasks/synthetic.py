@@ -1,30 +1,23 @@
 """Synthetic tasks: a grammar of small PyTorch modules in KernelBench's format, each with its Triton solution.
 
-A task is a chain of 1 to 4 operations on a matrix x [rows, cols]: maps (element-wise, with a constant, with a
-second
-input, a broadcast vector or a parameter), row operations that keep the shape (softmax, normalisations) and
-reductions
-of a row to a number, after which only plain maps may follow. A chain may instead start with a small matmul,
-and then
-goes on with maps. Every operation is one line of PyTorch and one to four lines of Triton; the solution is
-their
-concatenation inside one of two kernels (a program per row, a program per tile), so each task has one
-canonical
-solution. No operation occurs twice in a chain.
+A task is a chain of 1 to 4 operations on a matrix x [rows, cols]: maps (element-wise, with a constant,
+with a second input, a broadcast vector or a parameter), row operations that keep the shape (softmax,
+normalisations) and reductions of a row to a number, after which only plain maps may follow. A chain may
+instead start with a small matmul, and then goes on with maps. Every operation is one line of PyTorch
+and one to four lines of Triton; the solution is their concatenation inside one of two kernels (a
+program per row, a program per tile), so each task has one canonical solution. No operation occurs twice
+in a chain.
 
-Splits are disjoint by composition, whatever the seed. Number the operations in the order of OPS; the ordered
-pair
-(a, b) of adjacent operations is held out for "dev" if (7a + b) % 15 == 0 and for "test" if it is 1: 13% of
-all pairs,
-and for every operation as first and as second member. A dev task has at least one dev pair and no test pair,
-a test
-task the other way round, and sft and rl tasks have neither. A chain of two or more without a held-out pair
-belongs to
-"rl" if the CRC-32 of its names is a multiple of 4, else to "sft". Constants and shapes play no part in this.
+Splits are disjoint by composition, whatever the seed. Number the operations in the order of OPS; the
+ordered pair (a, b) of adjacent operations is held out for "dev" if (7a + b) % 15 == 0 and for "test" if
+it is 1: 13% of all pairs, and for every operation as first and as second member. A dev task has at
+least one dev pair and no test pair, a test task the other way round, and sft and rl tasks have neither.
+A chain of two or more without a held-out pair belongs to "rl" if the CRC-32 of its names is a multiple
+of 4, else to "sft". Constants and shapes play no part in this.
 
-A task is kept if it is a fair question (see `is_fair`): a finite answer also under stressed inputs, well
-conditioned in
-fp32, not nearly constant, not equal to an input, and every operation changes the answer.
+A task is kept if it is a fair question (see `is_fair`): a finite answer also under stressed inputs,
+well conditioned in fp32, not nearly constant, not equal to an input, and every operation changes the
+answer.
 """
 
 import random
@@ -176,9 +169,8 @@ PROBES, ROWS, COLS, INNER = 5, 8, 41, 24  # sizes of the tensors that is_fair tr
 
 @cache
 def _probe(dtype: torch.dtype) -> dict:
-    """Names that an operation's text may use, with five sets of tensors at once (leading dimension of each):
-    as drawn,
-    ten times as large, with heavy tails, shifted up by 4 and shifted down by 4."""
+    """Names that an operation's text may use, with five sets of tensors at once (leading dimension of
+    each): as drawn, ten times as large, with heavy tails, shifted up by 4 and shifted down by 4."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -215,10 +207,8 @@ def is_fair(chain: list[tuple[Op, str]]) -> bool:
     """Whether a judge can tell the right answer from a wrong one.
 
     On every probe the answer is finite and fp32 agrees with float64 to 2e-5 of the RMS. On the probe as
-    drawn, its RMS
-    is at least 1e-3, and it differs by at least 5% of its RMS from 1, its own mean, each input of its shape,
-    and from
-    what the chain gives without any one of its operations.
+    drawn, its RMS is at least 1e-3, and it differs by at least 5% of its RMS from 1, its own mean, each
+    input of its shape, and from what the chain gives without any one of its operations.
     """
     exact = _run(chain, torch.float64)
     error = (_run(chain, torch.float32).double() - exact).flatten(1)

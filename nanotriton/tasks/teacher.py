@@ -1,19 +1,14 @@
 """A teacher with habits, for the laptop run: what it writes is good to learn from, but for some operations it
 is often wrong.
 
-SFT imitates its teacher, so it learns the teacher's mistakes too, however long it trains. GRPO is paid by
-execution, so
-it can unlearn them. That is the situation in which the paper uses GRPO (its SFT pairs come from a larger
-model, which is
-wrong at times), at a size that a laptop can hold. With solutions that are always right, more SFT is the
-better use of
-the same seconds (docs/laptop.md).
+SFT imitates its teacher, so it learns the teacher's mistakes too, however long it trains. GRPO is paid
+by execution, so it can unlearn them. That is the situation in which the paper uses GRPO (its SFT pairs
+come from a larger model, which is wrong at times), at a size that a laptop can hold. With solutions
+that are always right, more SFT is the better use of the same seconds (docs/laptop.md).
 
-A habit replaces one element-wise operation by another one that looks alike, always the same one. Every third
-operation
-without a second input has a habit, and the teacher follows it with probability SHARE wherever the operation
-occurs.
-Of 12,000 pairs 28% are wrong.
+A habit replaces one element-wise operation by another one that looks alike, always the same one. Every
+third operation without a second input has a habit, and the teacher follows it with probability SHARE
+wherever the operation occurs. Of 12,000 pairs 28% are wrong.
 """
 
 import random

@@ -1,9 +1,8 @@
 """TritonBench (arXiv 2502.14752): problems, instructions, and the predictions that people already have.
 
-A problem is a file: an implementation, a line of 146 `#`, and a test that leaves its results in a variable.
-Channel G asks for a kernel
-from a repository, by a description of it; channel T for a Triton version of PyTorch code. A prediction
-replaces the implementation, whole.
+A problem is a file: an implementation, a line of 146 `#`, and a test that leaves its results in a
+variable. Channel G asks for a kernel from a repository, by a description of it; channel T for a Triton
+version of PyTorch code. A prediction replaces the implementation, whole.
 """
 
 import ast
@@ -217,9 +216,8 @@ def free_names(test: str) -> frozenset[str]:
 
 def extract(completion: str, entries: frozenset[str]) -> str | None:
     """The implementation in a completion: of the fenced Python blocks after the reasoning the last that
-    defines all `entries`, else
-    the last one; without fences the whole text after the reasoning. None if nothing is there, or the
-    reasoning never ends."""
+    defines all `entries`, else the last one; without fences the whole text after the reasoning. None if
+    nothing is there, or the reasoning never ends."""
     answer = after_reasoning(completion)
     if answer is None:
         return None
@@ -239,12 +237,10 @@ def extract(completion: str, entries: frozenset[str]) -> str | None:
 def join(rows: list[dict], problems: list[Problem], where: str) -> dict[tuple[str, int], str]:
     """{(problem's name, sample): completion} of prediction rows {instruction or prompt, predict, label}.
 
-    A row belongs to the problem whose instruction it holds, whole; else (G) whose gold output its label is
-    part of; else (T) whose description
-    its instruction holds. Several rows of one problem are its samples, in order, unless they are numbered
-    (`sample`). Raises
-    ValueError (one line) for a row without prediction, of no problem, of more than one, or with a number that
-    was there before.
+    A row belongs to the problem whose instruction it holds, whole; else (G) whose gold output its label
+    is part of; else (T) whose description its instruction holds. Several rows of one problem are its
+    samples, in order, unless they are numbered (`sample`). Raises ValueError (one line) for a row
+    without prediction, of no problem, of more than one, or with a number that was there before.
     """
     found: dict[tuple[str, int], str] = {}
     count: dict[str, int] = {}

@@ -6,15 +6,16 @@ children without one. The worker launches only kernels that a compile server mad
 What it trusts. It trusts nothing that a kernel does. A kernel can turn any integer into a pointer, so a
 worker keeps nothing on the GPU that is worth finding. While a candidate is judged, its worker has only the
 candidate's inputs and weights there, and one arena. The arena holds the candidate's own buffers between
-guard zones and is poisoned before every run. The reference's answer is computed afterwards, and wiped before
-the next run. A kernel may still break its CUDA context. Then the worker ends, the candidate has its verdict,
-and the other candidates of that worker are judged again.
+guard zones and is poisoned before every run. The reference's answer is computed afterwards, and wiped or
+locked away before the next run. A kernel may still break its CUDA context. Then the worker ends, the
+candidate has its verdict, and the other candidates of that worker are judged again.
 
-Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict` and, of the executor,
+Who may import it. `judge` and the benchmarks may. It imports `plan`, `verdict`, `vmm` and, of the executor,
 `common`, `sandbox`, `ttir` and `replay`.
 
     first_launch.py     what Triton does once in a process, done before children of process mode are forked
     gpu.py              what a worker has on its GPU
+    vault.py            what candidates share, in memory that is not there while their kernels run
     arena.py            the backend of a replay: one arena with guard zones
     driver.py           the CUDA driver by ctypes: load a cubin, launch it
     ask.py              which GPU there is, and whether Triton compiles for it

@@ -1,7 +1,7 @@
 """Memory and kernels of a replay on a GPU: one arena, with guard zones between the candidate's buffers.
 
 A kernel can turn any integer into a pointer. So while a candidate runs, this process has no answer of the
-reference and nobody else's data on the GPU, and the arena is poisoned before every run.
+reference and nobody else's data at any address of the GPU, and the arena is poisoned before every run.
 A write into a guard zone is `out_of_bounds`, and a read there gives NaN.
 An access that the hardware refuses costs the process its CUDA context: the ReplayError is then `fatal`.
 """

@@ -3,7 +3,8 @@
 The worker's zygote was forked before the CUDA context was made, and sees no GPU. Candidates are recorded and
 kernels are compiled in its children. Only the worker, which never runs a candidate's Python, touches the GPU.
 While a candidate's plan runs, the worker has only that plan's arena on the GPU, with the inputs and weights
-that it was given. The reference's answers are computed later, and dropped before the next run.
+that it was given. The reference's answers are computed later, and dropped before the next run, or locked away
+(vault.py).
 (Some drivers let a GPU read host memory by its address. A kernel could then reach the worker's heap, which
 holds the secret seed, but no answer.)
 """
@@ -22,10 +23,13 @@ from nanotriton.executor.gpu import driver
 from nanotriton.executor.gpu.compiler import BinaryCache
 from nanotriton.executor.gpu.locks import Turns
 from nanotriton.executor.gpu.timing import Stopwatch
+from nanotriton.executor.gpu.vault import Vault
+from nanotriton.vmm import LockedMemory
 
 # Bytes of freed memory that a worker may keep, between two candidates and between two turns. They are
 # overwritten. More than that is given back to the driver, which takes it milliseconds.
 WIPED = 2 << 30
+VAULT = 2 << 30  # bytes of what a worker keeps for candidates that share a draw, at most
 
 
 class Gpu:
@@ -49,6 +53,9 @@ class Gpu:
         free, _ = torch.cuda.mem_get_info()
         self.budget = most(f"{folder}-free", free) // 2  # bytes of one candidate's arena, at most
         self.share = self.budget // REPLAYERS  # a candidate that needs more has the GPU alone
+        vault = min(VAULT, self.share // 4)
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.vault = Vault(vault, device, lambda size: LockedMemory(size, device))
         self.owner = None  # the GpuRunner of the candidate that has the arena
         self.lost = False  # the context is lost: this process must end
         self.times = f"{folder}-times"  # a folder with a file for each task, for all workers
@@ -60,10 +67,12 @@ class Gpu:
         if self.lost:
             self.owner = runner
             return
+        self.vault.close()
         if self.owner is not runner and self.owner is not None:
             self.owner.replay.close()
         self.owner = runner
-        if memory_in_use("reserved") - memory_in_use("allocated") > WIPED:
+        reserved, allocated = memory_in_use("reserved", "allocated")
+        if reserved - allocated > WIPED:
             torch.cuda.empty_cache()
         wipe_free_memory()
 
@@ -103,13 +112,15 @@ class Gpu:
         """A turn beside other workers. A worker that holds much memory gives it back for them at the end."""
         with self.turns.busy():
             yield
-            if not self.lost and memory_in_use("reserved") > WIPED:
+            if not self.lost and memory_in_use("reserved")[0] > WIPED:
                 self.clear()
 
     def clear(self) -> None:
         """Give the GPU's memory back. If a candidate is not done, its buffers and kernels are made anew."""
         self.own(None)
-        if memory_in_use("allocated") > WIPED:
+        if not self.lost:
+            self.vault.give_back()
+        if memory_in_use("allocated")[0] > WIPED:
             gc.collect()  # an exception and its frames are a cycle, which still holds so much
         torch.cuda.empty_cache()
 
@@ -151,13 +162,13 @@ def most(path: str, free: int) -> int:
     return free
 
 
-def memory_in_use(kind: str) -> int:
-    """Bytes that torch's allocator has "reserved" or "allocated".
+def memory_in_use(*kinds: str) -> list[int]:
+    """Bytes that torch's allocator has "reserved" or "allocated", for each of these kinds.
 
     torch.cuda.memory_reserved() and memory_allocated() are slower, because they sort all statistics first.
     """
     statistics = torch.cuda.memory_stats_as_nested_dict()  # empty before the first allocation
-    return statistics.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0)
+    return [statistics.get(f"{kind}_bytes", {}).get("all", {}).get("current", 0) for kind in kinds]
 
 
 def wipe_free_memory() -> None:

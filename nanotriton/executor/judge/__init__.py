@@ -22,6 +22,7 @@ import every other wing of the executor, `rules`, `plan` and `tasks`.
     examination.py  what is found out about a task once: is it a fair question, what does it survive
     modes.py        can it be called in evaluation mode, and does it do other things there
     drawn.py        the last draws, for whoever needs them again
+    kept.py         what depends on a draw alone, for all candidates that share it
     settings.py     what a task sets for the whole process: active for its own code, undone for all other
     patches.py      the same for functions and modules that it replaces
     asserts.py      what CUDA would assert inside a kernel, as an exception

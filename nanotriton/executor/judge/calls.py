@@ -141,7 +141,9 @@ def judge_calls(
         judge_first(reference, trials[0], got.answers[0])
         got.answers[0] = None  # it may take gigabytes
     with excused("on its own inputs, called again"):
-        want = called(reference, trials, training, bool(got.state))
+        key = "called", *trials, training and training.weights, bool(got.state)
+        wanted = partial(called, reference, trials, training, bool(got.state))
+        want = reference.kept.once(key, wanted)
 
     where = partial(place, reference, another)
     asking = Asking(reference, trials, want.training)
@@ -207,9 +209,12 @@ def judge_first(reference: Reference, trial: Trial, got: object) -> None:
     """Compare the answer of the first call. It does not count where the reference's is not finite."""
     with excused("on its own inputs"):
         answer = reference.answer(trial.kind, trial.inputs, trial.weights)
-    if is_fair(answer):
+    try:
         with excused("comparing answers"):
             compare_fairly(got, answer, question(reference, trial))
+    except Fault:
+        if is_fair(answer):
+            raise
 
 
 def compare_state(where: str, state: State, want: Wanted) -> None:

@@ -74,8 +74,9 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     job.facts["unvaried"] = reference.unvaried
     with worker.stage("rules", job.timeout):
         check_moves(job, reference)
+    drawer = job.source if job.draw is None else job.draw
     trials = in_room(
-        worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, job.source)
+        worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, drawer)
     )
     try:
         first = yield from record(job, worker, reference, trials[0].weights)
@@ -373,14 +374,16 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
     """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the
     GPU alone."""
     worker.pause()
-    try:
-        with worker.room(reference), worker.stage(stage, limit):
+    with reference.kept.shared(worker.job.draw):
+        try:
+            with worker.room(reference), worker.stage(stage, limit):
+                return work()
+        except Fault as fault:
+            crowded = worker.gpu is not None and worker.gpu.crowded(worker.job, reference)
+            if worker.gpu is None or fault.status != "memory_limit" or crowded:
+                raise
+        with worker.gpu.alone(), worker.stage(stage, limit):
             return work()
-    except Fault as fault:
-        if worker.gpu is None or fault.status != "memory_limit" or worker.gpu.crowded(worker.job, reference):
-            raise
-    with worker.gpu.alone(), worker.stage(stage, limit):
-        return work()
 
 
 def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:

@@ -158,27 +158,25 @@ def breaks_down(answer: Answer) -> bool:
     """Whether the reference's own dtype is far off in more than one value of a hundred.
 
     Such a trial excuses almost any answer. Single values that are far off are steps (a comparison, a
-    rounding) that fell to the other side, and no breakdown. Outputs that nothing was compared with yet are
-    measured by it.
+    rounding) that fell to the other side, and no breakdown.
     """
-    exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
+    fill_scales(answer)
     for where, own in leaves(answer.own):
-        twin = exact.get(where)
-        if (
-            twin is None
-            or not isinstance(own, torch.Tensor)
-            or not own.is_floating_point()
-            or not own.numel()
-        ):
-            continue
-        if twin.shape != own.shape:
-            continue
-        name = f"output{where}"
-        if name not in answer.scales:
-            compare_tensor(Output(name, own, own, twin, answer, True), ())
-        if float(answer.scales[name].broken) > own.numel() / 100:
+        scale = answer.scales.get(f"output{where}")
+        if scale is not None and own.is_floating_point() and float(scale.broken) > own.numel() / 100:
             return True
     return False
+
+
+def fill_scales(answer: Answer) -> None:
+    """Measure the reference's outputs that nothing was compared with yet, where there is a float64 answer."""
+    exact = dict(leaves(answer.exact)) if answer.exact is not None else {}
+    for where, own in leaves(answer.own):
+        twin, name = exact.get(where), f"output{where}"
+        if not isinstance(own, torch.Tensor) or not own.is_floating_point() or not own.numel():
+            continue
+        if twin is not None and twin.shape == own.shape and name not in answer.scales:
+            compare_tensor(Output(name, own, own, twin, answer, True), ())
 
 
 def kernelbench_allclose(got, own) -> bool:

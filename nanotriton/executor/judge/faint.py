@@ -83,10 +83,13 @@ def without_half(reference: Reference, kind: str, inputs: int, weights: int, ten
         target = tensor_of(model, given, tensor)
         target.copy_(target * 0.5)
 
-    try:
-        return reference.exactly(kind, inputs, weights, change=halve)[0]
-    except RuntimeError:  # it can't be written to, or the reference refuses it
-        return None
+    def compute() -> object | None:
+        try:
+            return reference.exactly(kind, inputs, weights, change=halve)[0]
+        except RuntimeError:  # it can't be written to, or the reference refuses it
+            return None
+
+    return reference.kept.once(("without half", tensor, kind, inputs, weights), compute)
 
 
 def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.Tensor) -> tuple[float, float]:

@@ -93,6 +93,11 @@ def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivi
     """
     if answer.exact is None or not reference.stress:
         return None
+    key = "sensitivity", trial
+    return reference.kept.once(key, partial(sensitivity_anew, reference, trial, answer))
+
+
+def sensitivity_anew(reference: Reference, trial: Trial, answer: Answer) -> Sensitivity | None:
     choices = Choices()
     own = reference.run(reference.inputs(trial.kind, trial.inputs), trial.weights, watched=choices)
     choices.outputs = tensors(own)
@@ -103,6 +108,8 @@ def sensitivity(reference: Reference, trial: Trial, answer: Answer) -> Sensitivi
     found = spread_of(reference, moved, trial.inputs, answer, choices)
     if found is not None:
         widen(found, choices.outputs, partial(ordered, reference, trial))
+        if not choices.known:
+            found.choices = None
     return found
 
 

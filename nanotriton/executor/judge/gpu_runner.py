@@ -89,6 +89,7 @@ class GpuRunner(Runner):
     @contextmanager
     def running(self) -> Iterator[None]:
         gpu = self.worker.gpu
+        self.reference.settle()  # else it would be the candidate that has lost the context
         # An ablation can lose it: without the launch that was left out, a later one left its buffers.
         if gpu.lost:
             raise Fault("illegal_memory", "the GPU's context was lost in an earlier run")
@@ -223,6 +224,7 @@ def tune(job: Job, worker, reference: Reference, runner: GpuRunner) -> None:
     Raises Fault.
     """
     inputs = reference.inputs("plain", 1)
+    reference.settle()
     worker.gpu.own(runner)
     with worker.stage("tune", job.timeout):
         try:

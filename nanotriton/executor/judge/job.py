@@ -48,6 +48,7 @@ class Job:
     phase: str = "replay"  # replay; record: the same, before process mode; process; task: no candidate yet
     time: bool = False  # measure how fast it is, if it is right
     facts: dict = field(default_factory=dict)  # what an earlier phase found
+    draw: str | None = None  # the draw that it shares with other candidates; None: its own
     large: bool = False  # its plan takes more than a worker's share of the GPU
 
     def note(self, number: int, judged: Judged | None) -> None:

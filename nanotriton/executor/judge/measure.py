@@ -70,6 +70,7 @@ def clock(
     seeds = range(trial.inputs + 1, trial.inputs + 2 * rotation + 1)
     draws = [reference.inputs("plain", seed) for seed in seeds]
     own, others = draws[:rotation], draws[rotation:]
+    reference.settle()
     gpu.own(runner)
     runner.replay.load(own[0], weights)
     # on the GPU, so that no run waits for the host

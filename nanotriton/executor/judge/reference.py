@@ -20,9 +20,10 @@ from nanotriton.executor.common.training import Trained, train_
 from nanotriton.executor.gpu import driver
 from nanotriton.executor.judge import draws
 from nanotriton.executor.judge.asserts import Asserts
-from nanotriton.executor.judge.compare import Answer, is_fair
+from nanotriton.executor.judge.compare import Answer, fill_scales, is_fair
 from nanotriton.executor.judge.drawn import Drawn
 from nanotriton.executor.judge.examination import Examination
+from nanotriton.executor.judge.kept import Kept, Vault
 from nanotriton.executor.judge.kinds import (
     MOVED,
     OTHER_NUMBERS,
@@ -49,6 +50,7 @@ from nanotriton.executor.judge.nudging import Nudge
 from nanotriton.executor.judge.settings import Settings, take_place
 from nanotriton.executor.judge.twin import in_float64
 from nanotriton.executor.judge.values import Precision
+from nanotriton.executor.sandbox.clock import own_time
 from nanotriton.plan import wire
 from nanotriton.plan.facts import Facts
 from nanotriton.plan.plan import digest
@@ -58,6 +60,9 @@ from nanotriton.verdict import Fault, TaskFault
 
 LARGE = 1 << 20  # bytes of a weight that is sent only if it differs from the reference's
 BUILT = 3  # modules of a task that are kept: a candidate has two, and timing may want another
+# Of a small task, with so many bytes of weights in all of them, more are kept: those of a candidate's further
+# calls, which the next one with the same draw needs too.
+MORE_BUILT, SMALL_WEIGHTS = 8, 16 << 20
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +84,7 @@ class Reference:
 
     pause: called between two computations of the reference.
     stress: whether it is also asked what the task does not draw itself.
+    vault: where what candidates share is kept, on a GPU.
     """
 
     def __init__(
@@ -87,9 +93,13 @@ class Reference:
         device: str = "cpu",
         pause: Callable[[], None] = lambda: None,
         stress: bool = True,
+        vault: Vault | None = None,
     ):
         self.pause = pause
         self.stress = stress
+        self.kept = Kept(vault)
+        self.answering = False  # an answer is computed: nobody else writes to what is drawn
+        self.unsettled: str | None = None  # the kind of inputs that a GPU may still be computing with
         self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
         self.settings = Settings()
         self.asserts: Asserts | None = None  # on a CPU operators look for themselves
@@ -153,13 +163,29 @@ class Reference:
 
     @contextlib.contextmanager
     def own(self, kind: str) -> Iterator[None]:
-        """`its_code` on inputs of this kind, until the GPU is done too. Raises ContextLost."""
+        """`its_code` on inputs of this kind. Raises ContextLost.
+
+        While the task is examined this waits until the GPU is done too. Later nobody waits before `settle`,
+        so that the GPU has something to do.
+        """
+        done = False
         try:
             with self.its_code(), self.asserts or contextlib.nullcontext():
                 yield
+            done = True
         finally:
-            if self.device.type == "cuda" and driver.context_is_lost():
-                raise ContextLost(kind)
+            if self.device.type == "cuda":
+                # a loss on inputs of the task's own weighs more, so it is not assumed
+                if self.unsettled in (None, "plain"):
+                    self.unsettled = kind
+                if not (done and self.examined):
+                    self.settle()
+
+    def settle(self) -> None:
+        """Wait until what the task's own code has begun is done. Raises ContextLost."""
+        kind, self.unsettled = self.unsettled, None
+        if kind is not None and driver.context_is_lost():
+            raise ContextLost(kind)
 
     @contextlib.contextmanager
     def running(self, kind: str) -> Iterator[None]:
@@ -222,7 +248,8 @@ class Reference:
             if seed < 0:
                 train_(model, untrained(seed), self.trained_with(seed))
             self.built[seed] = model
-            while len(self.built) > BUILT:
+            size = MORE_BUILT * sum(t.nbytes for t in construct.named_state(model).values())
+            while len(self.built) > (MORE_BUILT if size <= SMALL_WEIGHTS else BUILT):
                 del self.built[next(iter(self.built))]
         return self.built[seed]
 
@@ -269,6 +296,11 @@ class Reference:
 
     def inputs(self, kind: str, seed: int) -> list:
         """A draw of one of draws.KINDS; if MOVED comes before it, with what never differs moved."""
+        if self.kept.vault is None:  # a CPU has the last draws, and copies them
+            return self.inputs_anew(kind, seed)
+        return self.kept.copy_of_draw((kind, seed), partial(self.inputs_anew, kind, seed))
+
+    def inputs_anew(self, kind: str, seed: int) -> list:
         base = kind.removeprefix(MOVED)
         given = self.draw(base, seed)
         if late := self.late.get(base):
@@ -281,8 +313,11 @@ class Reference:
         return self.moves.of_inputs(given, seed) if kind.startswith(MOVED) else given
 
     def draw(self, kind: str, seed: int) -> list:
-        """What get_inputs gives under this kind of stress."""
-        if self.device.type != "cpu":
+        """What get_inputs gives under this kind of stress.
+
+        On a GPU nothing is kept that a candidate's kernel could write to.
+        """
+        if self.device.type != "cpu" and not self.answering:
             return self.draw_anew(kind, seed)
         given = self.drawn_inputs.copy_of((kind, seed))
         if given is None:
@@ -370,16 +405,31 @@ class Reference:
     def answer(self, kind: str, seed: int, weights: int, keep_inputs: bool = False) -> Answer:
         """The reference's answer to a draw, in its own dtype and in float64.
 
-        Inputs are drawn for each anew: nobody else has had a chance to write to them, and no copy is held.
+        Inputs are drawn for it anew: nobody else has had a chance to write to them.
         `keep_inputs`: as they are afterwards.
         """
+        key = "answer", kind, seed, weights, keep_inputs
+        return self.kept.once(key, partial(self.answer_anew, kind, seed, weights, keep_inputs))
+
+    def answer_anew(self, kind: str, seed: int, weights: int, keep_inputs: bool) -> Answer:
         self.pause()
-        inputs = self.inputs(kind, seed)
-        own = self.run(inputs, weights, kind=kind)
-        kept = inputs if keep_inputs else None
-        del inputs
-        exact, exact_inputs = self.exactly(kind, seed, weights)
-        return Answer(own, exact, exact_inputs if keep_inputs else None, kept, self.precision)
+        begun, self.answering = own_time(), True
+        try:
+            inputs = self.inputs(kind, seed)
+            own = self.run(inputs, weights, kind=kind)
+            kept = inputs if keep_inputs else None
+            del inputs
+            exact, exact_inputs = self.exactly(kind, seed, weights)
+            self.settle()  # else only the launches would be timed
+        finally:
+            self.answering = False
+            if self.device.type != "cpu":
+                self.drawn_inputs.forget()
+        left = exact_inputs if keep_inputs else None
+        answer = Answer(own, exact, left, kept, self.precision, own_time() - begun)
+        if self.kept.active:
+            fill_scales(answer)
+        return answer
 
     def chosen(self, kinds: tuple[str, ...]) -> str | None:
         """The first of these kinds that the reference has survived."""
@@ -399,21 +449,23 @@ class Reference:
             return seed
         return seed | OTHER_NUMBERS if seed > 0 else -(-seed | OTHER_NUMBERS)
 
-    def trials(self, secret: bytes, source: str) -> list[Trial]:
-        """The trials of one candidate: the same for the same secret, task and source.
+    def trials(self, secret: bytes, drawer: str) -> list[Trial]:
+        """The trials of a candidate: the same for the same secret, task and drawer.
+
+        drawer: the candidate's source, or the draw that it shares with others.
 
         A draw that the reference refuses is no trial, or the candidate would be blamed for what it makes of
         it.
         """
         weights = [
-            seed_from(secret, self.task.key, source, "weights", i) * (-1 if i and self.trains else 1)
+            seed_from(secret, self.task.key, drawer, "weights", i) * (-1 if i and self.trains else 1)
             for i in range(2)
         ]
         found = []
         for options in TRIALS:
             if kind := self.chosen(options):
                 number = len(found)
-                inputs = seed_from(secret, self.task.key, source, "inputs", number)
+                inputs = seed_from(secret, self.task.key, drawer, "inputs", number)
                 found.append(Trial(kind, inputs, weights[number % 2 if self.has_weights else 0]))
         if self.moves:
             scaled = found[1]
@@ -428,6 +480,9 @@ class Reference:
 
     def takes(self, trial: Trial) -> bool:
         """Whether the reference takes this draw: it has taken another one of this kind."""
+        return self.kept.once(("takes", trial), partial(self.takes_anew, trial))
+
+    def takes_anew(self, trial: Trial) -> bool:
         try:
             with excused("under stress"):
                 self.run(self.inputs(trial.kind, trial.inputs), trial.weights, kind=trial.kind)

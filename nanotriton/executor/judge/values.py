@@ -8,7 +8,7 @@ of the float64 output.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -109,16 +109,16 @@ class Moments:
 class Scale:
     """What the errors of one output are measured by: known of the reference alone.
 
-    All but the last six are tensors of one number, so that nothing waits for a GPU.
+    The first three are tensors of one number, so that nothing waits for a GPU.
     """
 
     rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
     tolerance: torch.Tensor
-    nonzero: torch.Tensor  # how many values are not 0
-    clean: torch.Tensor  # whether all values are finite. If they are not, nothing above holds unless it is
     broken: torch.Tensor  # how many of the reference's own errors are above BREAKDOWN * floor
-    # of Moments for the reference's own answer, then the sums of q^2 and q^4; zeros if not `coarse`
-    moments: torch.Tensor
+    # What `measure` hands on, (5,) or (11,): rms; tolerance; how many values are not 0; whether all values
+    # are finite, without which nothing here holds unless it is masked; broken. If `coarse`, then those of
+    # Moments for the reference's own answer, and the sums of q^2 and q^4.
+    known: torch.Tensor
     masked: bool  # what is not finite is no number here: it is there, or it is not
     floor: float
     slack: float
@@ -153,23 +153,29 @@ def scale_of(
         rms = torch.maximum(rms, usual.size.square().mean().sqrt())
     earned, nonzero, broken = (torch.zeros_like(rms) for _ in range(3))
     coarse = exact is not None and own.dtype in UNIT
-    moments = torch.zeros(6, dtype=torch.float64, device=own.device)
+    moments: list[torch.Tensor] = []  # of each piece
     if exact is not None:
         for _, _, o, w, _ in chunks(None, own, exact, masked):
             size = sizes(w, usual).add_(rms)
             error = (o - w).div_(size)
-            earned = torch.maximum(earned, own_errors(o, w, usual).div_(size).max())
-            broken += (error.abs() > BREAKDOWN * floor).sum()
+            apart = error.abs()
+            broken += (apart > BREAKDOWN * floor).sum()
+            if usual is not None:
+                apart = torch.maximum(apart, usual.error / size)
+            earned = torch.maximum(earned, apart.max())
             nonzero += w.count_nonzero()
             if coarse:
                 q = w / size
                 squares = torch.stack([q.square().sum(), q.pow(4).sum()])
-                moments += torch.cat([Moments.of(error, q, floor), squares])
+                moments.append(torch.cat([Moments.of(error, q, floor), squares]))
         tolerance = earned.mul_(slack).clamp_(min=floor)
     else:
         tolerance = torch.full_like(rms, 4 * floor)
+    known = torch.stack([rms, tolerance, nonzero, clean.double(), broken])
+    if moments:
+        known = torch.cat([known, torch.stack(moments).sum(0)])
     small = own.numel() <= SMALL
-    return Scale(rms, tolerance, nonzero, clean, broken, moments, masked, floor, slack, small, coarse, usual)
+    return Scale(rms, tolerance, broken, known, masked, floor, slack, small, coarse, usual)
 
 
 def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -213,30 +219,52 @@ def measure(
         parts.append(measure_piece(g, o, w, own.dtype, exact is None, scale))
         if hurry and len(w) < own.numel() and not bool(parts[-1][1] <= scale.tolerance):
             break
-    found = torch.stack(parts)
-    worst, relative, one_by_one = found[:, :3].amax(0).unbind()
-    known = torch.stack([scale.clean.double(), scale.tolerance, scale.nonzero, scale.broken])
-    shown = torch.stack([worst / scale.rms, relative, found[:, 3].sum(), one_by_one])
-    # one wait for the GPU
-    numbers = torch.cat([known, shown, found[:, 4:].sum(0), scale.moments]).tolist()
-    mine, theirs = Moments(*numbers[8:12]), Moments(*numbers[12:16])
-    return Errors(own.numel(), *numbers[:8], mine, theirs, *numbers[16:])
+    numbers = torch.cat([scale.known, *parts]).tolist()  # one wait for the GPU
+    known, found = numbers[: len(scale.known)], numbers[len(scale.known) :]
+    rms, tolerance, nonzero, clean, broken, *theirs = known
+    width = len(parts[0])
+    pieces = [found[start : start + width] for start in range(0, len(found), width)]
+    worst, relative, coarse, *mine = zip(*pieces, strict=True)
+    one_by_one = mine.pop(0) if scale.small else [0.0]
+    if not scale.coarse:
+        mine, theirs = [[0.0]] * 4, [0.0] * 6
+    return Errors(
+        count=own.numel(),
+        clean=clean,
+        tolerance=tolerance,
+        nonzero=nonzero,
+        broken=broken,
+        worst=largest(worst) / rms,
+        relative=largest(relative),
+        coarse=sum(coarse),
+        one_by_one=largest(one_by_one),
+        mine=Moments(*map(sum, mine)),
+        own=Moments(*theirs[:4]),
+        qq=theirs[4],
+        qqqq=theirs[5],
+    )
+
+
+def largest(numbers: Iterable[float]) -> float:
+    """The largest number; NaN if one of them is."""
+    numbers = list(numbers)
+    return math.nan if any(map(math.isnan, numbers)) else max(numbers)
 
 
 def measure_piece(g, o, w, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:
-    """[worst difference, worst error, worst of one_by_one, number of coarse values, *sums of Moments]."""
+    """[worst difference, worst error, number of coarse values], then of a small output the worst of
+    one_by_one, and if the scale is coarse the sums of Moments."""
     difference, size = g - w, sizes(w, scale.usual)
     apart = difference.abs()
-    coarse = (apart > COARSE * size).sum().double()
+    coarse = (apart > COARSE * size).sum(dtype=torch.float64)
     scaled = size + scale.rms
-    none = torch.zeros_like(coarse)
-    one_by_one = (apart / allowed(o, w, dtype, alone, scale)).max() if scale.small else none
-    if scale.coarse:
-        moments = Moments.of(difference / scaled, w / scaled, scale.floor)
-    else:
-        moments = torch.zeros(4, dtype=torch.float64, device=w.device)
-    first = torch.stack([apart.max(), (apart / scaled).max(), one_by_one, coarse])
-    return torch.cat([first, moments])
+    found = [apart.max(), (apart / scaled).max(), coarse]
+    if scale.small:
+        found.append((apart / allowed(o, w, dtype, alone, scale)).max())
+    if not scale.coarse:
+        return torch.stack(found)
+    moments = Moments.of(difference / scaled, w / scaled, scale.floor)
+    return torch.cat([torch.stack(found), moments])
 
 
 def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, scale: Scale) -> torch.Tensor:

@@ -2,12 +2,10 @@
 candidate's Python.
 
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
-(candidate.py) that is resumed when
-its child is done; between two children it computes (draws inputs, replays, compares), each stage under a
-limit of its own:
-an alarm that raises in the worker, and behind it the executor, which sees in shared memory when a stage is
-due (the beacon) and
-kills a worker that missed its alarm.
+(candidate.py) that is resumed when its child is done; between two children it computes (draws inputs,
+replays, compares), each stage under a limit of its own: an alarm that raises in the worker, and behind
+it the executor, which sees in shared memory when a stage is due (the beacon) and kills a worker that
+missed its alarm.
 """
 
 import contextlib
@@ -63,6 +61,8 @@ MESSAGE = 2000
 # or a task of gigabytes finds no room between parts of old blocks
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
 KEPT = 4  # of the tasks loaded, those that keep their modules and draws
+# And those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
+KEPT_DRAWS = 16
 # else: what was computed last
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
 TARGETS = {
@@ -201,9 +201,12 @@ class Worker:
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)
         self.references.move_to_end(key)
-        for known in list(self.references.values())[:-KEPT]:
-            if isinstance(known, Reference):
+        latest = reversed(self.references.values())
+        for number, known in enumerate(latest):
+            if number >= KEPT and isinstance(known, Reference):
                 known.forget_all()
+                if number >= KEPT_DRAWS:
+                    known.kept.forget()
         if isinstance(found, Fault):
             # also when it was found out before: a verdict of this stage says nothing of the
             # candidate
@@ -217,7 +220,8 @@ class Worker:
             return Fault("unsupported", ENDS_CONTEXT)
         try:
             with self.stage("task", self.patience):
-                return Reference(task, self.device, self.pause, stress=lost is None)
+                vault = None if self.gpu is None else self.gpu.vault
+                return Reference(task, self.device, self.pause, lost is None, vault)
         except Fault as fault:
             # not the one with the traceback, which holds the task's tensors
             return Fault(fault.status, fault.message)
@@ -259,6 +263,7 @@ class Worker:
         """Let other workers time what they have, if they wait for it. It counts for no other stage, and has
         no end of its own: theirs have."""
         if self.gpu is not None:
+            self.settle()  # nothing of this worker's runs while another one times
             with self.stage("wait", DAY):
                 self.gpu.turns.pause()
 
@@ -357,13 +362,22 @@ class Worker:
     def resume(self, generator, ended: Ended | None) -> Spawn:
         """Compute, and undo what the task's code has set meanwhile."""
         try:
-            return generator.send(ended)
+            try:
+                return generator.send(ended)
+            finally:
+                self.settle()
         except ContextLost:
             self.lost = True
             raise
         finally:
             if not self.context_is_lost:  # with which there is nothing left to set
                 settings.reset(self.neutral)
+
+    def settle(self) -> None:
+        """Raise ContextLost if a task's own code has ended the context."""
+        for reference in self.references.values():
+            if isinstance(reference, Reference):
+                reference.settle()
 
     def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""
