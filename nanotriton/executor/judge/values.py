@@ -196,6 +196,11 @@ def smallest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).smallest_normal if dtype.is_floating_point else 0.0
 
 
+def smallest_step(dtype: torch.dtype) -> float:
+    """What lies between two numbers that are not normal."""
+    return smallest(dtype) * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+
 @dataclass(frozen=True)
 class Errors:
     """A candidate's, and the reference's beside them: numbers on the host."""
@@ -205,6 +210,7 @@ class Errors:
     tolerance: float
     nonzero: float
     broken: float
+    step: float  # what lies between two numbers that are not normal, over the RMS
     worst: float  # over the RMS
     # The worst error; NaN or infinite where a value is not finite and should be, or the other way round.
     relative: float
@@ -241,6 +247,7 @@ def measure(
         tolerance=tolerance,
         nonzero=nonzero,
         broken=broken,
+        step=smallest_step(own.dtype) / rms,
         worst=largest(worst) / rms,
         relative=largest(relative),
         coarse=sum(coarse),
@@ -288,8 +295,7 @@ def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, s
     slack = 4.0 if alone else 1.0
     earned = own_errors(o, w, scale.usual) * scale.slack
     enough = torch.maximum((size + own_scale) * (slack * scale.floor), earned)
-    # one step of numbers that are not normal is no error at all
-    return enough.clamp_(min=smallest(dtype) * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0)
+    return enough.clamp_(min=smallest_step(dtype))
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
