@@ -8,7 +8,8 @@
 # solves sometimes, and not always (bench.channels.tasks --hard-last writes one).
 # KERNELBENCH: a clone of the benchmark.
 # Each command continues where it was stopped, so the script can be cut anywhere and started again.
-# docs/speedrun.md explains the numbers and keeps the records. MINUTES=10 ./speedrun.sh ... gives GRPO less time.
+# docs/speedrun.md explains the numbers and keeps the records. MINUTES=10 ./speedrun.sh ... gives GRPO less time,
+# EPOCHS=7 gives SFT more.
 set -euo pipefail
 data=$1
 kernelbench=$2
@@ -18,7 +19,7 @@ rows() { ls "$data/$1.jsonl" "$data/$1.jsonl.xz" 2> /dev/null | head -n 1 || tru
 
 # 1. SFT on verified pairs teaches Triton.
 python train_sft.py --name sft --out "$out" --model "$model" --data "$(rows sft)" \
-    --lora 32 --lr 4e-4 --batch 64 --epochs 2 --max-len 3072 --micro-tokens 32768 --save-every 100
+    --lora 32 --lr 4e-4 --batch 64 --epochs "${EPOCHS:-2}" --max-len 3072 --micro-tokens 32768 --save-every 100
 
 # 2. GRPO on tasks without a known answer: what runs and is right is paid. The next step is sampled while this one is
 # judged.
