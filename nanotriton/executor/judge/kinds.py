@@ -89,8 +89,8 @@ ONLY = {
     "infinite": NAN_AWARE,
     "beyond": WHOLE,
 }
-# kind: operators of which the task must call none, because elements tie
-NEVER = dict.fromkeys(("tied", "tied positive", "edges", *PADDED), UNSTABLE)
+# kind: operators of which the task must call none, because elements tie, or differ by less than rounding
+NEVER = dict.fromkeys(("tied", "tied positive", "edges", "faint heavy", *PADDED), UNSTABLE)
 NEVER["beyond"] = QUOTIENTS  # a large one has no digits left in a kernel's own division
 
 
