@@ -161,6 +161,23 @@ def test_what_is_not_covered_is_unfit_with_a_reason(forward, why):
         compose(task(forward, "torch.randn(2, 3, 8)"))
 
 
+@pytest.mark.parametrize(
+    "forward", ["torch.mv(x, y)", "x.softmax(-1) * y", "x - x.mean(-1)", "F.layer_norm(x, (96,)) * y"]
+)
+def test_a_vector_beside_a_square_matrix_is_no_statistic_of_its_rows(forward):
+    """By its shape alone it could be one: each row's kernel would take one number of it."""
+    inputs = "torch.randn({}, 96), torch.randn(96)"
+    with pytest.raises(Unfit, match="square"):
+        compose(task(forward, inputs.format(96), arguments="x, y"))
+    if forward != "x - x.mean(-1)":
+        assert "y_ptr + col" in compose(task(forward, inputs.format(64), arguments="x, y")).source
+
+
+def test_a_vector_of_a_statistic_for_each_row_of_a_square_matrix():
+    made = compose(task("x.sum(-1) * y", "torch.randn(96, 96), torch.randn(96)", arguments="x, y"))
+    assert "y_ptr + row" in made.source
+
+
 @pytest.mark.parametrize("base, forward, why", [
     ("nn.LayerNorm", "def forward(self, x): return x + 1", "another class"), ("nn.Module", "pass", "no forward"),
 ])  # fmt: skip

@@ -300,6 +300,22 @@ def test_a_trial_on_which_the_reference_breaks_down_does_not_count():
         judge_trial(reference, replace(trial, kind="plain"), far)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [8, 833])
+def test_among_numbers_that_are_not_normal_one_step_is_no_error(dtype, size):
+    """Such as a Gaussian far from its middle: the reference says 0, another order of factors the next number."""
+    step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    exact = torch.zeros(size, dtype=torch.float64)
+    exact[3], own = 1e-3 * step, torch.zeros(size, dtype=dtype)
+    up = own.clone()
+    up[3] = step
+    compare(up, Answer(own, exact, None, None))
+    normal = own.clone()
+    normal[3] = 64 * torch.finfo(dtype).smallest_normal
+    with pytest.raises(ValueFault):
+        compare(normal, Answer(own, exact, None, None))
+
+
 def test_fp32_sums_earn_more_the_longer_they_are():
     own, exact = torch.tensor([1.0, -1.0]), torch.tensor([1.0, -1.0]).double()
     near = own * (1 + 1.5e-4)

@@ -37,6 +37,11 @@ def test_a_vault_that_is_full_begins_again_once_nobody_reads():
     assert identical(place.keep([numbers])(), [numbers])
 
 
+def test_a_constant_takes_no_memory():
+    place = vault()
+    assert place.keep([])() == [] and not place.chunks
+
+
 def test_what_is_larger_than_a_chunk_is_not_kept_and_nothing_is_forgotten_for_it():
     place = vault(64 << 10, 16 << 10)
     small = place.keep([torch.ones(8)])

@@ -40,6 +40,16 @@ class Stage:
         """Whether this stage could compute and store a node of this shape."""
         return node.shape == self.full or self.is_statistic(node)
 
+    def check_vectors(self) -> None:
+        """Beside a square matrix [N, N] a vector [N] may be one of a row's statistics or, where it meets the
+        matrix, a row itself. A shape doesn't tell which. Raises Unfit where it is the second.
+        """
+        for node in self.nodes:
+            for a in node.args if node.op == "map" and node.shape == self.full else ():
+                of_a_row = (1,) * (len(self.full) - a.rank) + tuple(a.shape)
+                if a.rank < len(self.full) and self.is_statistic(a) and of_a_row != self.kept:
+                    raise Unfit("a vector as long as both sides of a square matrix")
+
 
 class Fuser:
     def __init__(self, graph: Graph):
@@ -57,6 +67,8 @@ class Fuser:
         for node in (*self.graph.outputs, *self.graph.effects):
             self.settle(node)
         self.store(wanted)
+        for stage in self.stages:
+            stage.check_vectors()
         return self.stages
 
     # ---- what a node has to wait for ----

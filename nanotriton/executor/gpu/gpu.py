@@ -118,8 +118,6 @@ class Gpu:
     def clear(self) -> None:
         """Give the GPU's memory back. If a candidate is not done, its buffers and kernels are made anew."""
         self.own(None)
-        if not self.lost:
-            self.vault.give_back()
         if memory_in_use("allocated")[0] > WIPED:
             gc.collect()  # an exception and its frames are a cycle, which still holds so much
         torch.cuda.empty_cache()
@@ -132,12 +130,15 @@ class Gpu:
         its memory in hand.
         """
         self.clear()
+        if not self.lost:
+            self.vault.give_back()
         with self.turns.alone():
             try:
                 yield
             finally:
                 if not self.lost:
                     self.clear()
+                    self.vault.give_back()
 
 
 def _lock_folder(locks: str) -> str:

@@ -87,6 +87,8 @@ class Vault:
     def keep(self, given: list[torch.Tensor]) -> Callable[[], list[torch.Tensor] | None] | None:
         """Copy tensors into the vault. Returns what gives the copies, or None once they are gone; None if
         there is no room. The copies may be read until the vault is closed."""
+        if not given:  # a constant, which takes no memory
+            return lambda: []
         number = self._with_room(sum(padded(t.nbytes) for t in given))
         if number is None or not self._open(self.chunks[number]):
             return None

@@ -145,13 +145,13 @@ def bias(output: Output) -> None:
 def spread(output: Output) -> None:
     """The RMS error is not much larger than the reference's own. It is where a term is left out.
 
-    Allowed are SPREAD times the reference's, or those of a single rounding to the dtype if that is more,
-    and chance: a few large values may make up all of the answer.
+    Allowed are SPREAD times the reference's, or those of a single rounding to the dtype if that is more (of
+    numbers that are not normal: a step), and chance: a few large values may make up all of the answer.
     """
     if not output.scale.coarse:
         return
     e, unit = output.errors, UNIT[output.own.dtype]
-    usual = max(e.own.ee, (ROUNDING * unit) ** 2 * e.qq)
+    usual = max(e.own.ee, (ROUNDING * unit) ** 2 * e.qq + e.step**2)
     chance = 8 * math.sqrt(e.qqqq) / e.qq if e.qq > 0 else 8.0
     ratio = math.sqrt(e.mine.ee / usual) if usual > 0 else 0.0
     if ratio > SPREAD + chance:

@@ -112,7 +112,7 @@ class Scale:
     The first three are tensors of one number, so that nothing waits for a GPU.
     """
 
-    rms: torch.Tensor  # of the finite values; 1 if that is 0 or too large
+    rms: torch.Tensor  # of the finite values, and at least `smallest`; 1 if that is 0 or too large
     tolerance: torch.Tensor
     broken: torch.Tensor  # how many of the reference's own errors are above BREAKDOWN * floor
     # What `measure` hands on, (5,) or (11,): rms; tolerance; how many values are not 0; whether all values
@@ -186,7 +186,19 @@ def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple
         counts.append(finite.sum().double() if masked else len(w))
     norm, overall = torch.stack(norms).square_().sum(0).sqrt_().unbind()
     rms = norm / sum(counts) ** 0.5
-    return torch.where(rms > 0, rms.nan_to_num(1.0, 1.0), 1.0), torch.isfinite(norm + overall)
+    known = rms.nan_to_num(1.0, 1.0).clamp(min=smallest(own.dtype))
+    return torch.where(rms > 0, known, 1.0), torch.isfinite(norm + overall)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """The smallest normal number. What is smaller has the same few digits behind the point, and fewer of
+    them count."""
+    return torch.finfo(dtype).smallest_normal if dtype.is_floating_point else 0.0
+
+
+def smallest_step(dtype: torch.dtype) -> float:
+    """What lies between two numbers that are not normal."""
+    return smallest(dtype) * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,7 @@ class Errors:
     tolerance: float
     nonzero: float
     broken: float
+    step: float  # what lies between two numbers that are not normal, over the RMS
     worst: float  # over the RMS
     # The worst error; NaN or infinite where a value is not finite and should be, or the other way round.
     relative: float
@@ -234,6 +247,7 @@ def measure(
         tolerance=tolerance,
         nonzero=nonzero,
         broken=broken,
+        step=smallest_step(own.dtype) / rms,
         worst=largest(worst) / rms,
         relative=largest(relative),
         coarse=sum(coarse),
@@ -280,7 +294,8 @@ def allowed(o: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, alone: bool, s
     own_scale = own_scale.clamp_(min=scale.rms * UNIT.get(dtype, UNIT32))
     slack = 4.0 if alone else 1.0
     earned = own_errors(o, w, scale.usual) * scale.slack
-    return torch.maximum((size + own_scale) * (slack * scale.floor), earned)
+    enough = torch.maximum((size + own_scale) * (slack * scale.floor), earned)
+    return enough.clamp_(min=smallest_step(dtype))
 
 
 def too_common(got, own, exact, scale: Scale, tolerance: float) -> float | None:
