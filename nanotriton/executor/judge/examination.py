@@ -6,6 +6,7 @@ pass?
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,14 +26,17 @@ from nanotriton.executor.judge.kinds import (
     fits,
     grown,
     late_leaves,
+    ties_choices,
     with_same_buffers,
 )
 from nanotriton.executor.judge.modes import find_modes
 from nanotriton.executor.judge.module import RANDOM, excused
 from nanotriton.executor.judge.origins import what_to_train
+from nanotriton.executor.judge.ties import indifferent
+from nanotriton.executor.judge.watching import Watching
 from nanotriton.plan import wire
 from nanotriton.plan.aten import words
-from nanotriton.plan.trees import describe, identical, leaves, tensors
+from nanotriton.plan.trees import describe, identical, leaves, mapped, tensors
 from nanotriton.verdict import Fault
 
 # names of torch's functions and operators that round, and of casts that do (computing.told_by_arguments)
@@ -207,9 +211,32 @@ class Examination:
         """The first of these kinds that the reference survives."""
         reference = self.reference
         for kind in kinds:
-            if fits(kind, reference.called) and (kind in reference.kinds or self.survives(kind)):
+            if not fits(kind, reference.called):
+                continue
+            if kind in reference.kinds or (self.may_tie(kind) and self.survives(kind)):
                 return kind
         return None
+
+    def may_tie(self, kind: str) -> bool:
+        """Whether the answer does not depend on which of elements that tie the reference chooses, if any do.
+
+        It is asked where nearly all tie: of -1, 0 and 1, and of zeros.
+        """
+        reference, seed = self.reference, self.seed
+        if not ties_choices(kind, reference.called):
+            return True
+
+        def run(flatten: Callable[[torch.Tensor], torch.Tensor], seen: Watching) -> object:
+            inputs = mapped(
+                reference.inputs(kind, seed), lambda t: flatten(t) if t.is_floating_point() else t
+            )
+            return reference.run(inputs, seed, kind=kind, watched=seen)
+
+        try:
+            return all(indifferent(partial(run, flatten)) for flatten in (torch.sign, torch.zeros_like))
+        except Exception as error:
+            log.debug("%s: %s inputs: %s", reference.task.name, kind, error)
+            return False
 
     def survives(self, kind: str) -> bool:
         """Whether a kind neither breaks the reference nor changes nothing.

@@ -78,25 +78,32 @@ ROUNDING = frozenset(
 WHOLE = frozenset(["round", "floor", "ceil", "trunc", "fix", "frac"])
 QUOTIENTS = frozenset(["floor_divide", "remainder", "fmod", "rounding_mode", "truncating_cast"])
 # Which of equal elements comes first is anyone's choice.
-UNSTABLE = frozenset(["sort", "topk", "kthvalue", "median", "mode", "cummax", "cummin"])
+ASKED = frozenset(["sort", "topk"])  # ties.indifferent can tell whether the answer depends on that
+UNSTABLE = frozenset(["kthvalue", "median", "mode", "cummax", "cummin"]) | ASKED
 # kind: operators of which the task must call one
 ONLY = {
-    "tied": ROUNDING,
-    "tied positive": ROUNDING,
+    "tied": ROUNDING | ASKED,
+    "tied positive": ROUNDING | ASKED,
     "wild": NAN_AWARE,
     "holes": NAN_AWARE,
     "infinite": NAN_AWARE,
     "beyond": WHOLE,
 }
-# kind: operators of which the task must call none, because elements tie
-NEVER = dict.fromkeys(("tied", "tied positive", "edges", *PADDED), UNSTABLE)
+# kind: operators of which the task must call none, because elements tie, or differ by less than rounding
+NEVER = dict.fromkeys(("tied", "tied positive", "edges", "faint heavy", *PADDED), UNSTABLE)
 NEVER["beyond"] = QUOTIENTS  # a large one has no digits left in a kernel's own division
 
 
 def fits(kind: str, called: set[str]) -> bool:
-    """Whether a kind is of use for a task that calls these operators."""
-    needed = ONLY.get(kind)
-    return (needed is None or bool(needed & called)) and not NEVER.get(kind, frozenset()) & called
+    """Whether a kind is of use for a task that calls these operators. If it calls one of ASKED, ties may
+    still be unfair (`ties_choices`)."""
+    needed, refused = ONLY.get(kind), NEVER.get(kind, frozenset()) - ASKED
+    return (needed is None or bool(needed & called)) and not refused & called
+
+
+def ties_choices(kind: str, called: set[str]) -> bool:
+    """Whether a kind ties elements of which such a task chooses some."""
+    return bool(NEVER.get(kind, frozenset()) & ASKED & called)
 
 
 @dataclass(frozen=True)

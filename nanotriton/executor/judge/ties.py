@@ -4,6 +4,7 @@
 `Ordered` lets it choose in a certain order: so what it computes of places shows how much it depends on them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from nanotriton.executor.judge.values import FLOOR
 from nanotriton.executor.judge.watching import Watching, new_memory
 from nanotriton.plan.aten import words
+from nanotriton.plan.trees import identical, tensors
 
 # Operators that choose: of their results the integer one says where along a dimension the chosen lie.
 CHOOSING = words("argmax argmin argsort cummax cummin kthvalue max median min mode nanmedian sort topk")
@@ -100,6 +102,22 @@ class Ordered(Watching):
         arguments = func._schema.arguments
         found = {a.name: a.default_value for a in arguments if a.has_default_value()}
         return found | dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
+
+
+def indifferent(run: Callable[[Watching], object]) -> bool:
+    """Whether an answer stays the same whichever of equal numbers topk and sort choose, but for the places of
+    these themselves. Other operators that choose are not asked.
+
+    run: gives the reference's answer, watched.
+    """
+    choices = Choices()
+    found = choices.outputs = tensors(run(choices))
+    for last in (False, True):
+        others = tensors(run(Ordered(last)))
+        for i, (x, y) in enumerate(zip(found, others, strict=True)):
+            if choices.of(i) is None and not identical([x], [y]):
+                return False
+    return True
 
 
 def settled(got: torch.Tensor, own: torch.Tensor, choice: Choice) -> torch.Tensor:

@@ -1,0 +1,54 @@
+"""Elements that tie, in tasks that sort or take the largest: where the answer does not depend on which of them comes first."""
+
+import pytest
+import torch
+
+from nanotriton.executor.judge.reference import Reference
+from tests.test_draws import refused, task
+
+
+def largest(m, x):
+    """The sum of the three largest, where equal ones are taken together."""
+    total = 0.0
+    for _ in range(3):
+        top = x.amax(-1, keepdim=True)
+        total = total + top.squeeze(-1)
+        x = torch.where(x == top, -torch.inf, x)
+    return total
+
+
+def by_rank(m, x):
+    """Sorted by how many are smaller: of equal ones all but one are lost."""
+    rank = (x[:, None, :] < x[:, :, None]).sum(-1)
+    return torch.zeros_like(x).scatter(-1, rank, x)
+
+
+TIED = {
+    "the largest": ("return x.topk(3, dim=-1).values.sum(-1)", largest),
+    "in order": ("return x.sort(dim=-1).values", by_rank),
+}
+
+
+@pytest.mark.parametrize("forward, wrong", TIED.values(), ids=TIED)
+def test_equal_elements_are_not_one(forward, wrong):
+    reference = Reference(task(forward, "torch.randn(30, 40)"))
+    assert "tied" in reference.kinds
+    assert refused(reference, wrong)
+    assert not refused(reference, reference.names["Model"].forward)
+
+
+def test_places_of_equal_elements_are_a_choice():
+    reference = Reference(task("return x.topk(3, dim=-1)", "torch.randn(30, 40)"))
+    assert "tied" in reference.kinds
+    assert not refused(reference, lambda m, x: tuple(t[:, :3] for t in x.sort(stable=True, descending=True)))
+
+
+CHOOSING = {
+    "what goes by places": "return torch.bincount(x.topk(3, dim=-1).indices.flatten(), minlength=40).float() + x[0]",
+    "what is not asked": "return x.median(dim=-1).values",
+}
+
+
+@pytest.mark.parametrize("forward", CHOOSING.values(), ids=CHOOSING)
+def test_where_the_choice_shows_nothing_ties(forward):
+    assert "tied" not in Reference(task(forward, "torch.randn(30, 40)")).kinds
