@@ -412,8 +412,10 @@ def test_uneven_draws_go_where_the_others_do_not():
     # exp overflows; a row and a column of zeros
     assert x.abs().max() > 88 and (x == 0).all(0).sum() == 1 and (x == 0).all(1).sum() == 1
     assert verdict(reference, lambda m, x: x.exp() / x.exp().sum(1, keepdim=True)) == "not_finite"
-    unstable = Reference(task("return torch.topk(x, 3).indices", "torch.randn(8, 33)"))
-    assert "padded" not in unstable.kinds and "uneven" in unstable.kinds
+    # which of equal elements is chosen shows in this answer
+    chosen = "(x + torch.arange(33)).gather(1, torch.topk(x, 3).indices)"
+    unstable = Reference(task(f"return {chosen}", "torch.randn(8, 33)"))
+    assert not {"padded", "faint"} & unstable.kinds and "uneven" in unstable.kinds
 
 
 def test_constant_inputs_are_drawn_where_the_reference_survives_it():
