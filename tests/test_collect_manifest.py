@@ -118,3 +118,18 @@ def test_a_file_that_is_no_manifest_is_told_in_one_line(tmp_path):
     for line, says in (({"key": "a"}, "line 1: an object with key, route"), ([1], "line 1: an object")):
         with pytest.raises(ValueError, match=says):
             rebuilt(tmp_path, [line], [])
+
+
+def test_the_search_for_modules_ends_with_the_last_that_is_named():
+    """Of a package each module is tried, which takes a second."""
+    lines = [manifest.line(given("compose", 1)), manifest.line(given("given", 3, solution=SOLUTION))]
+    tasks = iter([Task("m1", MODULE.format(rows=8, number=1)), Task("m3", MODULE.format(rows=8, number=3))])
+    later = [Task("m3", MODULE.format(rows=8, number=3), SOLUTION), Task("m4", "never asked for")]
+    found = manifest.find_modules(lines, rest := iter([*tasks, *later]))
+    assert {(task.name, solved) for (_, solved), task in found.items()} == {
+        ("m1", False),
+        ("m3", False),
+        ("m3", True),
+    }
+    assert [task.name for task in rest] == ["m4"]
+    assert manifest.find_modules([manifest.line(drawn())], iter(later)) == {}

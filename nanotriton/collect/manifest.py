@@ -9,6 +9,7 @@ a distilled pair has the solution itself.
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ def rebuild(cfg) -> None:
     (one line) is raised too.
     """
     lines = read(cfg.manifest)
-    known = by_hash(modules(cfg.modules))
+    known = find_modules(lines, log.bar(modules(cfg.modules), desc="modules"))
     folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [job(entry, known) for entry in lines]
@@ -75,12 +76,18 @@ def rebuild(cfg) -> None:
         raise ValueError(complaint(cfg.manifest, len(rows), missing, changed))
 
 
-def by_hash(tasks) -> dict[tuple[str, bool], Task]:
-    """(sha256 of a module, whether it brings a solution) -> the module."""
-    found = {}
-    for task in tasks:
-        module = task.meta.get("module") or digest(task.source)
-        found[module, task.solution is not None] = task
+def find_modules(lines: list[dict], tasks: Iterable[Task]) -> dict[tuple[str, bool], Task]:
+    """(sha256 of a module, whether it brings a solution) -> the module, of those that the lines name. The
+    search ends with the last of them: a package has many more, and to try one takes a second.
+    """
+    wanted = {(entry["module"], entry["route"] == "given") for entry in lines if "module" in entry}
+    found: dict[tuple[str, bool], Task] = {}
+    for task in tasks if wanted else ():
+        module, solved = task.meta.get("module") or digest(task.source), task.solution is not None
+        found[module, solved] = task
+        wanted.discard((module, solved))
+        if not wanted:
+            break
     return found
 
 
