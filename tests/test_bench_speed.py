@@ -9,6 +9,7 @@ import torch
 
 from bench.channels import agreement, compiled, eval_throughput, kernelbench, perf, tritonbench
 from bench.channels.journal import Journal
+from nanotriton import config
 from nanotriton.config import ConfigError
 from nanotriton.executor import Executor, Verdict
 from nanotriton.executor.common import probe
@@ -110,7 +111,7 @@ def test_speed_against_torch_compile_is_in_the_results_and_the_table(tmp_path, m
         cfg.validate()
     # as a run on a GPU leaves it
     with Journal(
-        Path(cfg.out), {k: v for k, v in asdict(cfg).items() if k not in kernelbench.KernelBench.free}
+        Path(cfg.out), {k: v for k, v in config.flat(cfg).items() if k not in kernelbench.KernelBench.free}
     ) as journal:
         for i in (1, 2):
             journal.append({"kind": "sample", "problem": f"1/{i}", "sample": 0, "candidate": KERNEL})
@@ -247,7 +248,11 @@ def test_scripts_are_found_in_a_clone_and_missed_in_one_line(tmp_path, capsys):
     cfg = tritonbench.Config(data=str(clone), gold=True, device="cuda", out=str(tmp_path / "r.json"))
     problems = tritonbench.tritonbench.load_problems(str(clone), "G")
     make = lambda **more: tritonbench.TritonBench(
-        tritonbench.Config(**asdict(cfg) | more), World(), problems, {("double", 0): DOUBLE}, None
+        config.make(tritonbench.Config, **config.flat(cfg) | more),
+        World(),
+        problems,
+        {("double", 0): DOUBLE},
+        None,
     )
     assert make().not_timed.startswith(f"no speed: {clone} has no performance_metrics/perf_G/golden_metrics")
     assert capsys.readouterr().err.count("\n") == 1

@@ -46,8 +46,13 @@ def given(route: str, number: int, rows: int = 8, solution: str | None = None) -
 
 def drawn(route: str = "compose") -> dict:
     """A row of the journal for a draw of the grammar that has a solution."""
-    rows = (make({"key": f"pair-3-{i}", "route": route, "seed": f"3 {i}"}) for i in range(9))
-    return next(row for row in rows if row["solution"])
+    failed = []
+    for i in range(9):
+        row = make({"key": f"pair-3-{i}", "route": route, "seed": f"3 {i}"})
+        if row["solution"]:
+            return row
+        failed.append(row["message"])
+    raise AssertionError(failed)
 
 
 def rebuilt(folder: Path, lines: list[dict], modules: list[str]) -> list[dict]:
