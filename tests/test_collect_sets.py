@@ -37,7 +37,7 @@ def names(rows: list[dict]) -> list[str]:
 def test_a_module_that_two_routes_solved_gives_two_pairs_and_no_task():
     rows = [row("a"), row("a-compile", route="compile", module="a"), row("b", "task")]
     rows += [row("b-compile", module="b"), row("c", "task"), row("c-compile", "task", module="c")]
-    kept, pairs = sort(rows, None, 1.0, False)
+    kept, pairs = sort(rows, 1.0, False)
     assert names(kept["sft"]) == ["a", "a-compile", "b-compile"] == [r["key"] for r in pairs]
     assert names(kept["rl"]) == ["c"]
 
@@ -45,7 +45,7 @@ def test_a_module_that_two_routes_solved_gives_two_pairs_and_no_task():
 def test_what_is_held_out_is_in_no_other_set_and_there_once():
     rows = [row("a", split="held_out_shape"), row("a-compile", split="held_out_shape", module="a")]
     rows += [row("b", "task", "held_out_operator"), row("c"), row("d", "wrong_value")]
-    kept, _ = sort(rows, None, 1.0, False)
+    kept, _ = sort(rows, 1.0, False)
     assert names(kept["sft"]) == ["c"] and kept["rl"] == []
     assert [(r["name"], r["split"]) for r in kept["heldout"]] == [
         ("a", "held_out_shape"),
@@ -77,7 +77,7 @@ def test_an_operator_is_counted_under_one_name():
 
 def test_a_card_tells_tasks_apart_from_what_was_lost(tmp_path):
     rows = [row("a"), row("b", "task", message="no Triton for fft"), row("c", "wrong_value", message="off")]
-    kept, _ = sort(rows, None, 1.0, False)
+    kept, _ = sort(rows, 1.0, False)
     numbers = report.report(rows, kept, {}, 1.0, len)
     assert numbers["reasons"] == {"wrong_value: off": 1}
     assert numbers["rl_reasons"] == {"task: no Triton for fft": 1}

@@ -13,15 +13,15 @@ from nanotriton.collect.sets import sort
 
 
 def write_sets(
-    cfg, order: list[dict], wanted: int | None, seconds: float, length: Callable[[str], int], classes: Counter
+    cfg, order: list[dict], seconds: float, length: Callable[[str], int], classes: Counter
 ) -> None:
     """The sets, the manifest and the report of a journal's rows, into cfg.out.
 
-    order: the rows in the order of jobs. wanted: the most pairs, None: all. length: a text's length in
-    tokens. classes: what became of the classes of packages.
+    order: the rows in the order of jobs. length: a text's length in tokens. classes: what became of the
+    classes of packages.
     """
     out = Path(cfg.out)
-    kept, pairs = sort(order, wanted, cfg.cap_share, cfg.reasoning, cfg.rl_elements)
+    kept, pairs = sort(order, cfg.cap_share, cfg.reasoning, cfg.rl_elements)
     for name, rows in kept.items():
         put_rows(out / f"{name}.jsonl", rows)
     put_rows(out / "manifest.jsonl", map(manifest.line, pairs))
@@ -56,7 +56,7 @@ def merge(cfg) -> None:
             if row["status"] == "kept" and (why := unwieldy(cfg, row, length)):
                 row |= {"status": "task", "message": why, "solution": ""}
             order.append(row)
-    write_sets(cfg, order, None, seconds, length, Counter())
+    write_sets(cfg, order, seconds, length, Counter())
 
 
 def unwieldy(cfg, row: dict, length: Callable[[str], int]) -> str:

@@ -98,11 +98,15 @@ class Pipeline:
 
     def enough(self) -> bool:
         """Whether this shard has its share of the pairs; a list of modules is gone through to its end."""
-        return not self.cfg.modules and self.found >= -(-self.cfg.count // self.shards)
+        return not self.cfg.modules and self.found >= self.pairs_wanted()
 
     def wanted(self, job: dict) -> bool:
         """Hard tasks only as far as their share goes."""
         return not job.get("hard") or self.tasks < self.tasks_wanted()
+
+    def pairs_wanted(self) -> int:
+        """This shard's share of --count."""
+        return -(-self.cfg.count // self.shards)
 
     def tasks_wanted(self) -> float:
         """How many RL tasks hard draws may bring this shard to."""
@@ -272,16 +276,14 @@ class Pipeline:
     def finish(self, seconds: float) -> None:
         """The sets from the journal, in the order of jobs, and the report."""
         order = self.ordered()
-        drawn = self.cfg.count and not self.cfg.modules
-        wanted = -(-self.cfg.count // self.shards) if drawn else None
-        if drawn:
-            order = self.without_surplus(order, wanted)
+        if self.cfg.count and not self.cfg.modules:
+            order = self.without_surplus(order)
         if self.cfg.verify == "later":
             rows = (emitted(row) for row in order if row["status"] == "emitted")
             put_rows(self.out / "candidates.jsonl", rows)
-        write_sets(self.cfg, order, wanted, seconds, self.length, self.classes)
+        write_sets(self.cfg, order, seconds, self.length, self.classes)
 
-    def without_surplus(self, order: list[dict], wanted: int) -> list[dict]:
+    def without_surplus(self, order: list[dict]) -> list[dict]:
         """The rows up to the last pair that is wanted, of the hard tasks as many as are wanted.
 
         Several workers are ahead by more than one. Without their surplus the sets don't depend on how many
@@ -289,7 +291,7 @@ class Pipeline:
         """
         found, pairs, tasks = [], 0, 0
         for row in order:
-            if pairs == wanted:
+            if pairs == self.pairs_wanted():
                 break
             if row["key"].startswith("hard-") and tasks >= self.tasks_wanted():
                 continue

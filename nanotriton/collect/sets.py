@@ -36,15 +36,13 @@ def may_be_rl(row: dict) -> bool:
     return is_rl(row) or (row["status"] == "emitted" and row["split"] == "train" and not row["solution"])
 
 
-def sort(
-    rows: list[dict], wanted: int | None, share: float, reasoning: bool, most: int = 0
-) -> tuple[dict, list[dict]]:
+def sort(rows: list[dict], share: float, reasoning: bool, most: int = 0) -> tuple[dict, list[dict]]:
     """({"sft": ..., "rl": ..., "heldout": ...} as lines of the files, the rows behind those of sft).
 
-    rows: of the journal, in the order of jobs. wanted: the most pairs, None: all. share: see `capped`.
+    rows: of the journal, in the order of jobs. share: see `capped`.
     most: elements of an RL task, 0: as many as it has.
     """
-    pairs = [row for row in rows if is_pair(row)][:wanted]
+    pairs = [row for row in rows if is_pair(row)]
     chosen = capped(pairs, share)
     solved = {module_of(row) for row in rows if row["status"] == "kept"}
     open_ = {module_of(row): row for row in reversed(rows) if row["status"] == "task"}
