@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanotriton.kernels.layers import rms_norm, rope, swiglu
+from nanotriton.kernels.layers import norm_and_rotate, rms_norm, swiglu
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
+# A sampler's has a method `place` too, which norms, rotates and caches (kv_cache.CachedAttention).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 # model_type -> the name of its class in transformers. All are Llama with small differences, see from_hf().
@@ -355,10 +356,12 @@ class Attention(nn.Module):
             y.view(len(x), -1, self.head_dim)
             for y in project(x, self.qkv, self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotates:
-            q, k = rope(q, k, cos, sin)
+        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.qk_norm else None
+        rotation = (cos, sin) if self.rotates else None
+        if hasattr(attend, "place"):
+            q, k = attend.place(self.layer, q, k, v, norms, rotation)
+        else:
+            q, k = norm_and_rotate(q, k, norms, rotation)
         return self.o_proj(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
 
 

@@ -29,9 +29,9 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import Parser, die, json_object
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
-from nanotriton.kv_cache import KVCache
+from nanotriton.kv_cache import CachedAttention, KVCache
 from nanotriton.model import Transformer
 from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
 from nanotriton.tasks.prompt import ids_of, of_text
@@ -327,17 +327,13 @@ class Sampler:
             put(np.concatenate(pages)),
             put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair])),
         )
-        attend_packed = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            write_kv(*self.kv.layer(layer), k, v, page, offset)
-            return attend_packed(layer, q, k, v)
-
+        attend = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
         ids, positions = (
             put(np.concatenate(tokens)),
             put(np.concatenate([np.arange(a + b) for a, b in lengths])),
         )
-        hidden = self.model(ids, positions, attend)[put(ends[row_of] - 1)]
+        hidden = self.model(ids, positions, CachedAttention(self.kv, page, offset, attend))
+        hidden = hidden[put(ends[row_of] - 1)]
         self.stats["prefill_tokens"] += len(ids)
         slots = np.array([sequence.slot for sequence in admitted])
         if self.graphs:
@@ -388,11 +384,10 @@ class Sampler:
         offset = (x.tail_len - 1) % self.page_size
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            k_cache, v_cache = self.kv.layer(layer)
-            write_kv(k_cache, v_cache, k, v, x.page, offset)
-            return decode_attention(q, k_cache, v_cache, batch)
+            return decode_attention(q, *self.kv.layer(layer), batch)
 
-        return self._draw(self.model(self.last[x.slot], x.position, attend), x)
+        hidden = self.model(self.last[x.slot], x.position, CachedAttention(self.kv, x.page, offset, attend))
+        return self._draw(hidden, x)
 
     def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are

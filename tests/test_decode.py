@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 
 from bench.speed import decode as benchmark
 from nanotriton.kernels import decode, sample
-from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch, write_kv
+from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch
 
 # (samples of each group), prompt lengths, tail lengths by row; 0 is a padding row, in no group
 CASES = {
@@ -145,18 +145,6 @@ def test_a_far_score_underflows_to_nothing():
     assert relative_error(out, reference(q, k, v, batch, [0, 0])) < 1e-5
 
 
-def test_write_kv_puts_each_token_where_it_belongs():
-    k_cache, v_cache = torch.zeros(2, 5, 2, 16, 32)
-    k, v = torch.randn(2, 3, 2, 32)
-    write_kv(k_cache, v_cache, k, v, torch.tensor([4, 0, 4]), torch.tensor([0, 15, 3]))
-    assert (
-        torch.equal(k_cache[4, :, 0], k[0])
-        and torch.equal(v_cache[0, :, 15], v[1])
-        and torch.equal(v_cache[4, :, 3], v[2])
-    )
-    assert int((k_cache != 0).any(-1).sum()) == 6
-
-
 @pytest.mark.interpreted
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("case", ["ragged groups", "padding"])
@@ -198,7 +186,7 @@ class Launched:
     def compile(self, card: int):
         """For a card of this compute capability, with what a launch would find out about the arguments: which are
         multiples of 16."""
-        kinds = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
+        kinds = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
         names = self.kernel.arg_names
         constants = {(names.index(n),): v for n, v in self.options.items() if n in names}
         types = [
@@ -246,34 +234,6 @@ def test_the_kernels_compile_and_fit_in_a_cards_shared_memory(dim, card, shared,
     for kernel in kernels:
         compiled = kernel.compile(card)
         assert compiled.metadata.shared <= shared * 1024 and compiled.asm["cubin"]
-
-
-@pytest.mark.interpreted
-def test_interpreted_write():
-    cache, k, v = torch.zeros(2, 5, 3, 16, 64), torch.randn(4, 3, 64), torch.randn(4, 3, 64)
-    page, offset = (
-        torch.tensor([4, 0, 4, 2], dtype=torch.int32),
-        torch.tensor([0, 15, 3, 7], dtype=torch.int32),
-    )
-    decode._write_kernel[(4,)](
-        k,
-        v,
-        cache[0],
-        cache[1],
-        page,
-        offset,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        3,
-        64,
-        16,
-        BLOCK=256,
-    )
-    for i, (p, o) in enumerate(zip(page.tolist(), offset.tolist())):
-        assert torch.equal(cache[0, p, :, o], k[i]) and torch.equal(cache[1, p, :, o], v[i])
-    assert int((cache != 0).any(-1).sum()) == 24
 
 
 @pytest.mark.interpreted

@@ -43,40 +43,6 @@ def decode_attention(
     return decode_attention_torch(q, k_cache, v_cache, batch)
 
 
-def write_kv(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    page: torch.Tensor,
-    offset: torch.Tensor,
-) -> None:
-    """Put k, v [T, kv_heads, head_dim] at (page [T], offset [T]) of one layer's cache."""
-    if not k.is_cuda:
-        k_cache[page, :, offset] = k
-        v_cache[page, :, offset] = v
-        return
-    tokens, heads, dim = k.shape
-    block = triton.next_power_of_2(heads * dim)
-    _write_kernel[(tokens,)](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        page,
-        offset,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        heads,
-        dim,
-        k_cache.shape[2],
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-    )
-
-
 # ---- the kernels
 
 
@@ -97,31 +63,6 @@ def _splits(units: int, kv_heads: int) -> int:
     """
     want = max(1, min(PROGRAMS // (units * kv_heads), MAX_SPLITS))
     return 1 << (want.bit_length() - 1)
-
-
-@triton.jit
-def _write_kernel(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    page,
-    offset,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    token = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    head, d, inside = i // DIM, i % DIM, i < HEADS * DIM
-    at = (tl.load(page + token).to(tl.int64) * HEADS + head) * PAGE * DIM + tl.load(offset + token) * DIM + d
-    tl.store(k_cache + at, tl.load(k + token * k_row + head * k_head + d, mask=inside), mask=inside)
-    tl.store(v_cache + at, tl.load(v + token * v_row + head * v_head + d, mask=inside), mask=inside)
 
 
 @triton.jit

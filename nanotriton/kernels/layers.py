@@ -106,7 +106,7 @@ def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constex
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) *
     weight."""
-    apart = residual is None and x.ndim == 3 and not x.is_contiguous() and _tokens_are_whole(x)
+    apart = residual is None and x.ndim == 3 and not x.is_contiguous() and tokens_are_whole(x)
     x = x if apart else x.contiguous()
     n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(x)
@@ -133,7 +133,7 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | N
     return y, total
 
 
-def _tokens_are_whole(x: Tensor) -> bool:
+def tokens_are_whole(x: Tensor) -> bool:
     """Whether the elements of each x[i] lie together and in order."""
     return not x.numel() or x[0].is_contiguous()
 
@@ -280,7 +280,7 @@ def _rope_kernel(
 def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
     """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse
     rotation."""
-    q, k = (x if _tokens_are_whole(x) else x.contiguous() for x in (q, k))
+    q, k = (x if tokens_are_whole(x) else x.contiguous() for x in (q, k))
     q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
@@ -364,7 +364,7 @@ def _swiglu_backward_kernel(gate_ptr, up_ptr, dout_ptr, dgate_ptr, dup_ptr, size
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
-    apart = gate.ndim == 2 and not gate.is_contiguous() and _tokens_are_whole(gate) and _tokens_are_whole(up)
+    apart = gate.ndim == 2 and not gate.is_contiguous() and tokens_are_whole(gate) and tokens_are_whole(up)
     if not apart:
         gate, up = gate.contiguous(), up.contiguous()
     out, size = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
@@ -430,6 +430,23 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
     """Rotate the two halves of every head of q [T, H, D] and k [T, Hkv, D] by cos, sin [T, D / 2] fp32
     (arXiv 2104.09864, in Hugging Face's half-split layout)."""
     return _RoPE.apply(q, k, cos, sin)
+
+
+def norm_and_rotate(
+    q: Tensor,
+    k: Tensor,
+    norms: tuple[Tensor, Tensor, float] | None,
+    rotation: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """The heads of q [T, H, D] and k [T, Hkv, D] normed, then rotated.
+
+    norms: the weights [D] of q's and of k's norm, and eps. rotation: cos and sin, as rope takes them. Either
+    may be None, for a model or a layer without.
+    """
+    if norms:
+        q_weight, k_weight, eps = norms
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return rope(q, k, *rotation) if rotation else (q, k)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
