@@ -323,13 +323,15 @@ def project(x: Tensor, merged: tuple[Tensor, Tensor | None] | None, *linears: Li
 
 
 class RMSNorm(nn.Module):
+    """The norm of x, or of x + residual: that gives (the norm, the sum)."""
+
     def __init__(self, size: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        return rms_norm(x, self.weight, self.eps, residual)
 
 
 class Attention(nn.Module):
@@ -378,7 +380,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Pre-norm block. One tensor in and out, so that checkpointing keeps one [T, hidden_size] a layer."""
+    """Pre-norm block. What its MLP adds to the residual stream is handed on, for the next norm to add."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -387,11 +389,23 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        h = self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        norm = self.post_attention_layernorm
-        h, x = rms_norm(h, norm.weight, norm.eps, residual=x)  # x := x + h on the way
-        return x + self.mlp(h)
+    def forward(
+        self, x: Tensor, change: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream x and the change to it that is still to be added (None: none) -> the same after
+        this layer, each [T, hidden_size]."""
+        if change is None:
+            h = self.input_layernorm(x)
+        else:
+            h, x = self.input_layernorm(change, residual=x)
+        h = self.self_attn(h, cos, sin, attend)
+        h, x = self.post_attention_layernorm(h, residual=x)
+        return x, self.mlp(h)
+
+    def whole(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """One tensor in and out, so that checkpointing keeps one [T, hidden_size] a layer."""
+        x, change = self(x, None, cos, sin, attend)
+        return x + change
 
 
 class Transformer(nn.Module):
@@ -456,13 +470,15 @@ class Transformer(nn.Module):
         """
         cos, sin = self.rope_tables(positions)
         x = F.embedding(ids, self.model.embed_tokens.weight).to(self.compute_dtype)
+        change = None
         checkpointed = self.checkpoint_layers if torch.is_grad_enabled() else 0
         for number, layer in enumerate(self.model.layers):
             if number < checkpointed:
-                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+                options = dict(use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer.whole, x, cos, sin, attend, **options)
             else:
-                x = layer(x, cos, sin, attend)
-        x = self.model.norm(x)
+                x, change = layer(x, change, cos, sin, attend)
+        x = self.model.norm(x) if change is None else self.model.norm(change, residual=x)[0]
         return x if head is None else head(x, self.head_weight)
 
     @torch.no_grad()
