@@ -224,7 +224,7 @@ class Sampler:
                 if admitted := scheduler.admit():
                     flight.append((self._prefill(scheduler, admitted), admitted))
                 if scheduler.running.any() and self._grow(scheduler, flight, on_finish):
-                    slots = np.flatnonzero(scheduler.running)
+                    slots = scheduler.order_of_step()
                     flight.append((self._decode(scheduler, slots), [scheduler.sequences[i] for i in slots]))
                 while len(flight) > (lag if scheduler.running.any() else 0):
                     self._collect(scheduler, *flight.popleft(), on_finish)

@@ -19,6 +19,7 @@ CASES = {
     "a group": ([5], [16], [1, 15, 16, 17, 3]),
     "ragged groups": ([3, 1, 4], [40, 3, 16], [1, 2, 30, 16, 9, 9, 33, 1]),
     "padding": ([2, 1], [5, 20], [4, 18, 7, 0, 0]),
+    "padding, ungrouped": ([1, 1, 1], [5, 20, 48], [4, 33, 16, 0]),
 }
 
 
@@ -61,9 +62,13 @@ def make_case(
         members = list(range(row, row + size))
         tiles += [(group, members[i : i + per_tile]) for i in range(0, size, per_tile)]
         row += size
+    lengths = [prompts[group] for group, _ in tiles]
+    if per_tile == 1:  # as a sampler pads: a tile a row, empty ones too
+        spare = rows - len(tiles)
+        tiles, lengths = tiles + [(len(prompts), [-1])] * spare, lengths + [0] * spare
     tile_rows = torch.tensor([m + [-1] * (per_tile - len(m)) for _, m in tiles], dtype=torch.int32)
     groups = torch.tensor([g for g, _ in tiles], dtype=torch.int32)
-    lengths = torch.tensor(prompts, dtype=torch.int32)[groups.long()]
+    lengths = torch.tensor(lengths, dtype=torch.int32)
     normal = lambda *shape: torch.randn(shape, generator=generator).to(dtype)
     q, k, v = normal(rows, heads, dim), normal(total, kv_heads, page, dim), normal(total, kv_heads, page, dim)
     batch = DecodeBatch(
@@ -158,6 +163,20 @@ def test_interpreted_decode(case, splits, monkeypatch):
 
 
 @pytest.mark.interpreted
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("case", ["ungrouped", "padding, ungrouped"])
+def test_interpreted_decode_where_every_row_is_alone(case, splits, monkeypatch):
+    """One kernel reads prompt and tail: there is none for the prompts."""
+    monkeypatch.setattr(decode, "_prefix_kernel", None)
+    sizes, prompts, tails = CASES[case]
+    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=80, page=16, per_tile=1)
+    out = decode._decode_cuda(*made)
+    assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+    assert not out[torch.tensor(tails) == 0].any()
+
+
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dim, splits", [(16, 2), (32, 2), (80, 1), (80, 2), (100, 2), (256, 2)])
 def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
     """Where the tile is wider than the head, what lies behind a head in memory, other heads and tokens, stays out."""
@@ -229,11 +248,13 @@ def test_the_kernels_compile_and_fit_in_a_cards_shared_memory(dim, card, shared,
     for kernel in kernels:
         monkeypatch.setattr(decode, kernel.kernel.fn.__name__, kernel)
     monkeypatch.setattr(decode, "device_limits", lambda x: (132, shared * 1024))
-    shape = dict(heads=4, kv_heads=4, dim=dim, page=64, per_tile=64, dtype=torch.bfloat16)
-    decode._decode_cuda(*make_case([2], [5], [4, 18], **shape))
-    for kernel in kernels:
-        compiled = kernel.compile(card)
-        assert compiled.metadata.shared <= shared * 1024 and compiled.asm["cubin"]
+    shape = dict(heads=4, kv_heads=4, dim=dim, page=64, dtype=torch.bfloat16)
+    decode._decode_cuda(*make_case([2], [5], [4, 18], per_tile=64, **shape))
+    compiled = [kernel.compile(card) for kernel in kernels]
+    decode._decode_cuda(*make_case([1, 1], [5, 9], [4, 18], per_tile=1, **shape))
+    compiled.append(kernels[1].compile(card))  # the tails', which reads the prompts as well
+    for one in compiled:
+        assert one.metadata.shared <= shared * 1024 and one.asm["cubin"]
 
 
 @pytest.mark.interpreted

@@ -8,14 +8,16 @@ is ever copied on write. Softmax over the two is merged through log-sum-exp, exa
     prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows. It goes
              over each page of the prefix
     tail:    one sample's queries go over its own pages. They start from the prefix's (max, sum, output), and
-             so end merged
+             so end merged. A sample that is alone with its prompt goes over that first, in the same program
 
 One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is
 contiguous. Any head size is taken: the kernels' tiles are as wide as the next power of two, and what is past
 the head is masked.
 
-On CUDA two Triton kernels run, and a third where long tails are split. They read lengths and page tables on
-the device, so a CUDA graph replays them for any lengths. Elsewhere the torch twin runs (decode_twin.py).
+On CUDA a Triton kernel runs for the prefixes (not where every sample is alone), one for the tails, and one
+more where long tails are split. They read lengths and page tables on the device, so a CUDA graph replays them
+for any lengths. Elsewhere the torch twin runs (decode_twin.py). Programs start in the order of the rows, so
+the longest should come first: one that starts last runs on alone.
 """
 
 import torch
@@ -72,6 +74,14 @@ def _heads_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
     if LANES > DIM:
         mask = mask & (d < DIM)[None, :]
     return mask
+
+
+@triton.jit
+def _part(length, split, PAGE: tl.constexpr, SPLITS: tl.constexpr):
+    """The pages, from first to before last, that a split reads of a run of so many tokens."""
+    pages = tl.cdiv(length, PAGE)
+    part = tl.cdiv(pages, SPLITS)
+    return split * part, tl.minimum(split * part + part, pages)
 
 
 @triton.jit
@@ -142,17 +152,15 @@ def _prefix_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Each program (tile, KV head, split): R rows x SHARE heads against a part of the prompt.
+    """Each program (KV head, split, tile): R rows x SHARE heads against a part of the prompt.
 
     -> out [SPLITS, B, heads, D], lse [SPLITS, B, heads] (base 2).
     """
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
     if length == 0:
         return
-    pages = tl.cdiv(length, PAGE)
-    part = tl.cdiv(pages, SPLITS)
-    first, last = split * part, tl.minimum(split * part + part, pages)
+    first, last = _part(length, split, PAGE, SPLITS)
     i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     row = tl.load(tile_rows + tile * R + i // SHARE, mask=i < R * SHARE, other=-1)
     live = row >= 0
@@ -193,6 +201,9 @@ def _tail_kernel(
     table,
     slot,
     tail_len,
+    prefix_table,
+    tile_group,
+    tile_len,
     prefix_out,
     prefix_lse,
     out,
@@ -212,40 +223,64 @@ def _tail_kernel(
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Each program (row, KV head, split): SHARE heads against a part of the tail.
+    """Each program (KV head, split, row): SHARE heads against a part of the tail.
 
-    The first split starts from the prefix's result. With one split `out` is the answer [B, heads, D], and lse
+    The first split starts from the prefix's result. Without PREFIX_SPLITS there is none: tile i is row i, and
+    each split reads its part of the prefix too. With one split `out` is the answer [B, heads, D], and lse
     isn't used. With more, both are partial, as the prefix's are.
     """
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tail_len + row)
-    pages = tl.cdiv(length, PAGE)
-    part = tl.cdiv(pages, SPLITS)
-    first, last = split * part, tl.minimum(split * part + part, pages)
     i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     live = i < SHARE
     head = kv_head * SHARE + i
     mask = _heads_mask(live, d, DIM, LANES)
     tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
+    k_head, v_head = k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, LANES], tl.float32)
-    reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
-    for s in tl.static_range(PREFIX_SPLITS):
-        at = (s * rows + row) * HEADS + head
-        part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
-        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=mask & reads[:, None], other=0.0)
-        best = tl.maximum(top, part_lse)
-        shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
-        acc = acc * shrink[:, None] + part_out * weight[:, None]
-        total = total * shrink + tl.where(reads, weight, 0.0)
-        top = best
+    if PREFIX_SPLITS == 0:
+        prefix_length = tl.load(tile_len + row)
+        first, last = _part(prefix_length, split, PAGE, SPLITS)
+        top, total, acc = _attend_pages_kernel(
+            tile_q,
+            top,
+            total,
+            acc,
+            k_head,
+            v_head,
+            prefix_table + tl.load(tile_group + row) * table_stride,
+            first,
+            last,
+            prefix_length,
+            page_stride,
+            scale,
+            PAGE,
+            DIM,
+            LANES,
+            PRECISION,
+        )
+    else:
+        reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
+        for s in tl.static_range(PREFIX_SPLITS):
+            at = (s * rows + row) * HEADS + head
+            part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
+            part_out = tl.load(
+                prefix_out + at[:, None] * DIM + d[None, :], mask=mask & reads[:, None], other=0.0
+            )
+            best = tl.maximum(top, part_lse)
+            shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
+            acc = acc * shrink[:, None] + part_out * weight[:, None]
+            total = total * shrink + tl.where(reads, weight, 0.0)
+            top = best
+    first, last = _part(length, split, PAGE, SPLITS)
     top, total, acc = _attend_pages_kernel(
         tile_q,
         top,
         total,
         acc,
-        k_cache + kv_head * PAGE * DIM,
-        v_cache + kv_head * PAGE * DIM,
+        k_head,
+        v_head,
         table + tl.load(slot + row) * table_stride,
         first,
         last,
@@ -286,7 +321,8 @@ def _decode_cuda(
     if q.stride(1) != dim or q.stride(2) != 1:
         q = q.contiguous()
     share, (tiles, per_tile) = heads // kv_heads, batch.tile_rows.shape
-    prefix_splits, splits = _splits(tiles, kv_heads), _splits(rows, kv_heads)
+    alone = (tiles, per_tile) == (rows, 1)
+    prefix_splits, splits = 0 if alone else _splits(tiles, kv_heads), _splits(rows, kv_heads)
     if not batch.cache:
         new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=q.device)
         batch.cache["prefix"] = new(prefix_splits, rows, heads, dim), new(prefix_splits, rows, heads)
@@ -307,35 +343,38 @@ def _decode_cuda(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
     )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
-    block = max(16, triton.next_power_of_2(per_tile * share))
-    _prefix_kernel[(tiles, kv_heads, prefix_splits)](
-        q,
-        k_cache,
-        v_cache,
-        batch.prefix_table,
-        batch.tile_group,
-        batch.tile_len,
-        batch.tile_rows,
-        prefix_out,
-        prefix_lse,
-        q.stride(0),
-        batch.prefix_table.stride(0),
-        k_cache.stride(0),
-        rows,
-        scale,
-        R=per_tile,
-        BLOCK=block,
-        SPLITS=prefix_splits,
-        **shape,
-        **options,
-    )
-    _tail_kernel[(rows, kv_heads, splits)](
+    if not alone:
+        _prefix_kernel[(kv_heads, prefix_splits, tiles)](
+            q,
+            k_cache,
+            v_cache,
+            batch.prefix_table,
+            batch.tile_group,
+            batch.tile_len,
+            batch.tile_rows,
+            prefix_out,
+            prefix_lse,
+            q.stride(0),
+            batch.prefix_table.stride(0),
+            k_cache.stride(0),
+            rows,
+            scale,
+            R=per_tile,
+            BLOCK=max(16, triton.next_power_of_2(per_tile * share)),
+            SPLITS=prefix_splits,
+            **shape,
+            **options,
+        )
+    _tail_kernel[(kv_heads, splits, rows)](
         q,
         k_cache,
         v_cache,
         batch.tail_table,
         batch.slot,
         batch.tail_len,
+        batch.prefix_table,
+        batch.tile_group,
+        batch.tile_len,
         prefix_out,
         prefix_lse,
         tail_out,

@@ -52,12 +52,13 @@ def test_decode_attention(heads, kv_heads, dim, dtype, limit, splits, monkeypatc
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (14, 2)])
 @pytest.mark.parametrize("dim", [*HEAD_SIZES, 100])
 def test_decode_attention_takes_any_head_size(dim, heads, kv_heads, monkeypatch):
-    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim, page=64, per_tile=max(64 * kv_heads // heads, 1))
+    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim, page=64)
     shape |= dict(dtype=torch.bfloat16, device="cuda", spread=True)
-    for sizes, lengths, tails in (CASES["padding"], LONG["long"]):
+    for sizes, lengths, tails in (CASES["padding"], CASES["padding, ungrouped"], LONG["long"]):
         for splits in (1, 4):
             monkeypatch.setattr(decode, "_splits", lambda units, kv_heads, splits=splits: splits)
-            made = make_case(sizes, lengths, tails, **shape)
+            per_tile = max(64 * kv_heads // heads, 1) if max(sizes) > 1 else 1
+            made = make_case(sizes, lengths, tails, per_tile=per_tile, **shape)
             out = decode_attention(*made)
             assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 3e-3
             assert not out[torch.tensor(tails, device="cuda") == 0].any()
