@@ -5,7 +5,7 @@ import torch
 
 from nanotriton.kernels import place as module
 from nanotriton.kernels.place import place, place_cuda, place_torch
-from tests.test_decode import Launched
+from tests.launched import Launched
 from tests.test_layers import angles, in_interpreter, plain_rms_norm, plain_rope
 
 PAGE = 16
