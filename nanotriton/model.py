@@ -330,8 +330,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        return rms_norm(x, self.weight, self.eps, residual)
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, upcoming: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return rms_norm(x, self.weight, self.eps, residual, upcoming)
 
 
 class Attention(nn.Module):
@@ -376,7 +378,8 @@ class MLP(nn.Module):
         self.gate_up = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(*project(x, self.gate_up, self.gate_proj, self.up_proj)))
+        gate, up = project(x, self.gate_up, self.gate_proj, self.up_proj)
+        return self.down_proj(swiglu(gate, up, self.down_proj.weight if self.gate_up else None))
 
 
 class Layer(nn.Module):
@@ -394,12 +397,14 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The residual stream x and the change to it that is still to be added (None: none) -> the same after
         this layer, each [T, hidden_size]."""
+        # of a model that is sampled from: what its next products read
+        (qkv, _), (gate_up, _) = self.self_attn.qkv or (None, None), self.mlp.gate_up or (None, None)
         if change is None:
-            h = self.input_layernorm(x)
+            h = self.input_layernorm(x, upcoming=qkv)
         else:
-            h, x = self.input_layernorm(change, residual=x)
+            h, x = self.input_layernorm(change, x, upcoming=qkv)
         h = self.self_attn(h, cos, sin, attend)
-        h, x = self.post_attention_layernorm(h, residual=x)
+        h, x = self.post_attention_layernorm(h, x, upcoming=gate_up)
         return x, self.mlp(h)
 
     def whole(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:

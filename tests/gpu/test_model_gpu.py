@@ -83,6 +83,17 @@ def test_swiglu(dtype, shape):
     close(layers.swiglu_backward(gate, up, dout), layers.swiglu_backward_torch(gate, up, dout), dtype)
 
 
+@pytest.mark.parametrize("rows", [1, 200])
+def test_reading_ahead_changes_nothing(rows):
+    x, extra, weight = randn(rows, 1024), randn(rows, 1024), randn(1024)
+    upcoming = randn(3000, 1024)
+    kept = upcoming.clone()
+    got = layers.rms_norm_forward(x, weight, 1e-6, extra, upcoming)
+    assert all(map(torch.equal, got, layers.rms_norm_forward(x, weight, 1e-6, extra)))
+    assert torch.equal(layers.swiglu_forward(x, extra, upcoming), layers.swiglu_forward(x, extra))
+    assert torch.equal(upcoming, kept)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_parts_of_a_wider_product(dtype):
     q, k, _ = (
