@@ -153,7 +153,7 @@ def test_a_far_score_underflows_to_nothing():
 @pytest.mark.parametrize("case", ["ragged groups", "padding"])
 def test_interpreted_decode(case, splits, monkeypatch):
     sizes, prompts, tails = CASES[case]
-    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
     made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=64, page=16, per_tile=4)
     out = decode._decode_cuda(*made)
     assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
@@ -167,7 +167,7 @@ def test_interpreted_decode_where_every_row_is_alone(case, splits, monkeypatch):
     """One kernel reads prompt and tail: there is none for the prompts."""
     monkeypatch.setattr(decode, "_prefix_kernel", None)
     sizes, prompts, tails = CASES[case]
-    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
     made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=80, page=16, per_tile=1)
     out = decode._decode_cuda(*made)
     assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
@@ -179,7 +179,7 @@ def test_interpreted_decode_where_every_row_is_alone(case, splits, monkeypatch):
 def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
     """Where the tile is wider than the head, what lies behind a head in memory, other heads and tokens, stays out."""
     sizes, prompts, tails = CASES["padding"]
-    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
     made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=dim, page=16, per_tile=4)
     guarded = [
         torch.full((x.numel() + 2 * dim,), torch.nan)[dim:-dim].view(x.shape).copy_(x) for x in made[:3]
@@ -230,6 +230,12 @@ def test_interpreted_sampling_equals_the_twin(valid, monkeypatch):
     expected_tokens, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid)
     assert torch.equal(tokens, expected_tokens)
     assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
+
+
+def test_a_grid_that_fills_the_card_is_not_split():
+    assert decode._splits(128, decode.PREFIX_PROGRAMS) == 2
+    assert decode._splits(256, decode.PREFIX_PROGRAMS) == decode._splits(2048, decode.PROGRAMS) == 1
+    assert decode._splits(1, decode.PROGRAMS) == decode.MAX_SPLITS
 
 
 def test_the_benchmarks_sweep_sets_what_the_kernels_read_and_puts_it_back(monkeypatch):

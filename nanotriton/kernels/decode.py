@@ -27,7 +27,9 @@ import triton.language as tl
 from nanotriton.kernels.decode_twin import DecodeBatch, decode_attention_torch
 from nanotriton.kernels.layers import device_limits
 
-PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
+PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, tails are split
+# of prefixes only 2 fit on one; and each split more is one result more to write and to merge
+PREFIX_PROGRAMS = 264
 MAX_SPLITS = 32
 TILE_ROWS = 64  # of queries in a prefix tile, at most
 
@@ -58,12 +60,12 @@ def _options(q: torch.Tensor, lanes: int, page_size: int) -> dict[str, int]:
     return dict(num_warps=8 if lanes > 128 else 4, num_stages=3 if need <= device_limits(q)[1] else 1)
 
 
-def _splits(units: int, kv_heads: int) -> int:
-    """Into how many parts the pages of a unit (a tile, or a row) are split.
+def _splits(units: int, programs: int) -> int:
+    """Into how many parts the pages of a unit (a KV head of a tile, or of a row) are split.
 
     A power of two that depends on the shapes alone, as CUDA graphs need it.
     """
-    want = max(1, min(PROGRAMS // (units * kv_heads), MAX_SPLITS))
+    want = max(1, min(programs // units, MAX_SPLITS))
     return 1 << (want.bit_length() - 1)
 
 
@@ -322,7 +324,8 @@ def _decode_cuda(
         q = q.contiguous()
     share, (tiles, per_tile) = heads // kv_heads, batch.tile_rows.shape
     alone = (tiles, per_tile) == (rows, 1)
-    prefix_splits, splits = 0 if alone else _splits(tiles, kv_heads), _splits(rows, kv_heads)
+    prefix_splits = 0 if alone else _splits(tiles * kv_heads, PREFIX_PROGRAMS)
+    splits = _splits(rows * kv_heads, PROGRAMS)
     if not batch.cache:
         new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=q.device)
         batch.cache["prefix"] = new(prefix_splits, rows, heads, dim), new(prefix_splits, rows, heads)

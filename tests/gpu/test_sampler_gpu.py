@@ -30,7 +30,7 @@ LONG = {"long": ([16, 3], [700, 1200], [1 + 37 * i for i in range(19)]), "one lo
 def test_decode_attention(heads, kv_heads, dim, dtype, limit, splits, monkeypatch):
     for sizes, lengths, tails in (CASES | LONG).values():
         per_tile = max(64 * kv_heads // heads, 1) if max(sizes) > 1 else 1
-        monkeypatch.setattr(decode, "_splits", lambda units, kv_heads: splits)
+        monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
         made = make_case(
             sizes,
             lengths,
@@ -56,7 +56,7 @@ def test_decode_attention_takes_any_head_size(dim, heads, kv_heads, monkeypatch)
     shape |= dict(dtype=torch.bfloat16, device="cuda", spread=True)
     for sizes, lengths, tails in (CASES["padding"], CASES["padding, ungrouped"], LONG["long"]):
         for splits in (1, 4):
-            monkeypatch.setattr(decode, "_splits", lambda units, kv_heads, splits=splits: splits)
+            monkeypatch.setattr(decode, "_splits", lambda units, programs, splits=splits: splits)
             per_tile = max(64 * kv_heads // heads, 1) if max(sizes) > 1 else 1
             made = make_case(sizes, lengths, tails, per_tile=per_tile, **shape)
             out = decode_attention(*made)
