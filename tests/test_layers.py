@@ -188,7 +188,7 @@ def test_kernels_that_read_ahead_compile(monkeypatch):
 
 
 def test_only_a_weight_that_comes_is_read_ahead_and_of_that_the_beginning(monkeypatch):
-    monkeypatch.setattr(layers, "reads_ahead", lambda device: True)
+    monkeypatch.setattr(layers, "is_hopper", lambda device: True)
     program = 256 * layers.CHUNK.value
     assert layers.programs_ahead(None, 256) == 0
     for size, programs in ((program - 1, 0), (5 * program, 5), (2 * layers.AHEAD, layers.AHEAD // program)):

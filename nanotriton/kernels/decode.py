@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from nanotriton.kernels.decode_twin import DecodeBatch, decode_attention_torch
-from nanotriton.kernels.layers import device_limits
+from nanotriton.kernels.layers import device_limits, early, wait_for_previous
 
 PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, tails are split
 # of prefixes only 2 fit on one; and each split more is one result more to write and to merge
@@ -153,11 +153,13 @@ def _prefix_kernel(
     LANES: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Each program (KV head, split, tile): R rows x SHARE heads against a part of the prompt.
 
     -> out [SPLITS, B, heads, D], lse [SPLITS, B, heads] (base 2).
     """
+    wait_for_previous(EARLY)
     kv_head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
     if length == 0:
@@ -224,6 +226,7 @@ def _tail_kernel(
     PREFIX_SPLITS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Each program (KV head, split, row): SHARE heads against a part of the tail.
 
@@ -231,6 +234,7 @@ def _tail_kernel(
     each split reads its part of the prefix too. With one split `out` is the answer [B, heads, D], and lse
     isn't used. With more, both are partial, as the prefix's are.
     """
+    wait_for_previous(EARLY)
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tail_len + row)
     i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
@@ -303,8 +307,18 @@ def _tail_kernel(
 
 
 @triton.jit
-def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
+def _merge_kernel(
+    parts,
+    lse,
+    out,
+    count,
+    SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Each program one (row, head): parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D]."""
+    wait_for_previous(EARLY)
     at = tl.program_id(0)
     s, d = tl.arange(0, SPLITS), tl.arange(0, LANES)
     part_lse = tl.load(lse + s * count + at)
@@ -344,6 +358,7 @@ def _decode_cuda(
         DIM=dim,
         LANES=lanes,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **early(q),
     )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
     if not alone:
@@ -394,7 +409,8 @@ def _decode_cuda(
         **options,
     )
     if splits > 1:
+        options = dict(num_warps=1, **early(q))
         _merge_kernel[(rows * heads,)](
-            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1
+            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, **options
         )
     return out

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 TILE = 4096  # elements a program of the norm's forward holds; short rows (the QK norm's) share a program
 BACKWARD_TILE = 8192  # and of its backward, for rows that are short
@@ -29,7 +30,28 @@ CHUNK = tl.constexpr(512)  # of which a thread asks for so many
 
 
 # -----------------------------------------------------------------------------------------------------------
-# Reading ahead
+# What Hopper can do between kernels
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether it is an NVIDIA card of compute capability 9.0 or more."""
+    on_cuda = device.type == "cuda" and torch.version.cuda is not None
+    return on_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def early(x: Tensor) -> dict[str, bool]:
+    """Launch options of a kernel that is set up while the one before it still runs (programmatic dependent
+    launch). It calls wait_for_previous before it reads or writes anything."""
+    return {"EARLY": True, "launch_pdl": True} if is_hopper(x.device) else {"EARLY": False}
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Wait until the kernel before has ended, and let the one after this be set up: it waits as well."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
 @triton.jit
 def _read_ahead(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
     """The last PROGRAMS of a grid ask for the beginning of a weight to be brought into the L2 cache. Nothing
@@ -51,14 +73,9 @@ def _read_ahead(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
 def programs_ahead(upcoming: Tensor | None, threads: int) -> int:
     """How many programs of so many threads read ahead. 0 without an upcoming weight, and on cards before
     Hopper, which lack the instruction."""
-    if upcoming is None or not reads_ahead(upcoming.device):
+    if upcoming is None or not is_hopper(upcoming.device):
         return 0
     return min(upcoming.nbytes, AHEAD) // (threads * CHUNK.value)
-
-
-@functools.cache
-def reads_ahead(device: torch.device) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -81,8 +98,10 @@ def _rms_norm_forward_kernel(
     HEADS: tl.constexpr,
     PROGRAMS_AHEAD: tl.constexpr,
     THREADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)
+    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * N + col[None, :]
@@ -181,6 +200,7 @@ def rms_norm_forward(
             PROGRAMS_AHEAD=ahead,
             THREADS=32 * num_warps,
             num_warps=num_warps,
+            **early(x),
         )
     return y, total
 
@@ -401,8 +421,10 @@ def _swiglu_forward_kernel(
     BLOCK: tl.constexpr,
     PROGRAMS_AHEAD: tl.constexpr,
     THREADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)
+    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    wait_for_previous(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     if N:  # rows of so many, apart from each other
@@ -446,6 +468,7 @@ def swiglu_forward(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> 
             PROGRAMS_AHEAD=ahead,
             THREADS=256,
             num_warps=8,
+            **early(gate),
         )
     return out
 

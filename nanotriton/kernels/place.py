@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanotriton.kernels.layers import norm_and_rotate, tokens_are_whole
+from nanotriton.kernels.layers import early, norm_and_rotate, tokens_are_whole, wait_for_previous
 
 
 def place(
@@ -75,6 +75,7 @@ def place_cuda(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tupl
         NORM=norms is not None,
         ROTATE=rotation is not None,
         num_warps=8 if block_heads * lanes >= 1024 else 4,
+        **early(q),
     )
     return q, k
 
@@ -137,8 +138,10 @@ def _place_kernel(
     PAGE: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Each program one token: all heads of q in place, of k in place and in the cache, of v in the cache."""
+    wait_for_previous(EARLY)
     DIM: tl.constexpr = 2 * HALF
     token = tl.program_id(0).to(tl.int64)
     head, kv_head, lane = tl.arange(0, HEADS), tl.arange(0, KV_HEADS), tl.arange(0, LANES)
