@@ -94,9 +94,7 @@ class Sampler:
         # the newest token of each slot
         self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)
         self.graphs = (
-            Graphs(self.step, self.max_batch, self.width, self.page_size, self.per_tile, self.device)
-            if cuda
-            else None
+            Graphs(self.step, self.max_batch, self.width, self.per_tile, self.device) if cuda else None
         )
         self.unseeded = 0  # samples that have been given a seed of ours
         self.busy = self.closed = False
@@ -357,10 +355,13 @@ class Sampler:
         """One token for each of these slots: feed the newest, whose key and value go to its tail."""
         lines, rows = s.tiles(slots, self.per_tile)
         tail = s.count[slots]  # the token being fed is the last of the tail
+        page_index, offset = np.divmod(tail - 1, self.page_size)
         arrays = self._sampling(s, slots) | {
             "position": s.prompt_len[slots] + tail - 1,
             "tail_len": tail,
-            "page": s.tail_table[slots, (tail - 1) // self.page_size],
+            "page_index": page_index,
+            "page": s.tail_table[slots, page_index],
+            "offset": offset,
             "tile_group": lines,
             "tile_len": s.prompt_len[slots[rows[:, 0]]],
             "tile_rows": rows,
@@ -381,13 +382,12 @@ class Sampler:
         batch = DecodeBatch(
             x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table
         )
-        offset = (x.tail_len - 1) % self.page_size
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return decode_attention(q, *self.kv.layer(layer), batch)
 
-        hidden = self.model(self.last[x.slot], x.position, CachedAttention(self.kv, x.page, offset, attend))
-        return self._draw(hidden, x)
+        cached = CachedAttention(self.kv, x.page, x.offset, attend)
+        return self._draw(self.model(self.last[x.slot], x.position, cached), x)
 
     def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are

@@ -167,12 +167,7 @@ class Eager(Graphs):
     """Graphs whose replay is the step itself: padding, tables and late reading without a GPU."""
 
     def __init__(self, sampler: Sampler):
-        self.step, self.max_batch, self.page_size, self.device = (
-            sampler.step,
-            sampler.max_batch,
-            sampler.page_size,
-            sampler.device,
-        )
+        self.step, self.max_batch, self.device = sampler.step, sampler.max_batch, sampler.device
         self.per_tile, self.captured = sampler.per_tile, {}
         self.tail_table, self.prefix_table = torch.full(
             (2, self.max_batch + 1, sampler.width), -1, dtype=torch.int32
@@ -184,7 +179,7 @@ class Eager(Graphs):
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
 
         def replay():
-            self.tail_table[x.slot, (x.tail_len.long() - 1) // self.page_size] = x.page
+            self.tail_table[x.slot, x.page_index] = x.page
             for kept, new in zip(
                 (tokens, logprobs), self.step(x, self.tail_table.clamp(min=0), self.prefix_table.clamp(min=0))
             ):
