@@ -91,7 +91,8 @@ def warm_up(folder: str | Path) -> Plan:
     """Make some small recordings before forking.
 
     At their first use torch and Triton import for seconds. The others are for Python's interpreter, which
-    replaces what has run a few times by quicker code: each fork would do that anew, and copy the code's memory.
+    replaces what has run a few times by quicker code: each fork would do that anew, and copy the code's
+    memory.
     """
     x = torch.empty(4, 8, device="meta")
     further = Further(evaluates=True, another=1)
