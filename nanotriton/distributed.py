@@ -90,7 +90,7 @@ def empty(
     world: World,
     dtype: torch.dtype,
     reshard: bool = False,
-    recompute: bool = False,
+    recompute: int = 0,
     defer: bool = False,
     rank: int = 0,
 ) -> Transformer:
@@ -108,9 +108,7 @@ class MemoryPlan(NamedTuple):
     """The ways in which a model saves memory in training. Each costs time."""
 
     reshard: bool = False  # gather a layer's parameters for every pass, and not once an optimizer step
-    recompute: bool = (
-        False  # compute a layer's activations again in its backward, and keep none but its input
-    )
+    recompute: int = 0  # layers that compute their activations again in the backward, and keep their input
     defer: bool = False  # no saving: keep the root's gradients whole, and reduce them once an optimizer step
 
 
@@ -128,13 +126,14 @@ def plan(
 
     Bytes a parameter: fp32 masters, two moments and gradients take 16 / ranks, and the gathered bf16 layers
     2, unless they are gathered for every pass; adam8 takes 6. Activations: everything that the backward of
-    each layer needs, or with recomputing its input only and one layer's at a time. The head takes its fp32
-    gradient, that in bf16, and 1.25 GB of logits. In GB, of an 8B and 16,384 tokens:
+    each layer needs. Of a layer that is recomputed, its input only, and the rest of one at a time: as many
+    are as it takes for the others to fit. The head takes its fp32 gradient, that in bf16, and 1.25 GB of
+    logits. In GB, of an 8B and 16,384 tokens:
 
                                   4 GPUs, adamw, sampler       1 GPU, adam8, sampler shares
         state                     32.8 + 16.4 (the sampler's)  16.4 parameters + 16.4 gradients + 16.6 moments
         gathered                  16.4, or 2.5 + two layers    -
-        activations               80, recomputed: 4.8 + 2.2    4.8 + 2.2
+        activations               80, all recomputed: 4.8 + 2.2  (of one layer 2.2, of its input 0.13)
         head                      5                            5
 
     With adapters (rank > 0) the state is the frozen weights, and the backward needs each layer's weights
@@ -158,21 +157,27 @@ def plan(
     state += 6 * embedding + 1.25e9  # the head
     state += 0.1 * memory  # fragments, NCCL, CUDA contexts, the executor
     gathered = 2 * parameters if sharded else 0  # bf16
-    kept, recomputed = activation_bytes(config, tokens)
-    if rank:
-        kept, recomputed = kept + 2 * layers, recomputed + 2 * layer
-    needs = {
-        MemoryPlan(): gathered + kept,
-        MemoryPlan(reshard=True): 4 * layer + kept,  # two layers: one in use, one on its way
-        MemoryPlan(recompute=True): gathered + recomputed,
-    }
-    if not sharded:
-        del needs[MemoryPlan(reshard=True)]  # there is nothing to gather
-    for choice, need in needs.items():
-        if state + need < memory:
-            whole_root = 4 * (parameters - layers)  # fp32 gradients of embedding and head
-            return choice._replace(defer=sharded and state + need + whole_root < memory)
-    return MemoryPlan(reshard=sharded, recompute=True)
+    two_layers = 4 * layer  # gathered for every pass: one in use, one on its way
+    kept = activation_bytes(config, tokens) + (2 * layer if rank else 0)  # of a layer
+    whole_root = 4 * (parameters - layers)  # fp32 gradients of embedding and head
+
+    def fits(choice: MemoryPlan) -> bool:
+        again = choice.recompute
+        whole = config.num_hidden_layers - again + (again > 0)  # one of the recomputed at a time
+        need = whole * kept + again * 2 * config.hidden_size * tokens
+        need += two_layers if choice.reshard else gathered
+        return state + need + (whole_root if choice.defer else 0) < memory
+
+    none, some = [0], range(1, config.num_hidden_layers + 1)
+    ways = [(False, none), (True, none), (False, some), (True, some)]  # the cheapest first
+    choices = [
+        MemoryPlan(reshard, again, defer)
+        for reshard, counts in ways
+        for defer in (True, False)
+        for again in counts
+        if sharded or not (reshard or defer)  # one GPU has nothing to gather or to reduce
+    ]
+    return next(filter(fits, choices), choices[-1])
 
 
 def layer_parameters(config: ModelConfig) -> int:
@@ -182,17 +187,11 @@ def layer_parameters(config: ModelConfig) -> int:
     return attention + 3 * config.hidden_size * config.intermediate_size
 
 
-def activation_bytes(config: ModelConfig, tokens: int) -> tuple[int, int]:
-    """Bytes of bf16 activations that all layers save for the backward of `tokens` tokens -> (all kept,
-    recomputed).
-
-    The attributes of the functions in kernels/layers.py say what a layer saves. Recomputing keeps each
-    layer's input, and holds one layer's activations at a time.
-    """
-    width, layers = config.hidden_size, config.num_hidden_layers
+def activation_bytes(config: ModelConfig, tokens: int) -> int:
+    """Bytes of bf16 activations that one layer saves for the backward of `tokens` tokens: the attributes of
+    the functions in kernels/layers.py say which. The first of them is the layer's input."""
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
-    of_layer = 2 * (5 * width + 3 * heads + 3 * config.intermediate_size)  # bytes a token
-    return layers * of_layer * tokens, (2 * width * layers + of_layer) * tokens
+    return 2 * (5 * config.hidden_size + 3 * heads + 3 * config.intermediate_size) * tokens
 
 
 def shard(model: nn.Module, world: World, reshard: bool = False, defer: bool = False) -> nn.Module:

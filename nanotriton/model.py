@@ -395,14 +395,14 @@ class Transformer(nn.Module):
     """The decoder. Parameters are whatever dtype they were loaded in (fp32 masters to train, bf16 to sample);
     `compute_dtype` is what the forward computes in, with norms, RoPE and softmax in fp32 inside.
 
-    `checkpoint_layers = True` keeps one tensor a layer and recomputes the rest in the backward.
+    The first `checkpoint_layers` layers keep one tensor each and recompute the rest in the backward.
     """
 
     def __init__(self, config: ModelConfig, compute_dtype: torch.dtype = torch.float32):
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
-        self.checkpoint_layers = False
+        self.checkpoint_layers = 0
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
@@ -453,8 +453,9 @@ class Transformer(nn.Module):
         """
         cos, sin = self.rope_tables(positions)
         x = F.embedding(ids, self.model.embed_tokens.weight).to(self.compute_dtype)
-        for layer in self.model.layers:
-            if self.checkpoint_layers and torch.is_grad_enabled():
+        checkpointed = self.checkpoint_layers if torch.is_grad_enabled() else 0
+        for number, layer in enumerate(self.model.layers):
+            if number < checkpointed:
                 x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, cos, sin, attend)

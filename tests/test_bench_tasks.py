@@ -75,6 +75,21 @@ def test_a_curriculum_has_what_was_ever_solved_the_easiest_first(tmp_path, data)
     assert tasks[1].meta["split"] == "held_out_shape" and tasks[1].source == find_tasks(data)[0][0].source
 
 
+def test_tasks_that_were_solved_sometimes(tmp_path, data):
+    path = tmp_path / "some.jsonl"
+    samples = [("a", RIGHT), ("a", WRONG), ("b", RIGHT), ("b", RIGHT), ("c", WRONG), ("c", RIGHT)]
+    run(tmp_path, data, samples, sometimes=str(path))
+    assert [(t.name, t.meta["pass_rate"]) for t in find_tasks(path)[0]] == [("a", 0.5), ("c", 0.5)]
+
+
+def test_a_third_of_the_tasks_that_were_never_solved_goes_along():
+    problems = [bench.Problem(str(n), "", n, Task(str(n), DOUBLE)) for n in range(303)]
+    rates = {"0": 0.5, "1": 1.0} | {str(n): 0.0 for n in range(2, 302)}  # the last one was not judged
+    kept, again, other = ([p.name for p in bench.sometimes(problems, rates, seed)] for seed in (0, 0, 1))
+    assert kept == again != other
+    assert kept[0] == "0" and "1" not in kept and "302" not in kept and 70 <= len(kept) <= 130
+
+
 def test_folders_are_groups_and_a_limit_counts_in_each(tmp_path):
     for name in ("x/1", "x/2", "y/1"):
         path = tmp_path / "tasks" / f"{name}.py"
@@ -115,7 +130,8 @@ def test_a_row_that_is_no_task_does_not_stop_a_file(tmp_path):
 
 def test_mistakes(tmp_path, data):
     for options, message in (
-        ({"hard_last": "x.json", "samples": "s"}, "ends in .jsonl"),
+        ({"hard_last": "x.json", "samples": "s"}, "--hard-last x.json: a name that ends in .jsonl"),
+        ({"sometimes": "x.txt", "samples": "s"}, "--sometimes x.txt: a name that ends in .jsonl"),
         ({}, "give one of --model FOLDER"),
     ):
         with pytest.raises(ConfigError, match=message):

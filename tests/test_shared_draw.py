@@ -218,6 +218,25 @@ def test_what_is_too_large_or_unknown_is_computed_each_time(value):
     assert len(made) == 2
 
 
+def test_tensors_of_another_device_are_kept_beside_the_vault():
+    """A reference on a GPU leaves counters and constants on the CPU."""
+    kept, made = Kept(vault()), []
+    outside = torch.empty(3, device="meta")
+    inside = [torch.randn(2), torch.randn(3)]
+
+    def compute():
+        made.append(1)
+        return [outside, inside[0].clone(), {"a": outside, "b": inside[1].clone()}, outside]
+
+    with kept.shared("a"):
+        for _ in range(3):
+            first, second, third, last = kept.once(("x",), compute)
+            assert first is outside and third["a"] is outside and last is outside
+            assert identical([second, third["b"]], inside)
+            kept.vault.close()
+    assert len(made) == 1
+
+
 def test_inputs_that_share_memory_are_drawn_each_time():
     kept, made = Kept(vault()), []
 

@@ -10,10 +10,12 @@
 The run writes OUT.json, OUT.md and OUT.journal.jsonl, with which the same command continues after a kill. Two
 results are compared task by task: the seeds of the samples are the same for every model. `--hard-last FILE`
 writes the tasks to a .jsonl in the order of how often they were solved, with that rate in their meta: a
-curriculum for train_grpo.py --order given.
+curriculum for train_grpo.py --order given. `--sometimes FILE` writes what GRPO learns most from: the tasks
+that were solved by some of their samples and not by all. A third of those that none solved goes along, drawn
+at random: 16 samples may find what these few have missed.
 """
 
-import json
+import random
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from bench.channels.scores import NOT_COMPILED, Outcome, tables
 from bench.channels.sources import ServerOptions
 from bench.results import usual_device
 from nanotriton import config
+from nanotriton.collect.files import put_rows
 from nanotriton.executor import Executor, Verdict
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.rules.policy import POLICIES
@@ -34,6 +37,8 @@ from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import read_tasks
 from nanotriton.tasks.task import Task
 from nanotriton.world import World
+
+NEVER_SOLVED = 1 / 3  # of the tasks that no sample solved, the share that --sometimes keeps
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Config:
     out: str = "results.json"  # the results; the table, plots and journal go beside it
     fresh: bool = False  # forget what an earlier run left at --out, instead of continuing it
     hard_last: str = ""  # a .jsonl to write: the tasks that were ever solved, the easiest first
+    sometimes: str = ""  # a .jsonl to write: the tasks that were solved sometimes, and some that never were
     prompt: str = ""  # a file with {source} in it: how tasks are put to the model; empty: as in training
     template: str = ""  # variables for the model's chat template, in JSON: '{"enable_thinking": false}'
     ks: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16])  # the k of pass@k
@@ -67,8 +73,9 @@ class Config:
     def validate(self) -> None:
         check(self, "samples", "a task file, a folder of them, or a .jsonl of them,")
         read_prompt(self.prompt)
-        if self.hard_last and not self.hard_last.endswith(".jsonl"):
-            raise config.ConfigError(f"--hard-last {self.hard_last}: a name that ends in .jsonl is expected")
+        for flag, path in (("--hard-last", self.hard_last), ("--sometimes", self.sometimes)):
+            if path and not path.endswith(".jsonl"):
+                raise config.ConfigError(f"{flag} {path}: a name that ends in .jsonl is expected")
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def read_given(path: str, problems: list[Problem]) -> dict[tuple[str, int], str]
 
 class TaskRun(BenchmarkRun):
     benchmark = "tasks"
-    free = FREE | {"hard_last"}
+    free = FREE | {"hard_last", "sometimes"}
 
     def __init__(self, cfg: Config, world: World, problems: list[Problem], given: dict):
         super().__init__(cfg, world, problems, given, f"--samples {cfg.samples}")
@@ -196,24 +203,43 @@ class TaskRun(BenchmarkRun):
 
     def write(self) -> dict:
         results = super().write()
-        if self.cfg.hard_last and results["complete"]:
-            write_curriculum(Path(self.cfg.hard_last), self.problems, self.outcomes())
+        if results["complete"]:
+            rates = pass_rates(self.outcomes())
+            if self.cfg.hard_last:
+                write_tasks(self.cfg.hard_last, hard_last(self.problems, rates), rates)
+            if self.cfg.sometimes:
+                write_tasks(self.cfg.sometimes, sometimes(self.problems, rates, self.cfg.seed), rates)
         return results
 
 
-def write_curriculum(path: Path, problems: list[Problem], outcomes: list[Outcome]) -> None:
-    """The tasks that were solved at least once, the most often solved first, as rows of a .jsonl."""
+def pass_rates(outcomes: list[Outcome]) -> dict[str, float]:
+    """{problem: the share of its samples that are correct}, of those that were judged."""
     judged: dict[str, list[bool]] = {}
     for outcome in outcomes:
         if outcome.judged:
             judged.setdefault(outcome.problem, []).append(outcome.correct)
-    rates = {name: sum(right) / len(right) for name, right in judged.items()}
-    solved = sorted((p for p in problems if rates.get(p.name)), key=lambda p: -rates[p.name])
+    return {name: sum(right) / len(right) for name, right in judged.items()}
+
+
+def hard_last(problems: list[Problem], rates: dict[str, float]) -> list[Problem]:
+    """The tasks that were solved at least once, the most often solved first."""
+    return sorted((p for p in problems if rates.get(p.name)), key=lambda p: -rates[p.name])
+
+
+def sometimes(problems: list[Problem], rates: dict[str, float], seed: int) -> list[Problem]:
+    """The tasks that were solved by some samples and not by all, and a third of those that none solved."""
+    draw = random.Random(seed)
+    lucky = {p.name for p in problems if rates.get(p.name) == 0 and draw.random() < NEVER_SOLVED}
+    return [p for p in problems if 0 < rates.get(p.name, 0) < 1 or p.name in lucky]
+
+
+def write_tasks(path: str, problems: list[Problem], rates: dict[str, float]) -> None:
+    """Tasks as rows of a .jsonl, with how often they were solved in their meta."""
     rows = [
         {"name": p.task.name, "task": p.task.source, "meta": p.task.meta | {"pass_rate": rates[p.name]}}
-        for p in solved
+        for p in problems
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    put_rows(Path(path), rows)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,8 @@ def make_model(cfg: Config, world: World, optimizer: str, tokens: int, copies: i
     shape = ModelConfig(**MODELS[cfg.shape])
     auto = distributed.plan(shape, world, optimizer, tokens, copies)
     given = (cfg.reshard, cfg.recompute, cfg.defer)
-    ways = [{"auto": a, "yes": True, "no": False}[g] for a, g in zip(auto, given, strict=True)]
+    yes = (True, shape.num_hidden_layers, True)
+    ways = [{"auto": a, "yes": y, "no": 0}[g] for a, y, g in zip(auto, yes, given, strict=True)]
     dtype = torch.bfloat16 if optimizer == "adam8" else torch.float32
     return randomize(distributed.empty(shape, world, dtype, *ways))
 

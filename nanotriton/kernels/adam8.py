@@ -17,13 +17,14 @@ The memory of an 8B (8.19e9 parameters, Qwen3's) on one GPU of 80 GB, in GB:
     parameters, bf16, the sampler's too    16.4    always; sampling, KV takes 70% of what is free
     moments, 1 + 1 bytes, and scales       16.6    from the first step on
     gradients, bf16                        16.4    from the first backward to the step, which frees them
-    activations of 16,384 tokens            7.0    a layer's input each, and one layer's at a time (recomputed)
+    activations of 16,384 tokens            7.0    a layer's input each, and one layer's at a time, if all are
+                                                   recomputed; a larger GPU keeps 2.2 of each layer that fits
     the head                                5.0    1.25 of logits, its gradient in fp32 and in bf16
                                            61.4    and while sampling 33.0, beside the KV memory
 
 Microbatches add up in bf16: each addition rounds by up to 2^-9, so few large ones are better than many small
 ones.
-"""  # noqa: E501
+"""
 
 import torch
 import triton

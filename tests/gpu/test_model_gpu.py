@@ -226,12 +226,12 @@ def test_checkpointing_changes_nothing():
         cumulative([90]).cuda(),
     )
     grads = []
-    for flag in (False, True):
-        model.checkpoint_layers = flag
+    for count in (0, 1, 2):
+        model.checkpoint_layers = count
         model.zero_grad()
         logits(model, ids, positions, cu).square().mean().backward()
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert relative(grads[1], grads[0]) < 1e-3
+    assert max(relative(grads[1], grads[0]), relative(grads[2], grads[0])) < 1e-3
 
 
 def test_a_folder_of_real_size_goes_both_ways(tmp_path):

@@ -23,7 +23,7 @@ class Tokens:
 
 
 def test_the_sampler_follows_the_training_without_a_copy():
-    model = randomize(distributed.empty(CONFIG, WORLD, torch.bfloat16, recompute=True))
+    model = randomize(distributed.empty(CONFIG, WORLD, torch.bfloat16, recompute=CONFIG.num_hidden_layers))
     optimizer = distributed.adamw(model, 2e-3)
     sampler = make_sampler(CONFIG, WORLD, Tokens(), model, distributed.moments_to_come(optimizer))
     request = Request(list(range(1, 70)), n=8, max_tokens=32, seeds=list(range(8)))

@@ -16,6 +16,7 @@ from nanotriton.executor.gpu.vault import Vault
 from nanotriton.plan.trees import identical
 from nanotriton.tasks.task import Task
 from nanotriton.vmm import LockedMemory
+from tests.candidates import read
 
 ROOT = Path(__file__).resolve().parents[2]
 RIGHT = probe.CANDIDATE
@@ -47,6 +48,7 @@ def test_a_closed_vault_cannot_be_read():
     code = """
 import torch
 from nanotriton.vmm import LockedMemory
+from tests.candidates import read
 memory = LockedMemory(2 << 20, torch.device("cuda", 0))
 memory.unlock()
 data = memory.tensor()
@@ -67,3 +69,16 @@ def test_candidates_of_a_draw_get_verdicts_of_their_own(order):
         futures = [executor.submit(Task(**probe.TASK), source, "step 1") for source in order]
         found = [future.result(300).status for future in futures]
     assert found == ["correct" if source.startswith(RIGHT) else "wrong_value" for source in order]
+
+
+def test_honest_kernels_are_right_on_draws_that_they_share():
+    """Tasks of every kind, with tensors that stay on the CPU too; what is kept for the first serves the others."""
+    with Executor("cuda", timeout=60.0, seed=0) as executor:
+        futures = {
+            f"{case.name} {number}": executor.submit(case.task, case.source + f"\n# {number}\n", "step 1")
+            for case in read("honest")
+            for number in range(3)
+        }
+        found = {name: future.result(300) for name, future in futures.items()}
+    refused = {name: f"{v.status}: {v.message}" for name, v in found.items() if not v.correct}
+    assert not refused

@@ -145,7 +145,7 @@ def filled(outline: Any, copies: Tensors | None) -> Any:
     if copies is None:
         return None
     rest = iter(copies)
-    return replaced(outline, lambda _: next(rest))
+    return replaced(outline, lambda t: next(rest) if t is HOLE else t)
 
 
 def can_be_cloned(given: list) -> bool:
