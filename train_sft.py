@@ -156,6 +156,7 @@ def main(cfg: Config, world: World) -> str:
         if dev:
             result |= success(run, cfg, model, tokenizer, dev, steps, prompt)
         run.evaluated("eval", steps, steps, **result)
+    run.plot()
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
     return str(run.folder / "model")
 

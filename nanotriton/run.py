@@ -37,7 +37,6 @@ from nanotriton.world import World, leave, setup
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 DISK |= {errno.EIO, errno.ESTALE}
 RECENT = 11  # ends of steps that say how long one takes
-DRAW_EVERY = 60.0  # seconds between two drawings of the curves, each of which takes one or two
 T = TypeVar("T")
 
 
@@ -165,7 +164,6 @@ class Run(Log):
         self.done = self.saved = 0  # steps
         self.mark: dict[str, int] = {}  # sizes of the files after the last step
         self.ends = deque([self.started], maxlen=RECENT)  # of the last steps, by the clock
-        self.drawn = self.started  # when the curves were
         self.advice = Advice()
 
     @staticmethod
@@ -276,9 +274,6 @@ class Run(Log):
         self.done, self.mark = step, self.position()
         if due:
             self.save(model, optimizer)
-        if time.perf_counter() - self.drawn > DRAW_EVERY:
-            self.plot()
-            self.drawn = time.perf_counter()
         stop.check(self.world)
 
     def step(self, stage: str, step: int, of: int, *args: Any, note: str = "", **numbers: Any) -> None:
@@ -295,7 +290,7 @@ class Run(Log):
         super().samples(chain(*self.world.to_main(list(rows))))
 
     def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
-        """A held-out measurement ("eval" on the dev set, "test") after `step` steps; redraws the curves."""
+        """A held-out measurement ("eval" on the dev set, "test") after `step` steps."""
         self.step(
             f"{self.stage}/{kind}",
             step,
@@ -304,7 +299,6 @@ class Run(Log):
             [k for k in numbers if isinstance(numbers[k], float)],
             **numbers,
         )
-        self.plot()
 
     def export(self, model: Transformer, tokenizer: Tokenizer, base: str) -> None:
         """Write model/, a Hugging Face folder, when the last checkpoint is on the disk. If adapters were

@@ -117,3 +117,13 @@ def test_a_file_that_is_not_there_is_one_line(module, tmp_path, capsys):
     assert ended.value.code == 2 and capsys.readouterr().err.count("\n") == 1
     with pytest.raises((ConfigError, SystemExit)):
         module.main([])
+
+
+@pytest.mark.parametrize("module", [launches, offloaded])
+def test_a_row_that_is_no_pair_is_one_line(module, tmp_path, capsys):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "x", "completion": "y"}')
+    with pytest.raises(SystemExit) as ended:
+        module.main(["--data", str(path), "--out", str(tmp_path / "x")])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1 and "row 1: a pair of collect_data.py has" in told

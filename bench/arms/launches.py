@@ -15,7 +15,6 @@ stay as they are. What a kernel computes does not depend on these numbers, up to
 many pairs, drawn at random, on the CPU.
 """
 
-import json
 import random
 import re
 import sys
@@ -23,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from bench.arms import pairs
 from nanotriton import config
 from nanotriton.collect.files import put_rows
-from nanotriton.rows import read_lines
 
 # a line of a module's forward: NAME[GRID](ARGUMENTS)
 LAUNCH = re.compile(r"^(?P<start> +\w+)\[(?P<grid>.+)\]\((?P<arguments>.*)\)$", re.M)
@@ -77,10 +76,7 @@ def two_cuts(grid: str, rows: str, columns: str) -> re.Match | None:
 
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
-    try:
-        rows = [json.loads(line) for line in read_lines(cfg.data) if line.strip()]
-    except (OSError, ValueError) as error:
-        config.die(f"--data {cfg.data}: cannot read: {config.reason(error)}")
+    rows = pairs.read(cfg.data)
     changed = 0
     for number, row in enumerate(rows):
         old = row["solution"]

@@ -17,7 +17,6 @@ which kind it is.
 """
 
 import ast
-import json
 import random
 import re
 import sys
@@ -25,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from bench.arms import pairs
 from nanotriton import config
 from nanotriton.collect.files import put_rows
-from nanotriton.rows import read_lines
 
 KINDS = ("no_kernel", "copied")
 TOLD = "PyTorch computes the result{}."
@@ -103,10 +102,7 @@ def kind_of(completion: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     cfg = config.parse(Config, argv)
-    try:
-        rows = [json.loads(line) for line in read_lines(cfg.data) if line.strip()]
-    except (OSError, ValueError) as error:
-        config.die(f"--data {cfg.data}: cannot read: {config.reason(error)}")
+    rows = pairs.read(cfg.data)
     draw = random.Random(cfg.seed)
     if cfg.limit:
         rows = draw.sample(rows, min(cfg.limit, len(rows)))

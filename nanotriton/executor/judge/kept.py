@@ -150,9 +150,12 @@ def filled(outline: Any, copies: Tensors | None) -> Any:
 
 def can_be_cloned(given: list) -> bool:
     """Whether clones of all tensors are what another draw would give: none of them shares memory with another
-    one, is a view, or has a gradient."""
+    one, is a view, is of a class of its own, or has a gradient."""
     whole = all(
-        t.is_contiguous() and not t.requires_grad and t.untyped_storage().nbytes() == t.nbytes
+        type(t) is torch.Tensor
+        and t.is_contiguous()
+        and not t.requires_grad
+        and t.untyped_storage().nbytes() == t.nbytes
         for t in tensors(given)
     )
     storages = {t.untyped_storage()._cdata for t in tensors(given)}

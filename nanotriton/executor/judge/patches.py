@@ -64,8 +64,12 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, 
     """[(name, old value, new value)] of what differs; MISSING where there is none."""
     if _same(old, new):
         return []
-    both = [(name, old.get(name, MISSING), new.get(name, MISSING)) for name in old.keys() | new.keys()]
-    return [change for change in both if change[1] is not change[2]]
+    changed = [
+        (name, old.get(name, MISSING), value)
+        for name, value in new.items()
+        if old.get(name, MISSING) is not value
+    ]
+    return changed + [(name, value, MISSING) for name, value in old.items() if name not in new]
 
 
 def _is_internal(name: str, old: Any, new: Any) -> bool:

@@ -128,6 +128,11 @@ class Scale:
     )
     usual: Usual | None = None  # of a small output, if other draws were asked
 
+    @property
+    def clean(self) -> bool:
+        """Whether all values are finite."""
+        return bool(self.known[3])
+
 
 def sizes(w: torch.Tensor, usual: Usual | None) -> torch.Tensor:
     """How large values are, or usually are."""
@@ -176,6 +181,17 @@ def scale_of(
         known = torch.cat([known, torch.stack(moments).sum(0)])
     small = own.numel() <= SMALL
     return Scale(rms, tolerance, broken, known, masked, floor, slack, small, coarse, usual)
+
+
+def scale_alone(
+    own: torch.Tensor, exact: torch.Tensor, precision: Precision = FULL, usual: Usual | None = None
+) -> Scale:
+    """The scale of an output that nothing is compared with yet: a masked one, if not all values are finite.
+
+    On a GPU this waits for it. Where something is compared, `measure` tells, which waits anyway.
+    """
+    scale = scale_of(own, exact, False, precision, usual)
+    return scale if scale.clean else scale_of(own, exact, True, precision, usual)
 
 
 def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
