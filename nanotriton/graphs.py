@@ -23,7 +23,10 @@ class Inputs:
     top_p: torch.Tensor | None = None
     position: torch.Tensor | None = None
     tail_len: torch.Tensor | None = None
+    # where the token being fed goes: to `offset` in `page`, which is entry `page_index` of its tail's line
+    page_index: torch.Tensor | None = None
     page: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
     tile_group: torch.Tensor | None = None
     tile_len: torch.Tensor | None = None
     tile_rows: torch.Tensor | None = None
@@ -80,7 +83,9 @@ class Layout:
             "u": (np.float64, (rows,), 0.0),
             "temperature": (np.float32, (rows,), 0.0),
             "tail_len": (np.int32, (rows,), 0),
+            "page_index": (np.int64, (rows,), 0),
             "page": (np.int32, (rows,), scratch_page),
+            "offset": (np.int32, (rows,), 0),
             "tile_group": (np.int32, (tiles,), 0),
             "tile_len": (np.int32, (tiles,), 0),
             "tile_rows": (np.int32, (tiles, per_tile), -1),
@@ -127,16 +132,8 @@ class Graphs:
     captured.
     """
 
-    def __init__(
-        self, step: Callable, max_batch: int, width: int, page_size: int, per_tile: int, device: torch.device
-    ):
-        self.step, self.max_batch, self.page_size, self.per_tile, self.device = (
-            step,
-            max_batch,
-            page_size,
-            per_tile,
-            device,
-        )
+    def __init__(self, step: Callable, max_batch: int, width: int, per_tile: int, device: torch.device):
+        self.step, self.max_batch, self.per_tile, self.device = step, max_batch, per_tile, device
         self.tail_table, self.prefix_table = torch.zeros(
             2, max_batch + 1, width, dtype=torch.int32, device=device
         )
@@ -185,7 +182,7 @@ class Graphs:
         x = layout.views(buffer)
 
         def run() -> tuple[torch.Tensor, torch.Tensor]:
-            self.tail_table[x.slot, (x.tail_len.long() - 1) // self.page_size] = x.page
+            self.tail_table[x.slot, x.page_index] = x.page
             return self.step(x, self.tail_table, self.prefix_table)
 
         graph = torch.cuda.CUDAGraph()

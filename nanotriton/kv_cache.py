@@ -1,9 +1,13 @@
-"""The memory of the sampler: pages of keys and values, and who holds them."""
+"""The memory of the sampler: pages of keys and values, who holds them, and how a forward fills them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from nanotriton import vmm
+from nanotriton.kernels.place import place
 
 
 class PagePool:
@@ -100,3 +104,23 @@ class KVCache:
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """k_cache, v_cache of a layer, each [pages + 1, kv_heads, page_size, head_dim]."""
         return self.data[index, 0], self.data[index, 1]
+
+
+@dataclass
+class CachedAttention:
+    """What a sampler's forward attends with: `attend`, and where in each layer's cache its tokens go.
+
+    page and offset [T]: token t's keys and values go to (page[t], offset[t]).
+    """
+
+    kv: KVCache
+    page: torch.Tensor
+    offset: torch.Tensor
+    attend: Callable
+
+    def place(self, layer: int, q, k, v, norms, rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """q and k as attention wants them; see kernels/place.py."""
+        return place(q, k, v, norms, rotation, *self.kv.layer(layer), self.page, self.offset)
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.attend(layer, q, k, v)

@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanotriton.kernels.layers import rms_norm, rope, swiglu
+from nanotriton.kernels.layers import norm_and_rotate, rms_norm, swiglu
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
+# A sampler's has a method `place` too, which norms, rotates and caches (kv_cache.CachedAttention).
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 # model_type -> the name of its class in transformers. All are Llama with small differences, see from_hf().
@@ -322,13 +323,17 @@ def project(x: Tensor, merged: tuple[Tensor, Tensor | None] | None, *linears: Li
 
 
 class RMSNorm(nn.Module):
+    """The norm of x, or of x + residual: that gives (the norm, the sum)."""
+
     def __init__(self, size: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, upcoming: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return rms_norm(x, self.weight, self.eps, residual, upcoming)
 
 
 class Attention(nn.Module):
@@ -355,10 +360,12 @@ class Attention(nn.Module):
             y.view(len(x), -1, self.head_dim)
             for y in project(x, self.qkv, self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotates:
-            q, k = rope(q, k, cos, sin)
+        norms = (self.q_norm.weight, self.k_norm.weight, self.q_norm.eps) if self.qk_norm else None
+        rotation = (cos, sin) if self.rotates else None
+        if hasattr(attend, "place"):
+            q, k = attend.place(self.layer, q, k, v, norms, rotation)
+        else:
+            q, k = norm_and_rotate(q, k, norms, rotation)
         return self.o_proj(attend(self.layer, q, k, v).reshape(x.shape[0], -1))
 
 
@@ -371,11 +378,12 @@ class MLP(nn.Module):
         self.gate_up = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(swiglu(*project(x, self.gate_up, self.gate_proj, self.up_proj)))
+        gate, up = project(x, self.gate_up, self.gate_proj, self.up_proj)
+        return self.down_proj(swiglu(gate, up, self.down_proj.weight if self.gate_up else None))
 
 
 class Layer(nn.Module):
-    """Pre-norm block. One tensor in and out, so that checkpointing keeps one [T, hidden_size] a layer."""
+    """Pre-norm block. What its MLP adds to the residual stream is handed on, for the next norm to add."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -384,11 +392,25 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        h = self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        norm = self.post_attention_layernorm
-        h, x = rms_norm(h, norm.weight, norm.eps, residual=x)  # x := x + h on the way
-        return x + self.mlp(h)
+    def forward(
+        self, x: Tensor, change: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream x and the change to it that is still to be added (None: none) -> the same after
+        this layer, each [T, hidden_size]."""
+        # of a model that is sampled from: what its next products read
+        (qkv, _), (gate_up, _) = self.self_attn.qkv or (None, None), self.mlp.gate_up or (None, None)
+        if change is None:
+            h = self.input_layernorm(x, upcoming=qkv)
+        else:
+            h, x = self.input_layernorm(change, x, upcoming=qkv)
+        h = self.self_attn(h, cos, sin, attend)
+        h, x = self.post_attention_layernorm(h, x, upcoming=gate_up)
+        return x, self.mlp(h)
+
+    def whole(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """One tensor in and out, so that checkpointing keeps one [T, hidden_size] a layer."""
+        x, change = self(x, None, cos, sin, attend)
+        return x + change
 
 
 class Transformer(nn.Module):
@@ -453,13 +475,15 @@ class Transformer(nn.Module):
         """
         cos, sin = self.rope_tables(positions)
         x = F.embedding(ids, self.model.embed_tokens.weight).to(self.compute_dtype)
+        change = None
         checkpointed = self.checkpoint_layers if torch.is_grad_enabled() else 0
         for number, layer in enumerate(self.model.layers):
             if number < checkpointed:
-                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+                options = dict(use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer.whole, x, cos, sin, attend, **options)
             else:
-                x = layer(x, cos, sin, attend)
-        x = self.model.norm(x)
+                x, change = layer(x, change, cos, sin, attend)
+        x = self.model.norm(x) if change is None else self.model.norm(change, residual=x)[0]
         return x if head is None else head(x, self.head_weight)
 
     @torch.no_grad()

@@ -29,9 +29,9 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import Parser, die, json_object
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention, write_kv
+from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
-from nanotriton.kv_cache import KVCache
+from nanotriton.kv_cache import CachedAttention, KVCache
 from nanotriton.model import Transformer
 from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
 from nanotriton.tasks.prompt import ids_of, of_text
@@ -94,9 +94,7 @@ class Sampler:
         # the newest token of each slot
         self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)
         self.graphs = (
-            Graphs(self.step, self.max_batch, self.width, self.page_size, self.per_tile, self.device)
-            if cuda
-            else None
+            Graphs(self.step, self.max_batch, self.width, self.per_tile, self.device) if cuda else None
         )
         self.unseeded = 0  # samples that have been given a seed of ours
         self.busy = self.closed = False
@@ -224,7 +222,7 @@ class Sampler:
                 if admitted := scheduler.admit():
                     flight.append((self._prefill(scheduler, admitted), admitted))
                 if scheduler.running.any() and self._grow(scheduler, flight, on_finish):
-                    slots = np.flatnonzero(scheduler.running)
+                    slots = scheduler.order_of_step()
                     flight.append((self._decode(scheduler, slots), [scheduler.sequences[i] for i in slots]))
                 while len(flight) > (lag if scheduler.running.any() else 0):
                     self._collect(scheduler, *flight.popleft(), on_finish)
@@ -327,17 +325,13 @@ class Sampler:
             put(np.concatenate(pages)),
             put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair])),
         )
-        attend_packed = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            write_kv(*self.kv.layer(layer), k, v, page, offset)
-            return attend_packed(layer, q, k, v)
-
+        attend = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
         ids, positions = (
             put(np.concatenate(tokens)),
             put(np.concatenate([np.arange(a + b) for a, b in lengths])),
         )
-        hidden = self.model(ids, positions, attend)[put(ends[row_of] - 1)]
+        hidden = self.model(ids, positions, CachedAttention(self.kv, page, offset, attend))
+        hidden = hidden[put(ends[row_of] - 1)]
         self.stats["prefill_tokens"] += len(ids)
         slots = np.array([sequence.slot for sequence in admitted])
         if self.graphs:
@@ -361,10 +355,13 @@ class Sampler:
         """One token for each of these slots: feed the newest, whose key and value go to its tail."""
         lines, rows = s.tiles(slots, self.per_tile)
         tail = s.count[slots]  # the token being fed is the last of the tail
+        page_index, offset = np.divmod(tail - 1, self.page_size)
         arrays = self._sampling(s, slots) | {
             "position": s.prompt_len[slots] + tail - 1,
             "tail_len": tail,
-            "page": s.tail_table[slots, (tail - 1) // self.page_size],
+            "page_index": page_index,
+            "page": s.tail_table[slots, page_index],
+            "offset": offset,
             "tile_group": lines,
             "tile_len": s.prompt_len[slots[rows[:, 0]]],
             "tile_rows": rows,
@@ -385,14 +382,12 @@ class Sampler:
         batch = DecodeBatch(
             x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table
         )
-        offset = (x.tail_len - 1) % self.page_size
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            k_cache, v_cache = self.kv.layer(layer)
-            write_kv(k_cache, v_cache, k, v, x.page, offset)
-            return decode_attention(q, k_cache, v_cache, batch)
+            return decode_attention(q, *self.kv.layer(layer), batch)
 
-        return self._draw(self.model(self.last[x.slot], x.position, attend), x)
+        cached = CachedAttention(self.kv, x.page, x.offset, attend)
+        return self._draw(self.model(self.last[x.slot], x.position, cached), x)
 
     def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are

@@ -203,17 +203,25 @@ class Scheduler:
         self.order.remove(sequence)
         self.running[slot], self.changed = False, True
 
+    def order_of_step(self) -> np.ndarray:
+        """The running slots, longest context first: a GPU starts on them in this order, and a long one that
+        is started last would run on alone."""
+        slots = np.flatnonzero(self.running)
+        return slots[np.argsort(-(self.prompt_len[slots] + self.count[slots]), kind="stable")]
+
     def tiles(self, slots: np.ndarray, cap: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows (positions in `slots`) by group, at most `cap` a tile: prefix_table lines [T], rows [T, R]
-        padded with -1."""
+        padded with -1. Tiles of long prompts come first; of one row each, tile i is row i."""
         if self.changed:
             lines = self.line[slots]
-            order = np.argsort(lines, kind="stable")
+            order = np.lexsort((lines, -self.prompt_len[slots]))
             bounds = [0, *(np.flatnonzero(np.diff(lines[order])) + 1), len(order)]
             runs = [(a, min(a + cap, end)) for start, end in pairwise(bounds) for a in range(start, end, cap)]
             rows = np.full((len(runs), max(b - a for a, b in runs)), -1, dtype=np.int32)
             for tile, (a, b) in enumerate(runs):
                 rows[tile, : b - a] = order[a:b]
-            self.made = lines[order[[a for a, _ in runs]]].astype(np.int32), rows
+            if rows.shape[1] == 1:
+                rows = np.arange(len(slots), dtype=np.int32)[:, None]
+            self.made = lines[rows[:, 0]].astype(np.int32), rows
             self.changed = False
         return self.made

@@ -4,13 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from bench.speed import decode as benchmark
 from nanotriton.kernels import decode, sample
-from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch, write_kv
+from nanotriton.kernels.decode import DecodeBatch, decode_attention_torch
+from tests.launched import Launched
 
 # (samples of each group), prompt lengths, tail lengths by row; 0 is a padding row, in no group
 CASES = {
@@ -19,6 +17,7 @@ CASES = {
     "a group": ([5], [16], [1, 15, 16, 17, 3]),
     "ragged groups": ([3, 1, 4], [40, 3, 16], [1, 2, 30, 16, 9, 9, 33, 1]),
     "padding": ([2, 1], [5, 20], [4, 18, 7, 0, 0]),
+    "padding, ungrouped": ([1, 1, 1], [5, 20, 48], [4, 33, 16, 0]),
 }
 
 
@@ -61,9 +60,13 @@ def make_case(
         members = list(range(row, row + size))
         tiles += [(group, members[i : i + per_tile]) for i in range(0, size, per_tile)]
         row += size
+    lengths = [prompts[group] for group, _ in tiles]
+    if per_tile == 1:  # as a sampler pads: a tile a row, empty ones too
+        spare = rows - len(tiles)
+        tiles, lengths = tiles + [(len(prompts), [-1])] * spare, lengths + [0] * spare
     tile_rows = torch.tensor([m + [-1] * (per_tile - len(m)) for _, m in tiles], dtype=torch.int32)
     groups = torch.tensor([g for g, _ in tiles], dtype=torch.int32)
-    lengths = torch.tensor(prompts, dtype=torch.int32)[groups.long()]
+    lengths = torch.tensor(lengths, dtype=torch.int32)
     normal = lambda *shape: torch.randn(shape, generator=generator).to(dtype)
     q, k, v = normal(rows, heads, dim), normal(total, kv_heads, page, dim), normal(total, kv_heads, page, dim)
     batch = DecodeBatch(
@@ -145,25 +148,27 @@ def test_a_far_score_underflows_to_nothing():
     assert relative_error(out, reference(q, k, v, batch, [0, 0])) < 1e-5
 
 
-def test_write_kv_puts_each_token_where_it_belongs():
-    k_cache, v_cache = torch.zeros(2, 5, 2, 16, 32)
-    k, v = torch.randn(2, 3, 2, 32)
-    write_kv(k_cache, v_cache, k, v, torch.tensor([4, 0, 4]), torch.tensor([0, 15, 3]))
-    assert (
-        torch.equal(k_cache[4, :, 0], k[0])
-        and torch.equal(v_cache[0, :, 15], v[1])
-        and torch.equal(v_cache[4, :, 3], v[2])
-    )
-    assert int((k_cache != 0).any(-1).sum()) == 6
-
-
 @pytest.mark.interpreted
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("case", ["ragged groups", "padding"])
 def test_interpreted_decode(case, splits, monkeypatch):
     sizes, prompts, tails = CASES[case]
-    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
     made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=64, page=16, per_tile=4)
+    out = decode._decode_cuda(*made)
+    assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
+    assert not out[torch.tensor(tails) == 0].any()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("case", ["ungrouped", "padding, ungrouped"])
+def test_interpreted_decode_where_every_row_is_alone(case, splits, monkeypatch):
+    """One kernel reads prompt and tail: there is none for the prompts."""
+    monkeypatch.setattr(decode, "_prefix_kernel", None)
+    sizes, prompts, tails = CASES[case]
+    monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
+    made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=80, page=16, per_tile=1)
     out = decode._decode_cuda(*made)
     assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
     assert not out[torch.tensor(tails) == 0].any()
@@ -174,51 +179,13 @@ def test_interpreted_decode(case, splits, monkeypatch):
 def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
     """Where the tile is wider than the head, what lies behind a head in memory, other heads and tokens, stays out."""
     sizes, prompts, tails = CASES["padding"]
-    monkeypatch.setattr(decode, "PROGRAMS", splits * len(tails) * 2)
+    monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
     made = make_case(sizes, prompts, tails, heads=6, kv_heads=2, dim=dim, page=16, per_tile=4)
     guarded = [
         torch.full((x.numel() + 2 * dim,), torch.nan)[dim:-dim].view(x.shape).copy_(x) for x in made[:3]
     ]
     out = decode._decode_cuda(*guarded, made[3])
     assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 1e-5
-
-
-class Launched:
-    """A kernel that keeps what it is launched with."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        return self
-
-    def __call__(self, *args, **options):
-        self.args, self.options = args, options
-
-    def compile(self, card: int):
-        """For a card of this compute capability, with what a launch would find out about the arguments: which are
-        multiples of 16."""
-        kinds = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
-        names = self.kernel.arg_names
-        constants = {(names.index(n),): v for n, v in self.options.items() if n in names}
-        types = [
-            kinds[a.dtype] if isinstance(a, torch.Tensor) else "fp32" if isinstance(a, float) else "i32"
-            for a in self.args
-        ]
-        aligned = [
-            i
-            for i, a in enumerate(self.args)
-            if isinstance(a, torch.Tensor) or (isinstance(a, int) and a % 16 == 0)
-        ]
-        signature = dict(zip(names, types + ["constexpr"] * len(constants), strict=True))
-        source = ASTSource(
-            self.kernel,
-            signature,
-            constexprs=constants,
-            attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
-        )
-        options = {n: v for n, v in self.options.items() if n not in names}
-        return triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
 
 
 SLOW = pytest.mark.slow
@@ -241,39 +208,13 @@ def test_the_kernels_compile_and_fit_in_a_cards_shared_memory(dim, card, shared,
     for kernel in kernels:
         monkeypatch.setattr(decode, kernel.kernel.fn.__name__, kernel)
     monkeypatch.setattr(decode, "device_limits", lambda x: (132, shared * 1024))
-    shape = dict(heads=4, kv_heads=4, dim=dim, page=64, per_tile=64, dtype=torch.bfloat16)
-    decode._decode_cuda(*make_case([2], [5], [4, 18], **shape))
-    for kernel in kernels:
-        compiled = kernel.compile(card)
-        assert compiled.metadata.shared <= shared * 1024 and compiled.asm["cubin"]
-
-
-@pytest.mark.interpreted
-def test_interpreted_write():
-    cache, k, v = torch.zeros(2, 5, 3, 16, 64), torch.randn(4, 3, 64), torch.randn(4, 3, 64)
-    page, offset = (
-        torch.tensor([4, 0, 4, 2], dtype=torch.int32),
-        torch.tensor([0, 15, 3, 7], dtype=torch.int32),
-    )
-    decode._write_kernel[(4,)](
-        k,
-        v,
-        cache[0],
-        cache[1],
-        page,
-        offset,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        3,
-        64,
-        16,
-        BLOCK=256,
-    )
-    for i, (p, o) in enumerate(zip(page.tolist(), offset.tolist())):
-        assert torch.equal(cache[0, p, :, o], k[i]) and torch.equal(cache[1, p, :, o], v[i])
-    assert int((cache != 0).any(-1).sum()) == 24
+    shape = dict(heads=4, kv_heads=4, dim=dim, page=64, dtype=torch.bfloat16)
+    decode._decode_cuda(*make_case([2], [5], [4, 18], per_tile=64, **shape))
+    compiled = [kernel.compile(card) for kernel in kernels]
+    decode._decode_cuda(*make_case([1, 1], [5, 9], [4, 18], per_tile=1, **shape))
+    compiled.append(kernels[1].compile(card))  # the tails', which reads the prompts as well
+    for one in compiled:
+        assert one.metadata.shared <= shared * 1024 and one.asm["cubin"]
 
 
 @pytest.mark.interpreted
@@ -289,6 +230,12 @@ def test_interpreted_sampling_equals_the_twin(valid, monkeypatch):
     expected_tokens, expected_logprobs = sample.sample_tokens(logits, temperature, u, valid)
     assert torch.equal(tokens, expected_tokens)
     assert torch.allclose(logprobs, expected_logprobs, atol=1e-5)
+
+
+def test_a_grid_that_fills_the_card_is_not_split():
+    assert decode._splits(128, decode.PREFIX_PROGRAMS) == 2
+    assert decode._splits(256, decode.PREFIX_PROGRAMS) == decode._splits(2048, decode.PROGRAMS) == 1
+    assert decode._splits(1, decode.PROGRAMS) == decode.MAX_SPLITS
 
 
 def test_the_benchmarks_sweep_sets_what_the_kernels_read_and_puts_it_back(monkeypatch):

@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton
+import triton.language as tl
 
 from nanotriton.kernels import layers
+from tests.launched import Launched
 
 
 def in_interpreter(test):
@@ -155,6 +157,42 @@ def test_kernels_take_parts_of_a_wider_product_as_they_are():
         torch.testing.assert_close(a, b)
     gate, up = torch.randn(5, 80).chunk(2, -1)
     torch.testing.assert_close(layers.swiglu_forward(gate, up), layers.swiglu_forward_torch(gate, up))
+
+
+@triton.jit
+def _read_nothing(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
+    pass
+
+
+@in_interpreter
+@pytest.mark.parametrize("rows", [1, 70])
+def test_programs_that_read_ahead_write_nothing(rows, monkeypatch):
+    monkeypatch.setattr(layers, "_read_ahead", _read_nothing)  # the interpreter has no such instruction
+    monkeypatch.setattr(layers, "programs_ahead", lambda upcoming, threads: 0 if upcoming is None else 3)
+    x, extra, upcoming = torch.randn(rows, 48), torch.randn(rows, 48), torch.randn(8, 8)
+    for residual in (None, extra):
+        got = layers.rms_norm_forward(x, torch.ones(48), 1e-5, residual, upcoming)
+        assert all(map(torch.equal, got, layers.rms_norm_forward(x, torch.ones(48), 1e-5, residual)))
+    assert torch.equal(layers.swiglu_forward(x, extra, upcoming), layers.swiglu_forward(x, extra))
+
+
+def test_kernels_that_read_ahead_compile(monkeypatch):
+    monkeypatch.setattr(layers, "programs_ahead", lambda upcoming, threads: 5)
+    for name in ("_rms_norm_forward_kernel", "_swiglu_forward_kernel"):
+        monkeypatch.setattr(layers, name, Launched(getattr(layers, name)))
+    x, weight = torch.randn(2, 4, 1024).bfloat16()
+    layers.rms_norm_forward(x, weight[0], 1e-5, x, weight)
+    layers.swiglu_forward(x, x, weight)
+    for kernel in (layers._rms_norm_forward_kernel, layers._swiglu_forward_kernel):
+        assert "cp.async.bulk.prefetch.L2.global [%rd" in kernel.compile(90).asm["ptx"]
+
+
+def test_only_a_weight_that_comes_is_read_ahead_and_of_that_the_beginning(monkeypatch):
+    monkeypatch.setattr(layers, "is_hopper", lambda device: True)
+    program = 256 * layers.CHUNK.value
+    assert layers.programs_ahead(None, 256) == 0
+    for size, programs in ((program - 1, 0), (5 * program, 5), (2 * layers.AHEAD, layers.AHEAD // program)):
+        assert layers.programs_ahead(torch.empty(size, dtype=torch.uint8), 256) == programs
 
 
 @in_interpreter

@@ -17,6 +17,7 @@ from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.kv_cache import PagePool
 from nanotriton.model import ModelConfig, Transformer
 from nanotriton.sampler import Request, Sampler, main
+from nanotriton.scheduler import Scheduler
 from nanotriton.weights import save_model
 
 FAMILIES = {
@@ -166,12 +167,7 @@ class Eager(Graphs):
     """Graphs whose replay is the step itself: padding, tables and late reading without a GPU."""
 
     def __init__(self, sampler: Sampler):
-        self.step, self.max_batch, self.page_size, self.device = (
-            sampler.step,
-            sampler.max_batch,
-            sampler.page_size,
-            sampler.device,
-        )
+        self.step, self.max_batch, self.device = sampler.step, sampler.max_batch, sampler.device
         self.per_tile, self.captured = sampler.per_tile, {}
         self.tail_table, self.prefix_table = torch.full(
             (2, self.max_batch + 1, sampler.width), -1, dtype=torch.int32
@@ -183,7 +179,7 @@ class Eager(Graphs):
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
 
         def replay():
-            self.tail_table[x.slot, (x.tail_len.long() - 1) // self.page_size] = x.page
+            self.tail_table[x.slot, x.page_index] = x.page
             for kept, new in zip(
                 (tokens, logprobs), self.step(x, self.tail_table.clamp(min=0), self.prefix_table.clamp(min=0))
             ):
@@ -302,6 +298,32 @@ def test_pages_come_from_the_ends_of_a_pool_of_any_size():
     assert pool.take(3).tolist() == [70_003, 70_004, 150_003]
     assert pool.take(pool.available, top=True).tolist() == list(range(159_997, 150_003, -1))
     assert not pool.free.any()
+
+
+def test_a_step_takes_long_contexts_first_and_a_tile_of_one_row_is_that_row():
+    scheduler = Scheduler(pages=64, page_size=8, max_batch=8, width=8, prefill_tokens=1000)
+    for i, length in enumerate([3, 30, 7, 30]):
+        scheduler.add(i, Request([1] * length, max_tokens=9), [0])
+    scheduler.admit()
+    slots = scheduler.order_of_step()
+    assert scheduler.prompt_len[slots].tolist() == [30, 30, 7, 3]
+    lines, rows = scheduler.tiles(slots, cap=4)
+    assert rows.tolist() == [[0], [1], [2], [3]] and lines.tolist() == scheduler.line[slots].tolist()
+    scheduler.drawn(slots)  # who is ahead stays ahead: the tiles hold for the next step too
+    assert scheduler.order_of_step().tolist() == slots.tolist()
+
+
+def test_tiles_of_groups_hold_each_row_once_long_prompts_first():
+    scheduler = Scheduler(pages=64, page_size=8, max_batch=8, width=8, prefill_tokens=1000)
+    for i, (length, n) in enumerate([(3, 3), (30, 2)]):
+        scheduler.add(i, Request([1] * length, n=n, max_tokens=9), [0] * n)
+    scheduler.admit()
+    slots = scheduler.order_of_step()
+    lines, rows = scheduler.tiles(slots, cap=2)
+    assert sorted(rows[rows >= 0].tolist()) == [0, 1, 2, 3, 4]
+    assert scheduler.prompt_len[slots[rows[:, 0]]].tolist() == [30, 3, 3]
+    for line, tile in zip(lines, rows):
+        assert (scheduler.line[slots[tile[tile >= 0]]] == line).all()
 
 
 def test_without_seeds_every_call_draws_anew():

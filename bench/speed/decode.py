@@ -108,6 +108,7 @@ def measure(cfg: Config, rows: int, length: int, group: int, copy: float) -> dic
 SWEPT = {
     "_options": [dict(num_warps=w, num_stages=s) for w in (2, 4, 8) for s in (2, 3, 4, 5)],
     "PROGRAMS": [264, 528, 1056, 2112],
+    "PREFIX_PROGRAMS": [132, 264, 528],
 }
 
 

@@ -58,8 +58,8 @@ AT = (0.1, 0.5, 0.9)  # where in the generation they begin, as shares of its ste
 # kind of kernel: what matches its name
 KINDS = {
     "products": "nvjet|gemm|cutlass|splitK|_linear",
-    "attention": "_prefix_kernel|_tail_kernel|_merge_kernel|_write_kernel|flash",
-    "layers": "_rms_norm|_rope|_swiglu",
+    "attention": "_prefix_kernel|_tail_kernel|_merge_kernel|flash",
+    "layers": "_rms_norm|_place_kernel|_swiglu",
     "sampling": "_block_kernel|_pick_kernel",
 }
 

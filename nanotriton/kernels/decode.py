@@ -8,14 +8,16 @@ is ever copied on write. Softmax over the two is merged through log-sum-exp, exa
     prefix:  the queries of up to R samples of a group are one tile of R x (heads per KV head) rows. It goes
              over each page of the prefix
     tail:    one sample's queries go over its own pages. They start from the prefix's (max, sum, output), and
-             so end merged
+             so end merged. A sample that is alone with its prompt goes over that first, in the same program
 
 One layer of the cache is `k_cache, v_cache [pages, kv_heads, page_size, head_dim]`: a page of one head is
 contiguous. Any head size is taken: the kernels' tiles are as wide as the next power of two, and what is past
 the head is masked.
 
-On CUDA two Triton kernels run, and a third where long tails are split. They read lengths and page tables on
-the device, so a CUDA graph replays them for any lengths. Elsewhere the torch twin runs (decode_twin.py).
+On CUDA a Triton kernel runs for the prefixes (not where every sample is alone), one for the tails, and one
+more where long tails are split. They read lengths and page tables on the device, so a CUDA graph replays them
+for any lengths. Elsewhere the torch twin runs (decode_twin.py). Programs start in the order of the rows, so
+the longest should come first: one that starts last runs on alone.
 """
 
 import torch
@@ -23,9 +25,11 @@ import triton
 import triton.language as tl
 
 from nanotriton.kernels.decode_twin import DecodeBatch, decode_attention_torch
-from nanotriton.kernels.layers import device_limits
+from nanotriton.kernels.layers import device_limits, early, wait_for_previous
 
-PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, sequences are split
+PROGRAMS = 528  # 4 for each of an H100's 132 multiprocessors: with fewer, tails are split
+# of prefixes only 2 fit on one; and each split more is one result more to write and to merge
+PREFIX_PROGRAMS = 264
 MAX_SPLITS = 32
 TILE_ROWS = 64  # of queries in a prefix tile, at most
 
@@ -43,40 +47,6 @@ def decode_attention(
     return decode_attention_torch(q, k_cache, v_cache, batch)
 
 
-def write_kv(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    page: torch.Tensor,
-    offset: torch.Tensor,
-) -> None:
-    """Put k, v [T, kv_heads, head_dim] at (page [T], offset [T]) of one layer's cache."""
-    if not k.is_cuda:
-        k_cache[page, :, offset] = k
-        v_cache[page, :, offset] = v
-        return
-    tokens, heads, dim = k.shape
-    block = triton.next_power_of_2(heads * dim)
-    _write_kernel[(tokens,)](
-        k,
-        v,
-        k_cache,
-        v_cache,
-        page,
-        offset,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        heads,
-        dim,
-        k_cache.shape[2],
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-    )
-
-
 # ---- the kernels
 
 
@@ -90,38 +60,13 @@ def _options(q: torch.Tensor, lanes: int, page_size: int) -> dict[str, int]:
     return dict(num_warps=8 if lanes > 128 else 4, num_stages=3 if need <= device_limits(q)[1] else 1)
 
 
-def _splits(units: int, kv_heads: int) -> int:
-    """Into how many parts the pages of a unit (a tile, or a row) are split.
+def _splits(units: int, programs: int) -> int:
+    """Into how many parts the pages of a unit (a KV head of a tile, or of a row) are split.
 
     A power of two that depends on the shapes alone, as CUDA graphs need it.
     """
-    want = max(1, min(PROGRAMS // (units * kv_heads), MAX_SPLITS))
+    want = max(1, min(programs // units, MAX_SPLITS))
     return 1 << (want.bit_length() - 1)
-
-
-@triton.jit
-def _write_kernel(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    page,
-    offset,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    token = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    head, d, inside = i // DIM, i % DIM, i < HEADS * DIM
-    at = (tl.load(page + token).to(tl.int64) * HEADS + head) * PAGE * DIM + tl.load(offset + token) * DIM + d
-    tl.store(k_cache + at, tl.load(k + token * k_row + head * k_head + d, mask=inside), mask=inside)
-    tl.store(v_cache + at, tl.load(v + token * v_row + head * v_head + d, mask=inside), mask=inside)
 
 
 @triton.jit
@@ -131,6 +76,14 @@ def _heads_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
     if LANES > DIM:
         mask = mask & (d < DIM)[None, :]
     return mask
+
+
+@triton.jit
+def _part(length, split, PAGE: tl.constexpr, SPLITS: tl.constexpr):
+    """The pages, from first to before last, that a split reads of a run of so many tokens."""
+    pages = tl.cdiv(length, PAGE)
+    part = tl.cdiv(pages, SPLITS)
+    return split * part, tl.minimum(split * part + part, pages)
 
 
 @triton.jit
@@ -200,18 +153,18 @@ def _prefix_kernel(
     LANES: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Each program (tile, KV head, split): R rows x SHARE heads against a part of the prompt.
+    """Each program (KV head, split, tile): R rows x SHARE heads against a part of the prompt.
 
     -> out [SPLITS, B, heads, D], lse [SPLITS, B, heads] (base 2).
     """
-    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wait_for_previous(EARLY)
+    kv_head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_len + tile)
     if length == 0:
         return
-    pages = tl.cdiv(length, PAGE)
-    part = tl.cdiv(pages, SPLITS)
-    first, last = split * part, tl.minimum(split * part + part, pages)
+    first, last = _part(length, split, PAGE, SPLITS)
     i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     row = tl.load(tile_rows + tile * R + i // SHARE, mask=i < R * SHARE, other=-1)
     live = row >= 0
@@ -252,6 +205,9 @@ def _tail_kernel(
     table,
     slot,
     tail_len,
+    prefix_table,
+    tile_group,
+    tile_len,
     prefix_out,
     prefix_lse,
     out,
@@ -270,41 +226,67 @@ def _tail_kernel(
     PREFIX_SPLITS: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Each program (row, KV head, split): SHARE heads against a part of the tail.
+    """Each program (KV head, split, row): SHARE heads against a part of the tail.
 
-    The first split starts from the prefix's result. With one split `out` is the answer [B, heads, D], and lse
+    The first split starts from the prefix's result. Without PREFIX_SPLITS there is none: tile i is row i, and
+    each split reads its part of the prefix too. With one split `out` is the answer [B, heads, D], and lse
     isn't used. With more, both are partial, as the prefix's are.
     """
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wait_for_previous(EARLY)
+    kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tail_len + row)
-    pages = tl.cdiv(length, PAGE)
-    part = tl.cdiv(pages, SPLITS)
-    first, last = split * part, tl.minimum(split * part + part, pages)
     i, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     live = i < SHARE
     head = kv_head * SHARE + i
     mask = _heads_mask(live, d, DIM, LANES)
     tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
+    k_head, v_head = k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, LANES], tl.float32)
-    reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
-    for s in tl.static_range(PREFIX_SPLITS):
-        at = (s * rows + row) * HEADS + head
-        part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
-        part_out = tl.load(prefix_out + at[:, None] * DIM + d[None, :], mask=mask & reads[:, None], other=0.0)
-        best = tl.maximum(top, part_lse)
-        shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
-        acc = acc * shrink[:, None] + part_out * weight[:, None]
-        total = total * shrink + tl.where(reads, weight, 0.0)
-        top = best
+    if PREFIX_SPLITS == 0:
+        prefix_length = tl.load(tile_len + row)
+        first, last = _part(prefix_length, split, PAGE, SPLITS)
+        top, total, acc = _attend_pages_kernel(
+            tile_q,
+            top,
+            total,
+            acc,
+            k_head,
+            v_head,
+            prefix_table + tl.load(tile_group + row) * table_stride,
+            first,
+            last,
+            prefix_length,
+            page_stride,
+            scale,
+            PAGE,
+            DIM,
+            LANES,
+            PRECISION,
+        )
+    else:
+        reads = live & (split == 0) & (length > 0)  # a padding row has no prefix either
+        for s in tl.static_range(PREFIX_SPLITS):
+            at = (s * rows + row) * HEADS + head
+            part_lse = tl.load(prefix_lse + at, mask=reads, other=-1e30)
+            part_out = tl.load(
+                prefix_out + at[:, None] * DIM + d[None, :], mask=mask & reads[:, None], other=0.0
+            )
+            best = tl.maximum(top, part_lse)
+            shrink, weight = tl.exp2(top - best), tl.exp2(part_lse - best)
+            acc = acc * shrink[:, None] + part_out * weight[:, None]
+            total = total * shrink + tl.where(reads, weight, 0.0)
+            top = best
+    first, last = _part(length, split, PAGE, SPLITS)
     top, total, acc = _attend_pages_kernel(
         tile_q,
         top,
         total,
         acc,
-        k_cache + kv_head * PAGE * DIM,
-        v_cache + kv_head * PAGE * DIM,
+        k_head,
+        v_head,
         table + tl.load(slot + row) * table_stride,
         first,
         last,
@@ -325,8 +307,18 @@ def _tail_kernel(
 
 
 @triton.jit
-def _merge_kernel(parts, lse, out, count, SPLITS: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr):
+def _merge_kernel(
+    parts,
+    lse,
+    out,
+    count,
+    SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Each program one (row, head): parts [SPLITS, count, D], lse [SPLITS, count] -> out [count, D]."""
+    wait_for_previous(EARLY)
     at = tl.program_id(0)
     s, d = tl.arange(0, SPLITS), tl.arange(0, LANES)
     part_lse = tl.load(lse + s * count + at)
@@ -345,7 +337,9 @@ def _decode_cuda(
     if q.stride(1) != dim or q.stride(2) != 1:
         q = q.contiguous()
     share, (tiles, per_tile) = heads // kv_heads, batch.tile_rows.shape
-    prefix_splits, splits = _splits(tiles, kv_heads), _splits(rows, kv_heads)
+    alone = (tiles, per_tile) == (rows, 1)
+    prefix_splits = 0 if alone else _splits(tiles * kv_heads, PREFIX_PROGRAMS)
+    splits = _splits(rows * kv_heads, PROGRAMS)
     if not batch.cache:
         new = lambda *shape: torch.empty(shape, dtype=torch.float32, device=q.device)
         batch.cache["prefix"] = new(prefix_splits, rows, heads, dim), new(prefix_splits, rows, heads)
@@ -364,37 +358,41 @@ def _decode_cuda(
         DIM=dim,
         LANES=lanes,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        **early(q),
     )
     scale = dim**-0.5 * 1.4426950408889634  # softmax in base 2
-    block = max(16, triton.next_power_of_2(per_tile * share))
-    _prefix_kernel[(tiles, kv_heads, prefix_splits)](
-        q,
-        k_cache,
-        v_cache,
-        batch.prefix_table,
-        batch.tile_group,
-        batch.tile_len,
-        batch.tile_rows,
-        prefix_out,
-        prefix_lse,
-        q.stride(0),
-        batch.prefix_table.stride(0),
-        k_cache.stride(0),
-        rows,
-        scale,
-        R=per_tile,
-        BLOCK=block,
-        SPLITS=prefix_splits,
-        **shape,
-        **options,
-    )
-    _tail_kernel[(rows, kv_heads, splits)](
+    if not alone:
+        _prefix_kernel[(kv_heads, prefix_splits, tiles)](
+            q,
+            k_cache,
+            v_cache,
+            batch.prefix_table,
+            batch.tile_group,
+            batch.tile_len,
+            batch.tile_rows,
+            prefix_out,
+            prefix_lse,
+            q.stride(0),
+            batch.prefix_table.stride(0),
+            k_cache.stride(0),
+            rows,
+            scale,
+            R=per_tile,
+            BLOCK=max(16, triton.next_power_of_2(per_tile * share)),
+            SPLITS=prefix_splits,
+            **shape,
+            **options,
+        )
+    _tail_kernel[(kv_heads, splits, rows)](
         q,
         k_cache,
         v_cache,
         batch.tail_table,
         batch.slot,
         batch.tail_len,
+        batch.prefix_table,
+        batch.tile_group,
+        batch.tile_len,
         prefix_out,
         prefix_lse,
         tail_out,
@@ -411,7 +409,8 @@ def _decode_cuda(
         **options,
     )
     if splits > 1:
+        options = dict(num_warps=1, **early(q))
         _merge_kernel[(rows * heads,)](
-            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, num_warps=1
+            tail_out, tail_lse, out, rows * heads, SPLITS=splits, DIM=dim, LANES=lanes, **options
         )
     return out

@@ -23,7 +23,8 @@ class DecodeBatch:
     tail_table: torch.Tensor  # [slots, W] page ids
     tile_group: torch.Tensor  # [T] the tile's line in prefix_table
     tile_len: torch.Tensor  # [T] tokens in the prefix; 0 is an empty tile
-    # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile
+    # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile. As [B, 1], where
+    # every row is alone with its prompt, tile i is row i
     tile_rows: torch.Tensor
     prefix_table: torch.Tensor  # [groups, W] page ids
     # the twin's page lists and the kernels' scratch: made once, used by every layer

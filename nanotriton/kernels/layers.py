@@ -6,7 +6,13 @@ arguments and the same answer; the twin is what the CPU runs and what the tests 
 `rms_norm`, `rope` and `swiglu`, at the end, are the public functions: they differentiate, and choose by
 where the tensor is. The forwards also take what is a part of each row of something wider, as a product
 that made several projections at once leaves it.
+
+The norm's and SwiGLU's forwards may be told the weight that the next product reads, `upcoming`. With few
+tokens the memory is idle while they run and the product starts up, so a few programs more bring the weight's
+beginning into the L2 cache meanwhile. Answers are the same.
 """
+
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +20,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 TILE = 4096  # elements a program of the norm's forward holds; short rows (the QK norm's) share a program
 BACKWARD_TILE = 8192  # and of its backward, for rows that are short
 FLAT = 2048  # elements of an elementwise program
+AHEAD = 12 * 2**20  # bytes of an upcoming weight that are read ahead
+CHUNK = tl.constexpr(512)  # of which a thread asks for so many
+
+
+# -----------------------------------------------------------------------------------------------------------
+# What Hopper can do between kernels
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether it is an NVIDIA card of compute capability 9.0 or more."""
+    on_cuda = device.type == "cuda" and torch.version.cuda is not None
+    return on_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def early(x: Tensor) -> dict[str, bool]:
+    """Launch options of a kernel that is set up while the one before it still runs (programmatic dependent
+    launch). It calls wait_for_previous before it reads or writes anything."""
+    return {"EARLY": True, "launch_pdl": True} if is_hopper(x.device) else {"EARLY": False}
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Wait until the kernel before has ended, and let the one after this be set up: it waits as well."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _read_ahead(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
+    """The last PROGRAMS of a grid ask for the beginning of a weight to be brought into the L2 cache. Nothing
+    waits for it. What else these programs do is masked: they are past the end of the work."""
+    if PROGRAMS:
+        program = tl.program_id(0) - (tl.num_programs(0) - PROGRAMS)
+        if program >= 0:
+            at = (program * THREADS + tl.arange(0, THREADS)).to(tl.int64) * CHUNK
+            tl.inline_asm_elementwise(
+                "{ mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], 512; }",  # CHUNK
+                "=r,l",
+                [upcoming_ptr.to(tl.int64) + at],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+def programs_ahead(upcoming: Tensor | None, threads: int) -> int:
+    """How many programs of so many threads read ahead. 0 without an upcoming weight, and on cards before
+    Hopper, which lack the instruction."""
+    if upcoming is None or not is_hopper(upcoming.device):
+        return 0
+    return min(upcoming.nbytes, AHEAD) // (threads * CHUNK.value)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -29,6 +87,7 @@ def _rms_norm_forward_kernel(
     weight_ptr,
     y_ptr,
     total_ptr,
+    upcoming_ptr,
     rows,
     eps,
     token_stride,
@@ -37,7 +96,12 @@ def _rms_norm_forward_kernel(
     ROWS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     HEADS: tl.constexpr,
+    PROGRAMS_AHEAD: tl.constexpr,
+    THREADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * N + col[None, :]
@@ -103,23 +167,28 @@ def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constex
     tl.store(out_ptr + col, tl.sum(parts, 0).to(out_ptr.dtype.element_ty), col < N)
 
 
-def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def rms_norm_forward(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, upcoming: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) *
     weight."""
-    apart = residual is None and x.ndim == 3 and not x.is_contiguous() and _tokens_are_whole(x)
+    apart = residual is None and x.ndim == 3 and not x.is_contiguous() and tokens_are_whole(x)
     x = x if apart else x.contiguous()
     n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(x)
     residual = x if residual is None else residual.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)
     per_program = max(1, TILE // block)
+    num_warps = min(16, max(4, block // 512))
+    ahead = programs_ahead(upcoming, 32 * num_warps)
     if rows:
-        _rms_norm_forward_kernel[(triton.cdiv(rows, per_program),)](
+        _rms_norm_forward_kernel[(triton.cdiv(rows, per_program) + ahead,)](
             x,
             residual,
             weight,
             y,
             total,
+            upcoming if ahead else weight,
             rows,
             eps,
             x.stride(0),
@@ -128,18 +197,21 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | N
             ROWS=per_program,
             RESIDUAL=total is not x,
             HEADS=x.shape[1] if apart else 0,
-            num_warps=min(16, max(4, block // 512)),
+            PROGRAMS_AHEAD=ahead,
+            THREADS=32 * num_warps,
+            num_warps=num_warps,
+            **early(x),
         )
     return y, total
 
 
-def _tokens_are_whole(x: Tensor) -> bool:
+def tokens_are_whole(x: Tensor) -> bool:
     """Whether the elements of each x[i] lie together and in order."""
     return not x.numel() or x[0].is_contiguous()
 
 
 def rms_norm_forward_torch(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, upcoming: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     total = x if residual is None else x + residual
     t = total.float()
@@ -208,9 +280,9 @@ def device_limits(x: Tensor) -> tuple[int, int]:
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None):
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, upcoming: Tensor | None):
         run = rms_norm_forward if x.is_cuda else rms_norm_forward_torch
-        y, total = run(x, weight, eps, residual)
+        y, total = run(x, weight, eps, residual, upcoming)
         ctx.save_for_backward(total, weight)
         ctx.eps = eps
         return y if residual is None else (y, total)
@@ -221,7 +293,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         run = rms_norm_backward if x.is_cuda else rms_norm_backward_torch
         dx, dw = run(x, weight, ctx.eps, dy, dtotal)
-        return dx, dw, None, dx if dtotal is not None else None
+        return dx, dw, None, dx if dtotal is not None else None, None
 
 
 # ------------------------------------------------------------------------------------------------
@@ -280,7 +352,7 @@ def _rope_kernel(
 def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
     """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse
     rotation."""
-    q, k = (x if _tokens_are_whole(x) else x.contiguous() for x in (q, k))
+    q, k = (x if tokens_are_whole(x) else x.contiguous() for x in (q, k))
     q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
     (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
@@ -338,8 +410,21 @@ class _RoPE(torch.autograd.Function):
 # SwiGLU
 @triton.jit
 def _swiglu_forward_kernel(
-    gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, N: tl.constexpr, BLOCK: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    upcoming_ptr,
+    size,
+    gate_stride,
+    up_stride,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PROGRAMS_AHEAD: tl.constexpr,
+    THREADS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    wait_for_previous(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     if N:  # rows of so many, apart from each other
@@ -363,27 +448,32 @@ def _swiglu_backward_kernel(gate_ptr, up_ptr, dout_ptr, dgate_ptr, dup_ptr, size
     tl.store(dup_ptr + at, (d * g * s).to(dup_ptr.dtype.element_ty), mask)
 
 
-def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
-    apart = gate.ndim == 2 and not gate.is_contiguous() and _tokens_are_whole(gate) and _tokens_are_whole(up)
+def swiglu_forward(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> Tensor:
+    apart = gate.ndim == 2 and not gate.is_contiguous() and tokens_are_whole(gate) and tokens_are_whole(up)
     if not apart:
         gate, up = gate.contiguous(), up.contiguous()
     out, size = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
+    ahead = programs_ahead(upcoming, 256)
     if size:
-        _swiglu_forward_kernel[(triton.cdiv(size, FLAT),)](
+        _swiglu_forward_kernel[(triton.cdiv(size, FLAT) + ahead,)](
             gate,
             up,
             out,
+            upcoming if ahead else out,
             size,
             gate.stride(0),
             up.stride(0),
             N=gate.shape[1] if apart else 0,
             BLOCK=FLAT,
+            PROGRAMS_AHEAD=ahead,
+            THREADS=256,
             num_warps=8,
+            **early(gate),
         )
     return out
 
 
-def swiglu_forward_torch(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu_forward_torch(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> Tensor:
     return F.silu(gate.float()).mul_(up).to(gate.dtype)
 
 
@@ -405,25 +495,32 @@ def swiglu_backward_torch(gate: Tensor, up: Tensor, dout: Tensor) -> tuple[Tenso
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate: Tensor, up: Tensor):
+    def forward(ctx, gate: Tensor, up: Tensor, upcoming: Tensor | None):
         ctx.save_for_backward(gate, up)
-        return (swiglu_forward if gate.is_cuda else swiglu_forward_torch)(gate, up)
+        return (swiglu_forward if gate.is_cuda else swiglu_forward_torch)(gate, up, upcoming)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout: Tensor):
-        return (swiglu_backward if dout.is_cuda else swiglu_backward_torch)(*ctx.saved_tensors, dout)
+        run = swiglu_backward if dout.is_cuda else swiglu_backward_torch
+        return *run(*ctx.saved_tensors, dout), None
 
 
 # ------------------------------------------------------------------------------------------------------------
 # public
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None):
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    upcoming: Tensor | None = None,
+):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467), x and the result [..., N].
 
     With a residual: s = x + residual is normalised, and (y, s) is returned. The weight's gradient is summed
     in fp32.
     """
-    return _RMSNorm.apply(x, weight, eps, residual)
+    return _RMSNorm.apply(x, weight, eps, residual, upcoming)
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -432,6 +529,23 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
     return _RoPE.apply(q, k, cos, sin)
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def norm_and_rotate(
+    q: Tensor,
+    k: Tensor,
+    norms: tuple[Tensor, Tensor, float] | None,
+    rotation: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """The heads of q [T, H, D] and k [T, Hkv, D] normed, then rotated.
+
+    norms: the weights [D] of q's and of k's norm, and eps. rotation: cos and sin, as rope takes them. Either
+    may be None, for a model or a layer without.
+    """
+    if norms:
+        q_weight, k_weight, eps = norms
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return rope(q, k, *rotation) if rotation else (q, k)
+
+
+def swiglu(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> Tensor:
     """silu(gate) * up, elementwise (arXiv 2002.05202)."""
-    return _SwiGLU.apply(gate, up)
+    return _SwiGLU.apply(gate, up, upcoming)

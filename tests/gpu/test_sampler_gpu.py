@@ -12,10 +12,13 @@ if not torch.cuda.is_available():
 from nanotriton import vmm
 from nanotriton.attention import packed
 from nanotriton.kernels import decode, sample
-from nanotriton.kernels.decode import decode_attention, write_kv
+from nanotriton.kernels.decode import decode_attention
 from nanotriton.kernels.logprob import token_logprobs
+from nanotriton.kernels.place import place
 from nanotriton.sampler import Request, Sampler
 from tests.test_decode import CASES, HEAD_SIZES, groups_of, make_case, reference, relative_error
+from tests.test_place import check as check_place
+from tests.test_place import make as make_place
 from tests.test_sampler import chi_square_z, make_model, prompts
 
 LONG = {"long": ([16, 3], [700, 1200], [1 + 37 * i for i in range(19)]), "one long": ([1], [4000], [2000])}
@@ -27,7 +30,7 @@ LONG = {"long": ([16, 3], [700, 1200], [1 + 37 * i for i in range(19)]), "one lo
 def test_decode_attention(heads, kv_heads, dim, dtype, limit, splits, monkeypatch):
     for sizes, lengths, tails in (CASES | LONG).values():
         per_tile = max(64 * kv_heads // heads, 1) if max(sizes) > 1 else 1
-        monkeypatch.setattr(decode, "_splits", lambda units, kv_heads: splits)
+        monkeypatch.setattr(decode, "_splits", lambda units, programs: splits)
         made = make_case(
             sizes,
             lengths,
@@ -49,12 +52,13 @@ def test_decode_attention(heads, kv_heads, dim, dtype, limit, splits, monkeypatc
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (14, 2)])
 @pytest.mark.parametrize("dim", [*HEAD_SIZES, 100])
 def test_decode_attention_takes_any_head_size(dim, heads, kv_heads, monkeypatch):
-    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim, page=64, per_tile=max(64 * kv_heads // heads, 1))
+    shape = dict(heads=heads, kv_heads=kv_heads, dim=dim, page=64)
     shape |= dict(dtype=torch.bfloat16, device="cuda", spread=True)
-    for sizes, lengths, tails in (CASES["padding"], LONG["long"]):
+    for sizes, lengths, tails in (CASES["padding"], CASES["padding, ungrouped"], LONG["long"]):
         for splits in (1, 4):
-            monkeypatch.setattr(decode, "_splits", lambda units, kv_heads, splits=splits: splits)
-            made = make_case(sizes, lengths, tails, **shape)
+            monkeypatch.setattr(decode, "_splits", lambda units, programs, splits=splits: splits)
+            per_tile = max(64 * kv_heads // heads, 1) if max(sizes) > 1 else 1
+            made = make_case(sizes, lengths, tails, per_tile=per_tile, **shape)
             out = decode_attention(*made)
             assert relative_error(out, reference(*made, groups_of(sizes, len(tails)))) < 3e-3
             assert not out[torch.tensor(tails, device="cuda") == 0].any()
@@ -66,16 +70,12 @@ def test_decode_attention_takes_the_scratch_models_heads_in_fp32():
     assert relative_error(decode_attention(*made), reference(*made, groups_of(sizes, len(tails)))) < 1e-5
 
 
-@pytest.mark.parametrize("dim", [64, 80, 256])
-def test_write_kv(dim):
-    k_cache, v_cache = torch.zeros(2, 5, 3, 64, dim, device="cuda")
-    k, v = torch.randn(2, 3, 3, dim, device="cuda")
-    fused = torch.cat([k, v], 1)  # heads that are not next to each other's rows
-    page, offset = torch.tensor([4, 0, 4], device="cuda"), torch.tensor([0, 63, 3], device="cuda")
-    write_kv(k_cache, v_cache, fused[:, :3], fused[:, 3:], page, offset)
-    for i, (p, o) in enumerate(zip(page.tolist(), offset.tolist())):
-        assert torch.equal(k_cache[p, :, o], k[i]) and torch.equal(v_cache[p, :, o], v[i])
-    assert int((k_cache != 0).any(-1).sum()) == 9
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
+@pytest.mark.parametrize("norm, rotate", [(True, True), (False, True), (False, False)])
+@pytest.mark.parametrize("heads, kv_heads, dim", [(9, 3, 64), (32, 8, 128), (28, 4, 80), (4, 4, 256)])
+def test_place(heads, kv_heads, dim, norm, rotate, dtype, tolerance):
+    made = make_place(heads, kv_heads, dim, dtype=dtype, device="cuda", norm=norm, rotate=rotate)
+    check_place(place, made, tolerance)
 
 
 @pytest.mark.parametrize("vocab, valid", [(151_936, 151_669), (512, 512), (32_000, 32_000)])
