@@ -75,8 +75,8 @@ class RewardOptions(Options):
     reward: str = ""
     # credit of a candidate that fails in its values only; one that fails earlier gets less
     partial: Annotated[float, ">= 0", "< 1"] = 0.0
-    # bonus of a correct candidate that is 4 times as fast as PyTorch; over 0: candidates are timed (replay on
-    # a GPU)
+    # bonus of a correct candidate that is 4 times as fast as PyTorch, by the logarithm down to none at a
+    # sixteenth of its speed; over 0: candidates are timed (replay on a GPU)
     speed: Annotated[float, ">= 0"] = 0.0
     # a control: rewards are permuted within the batch, and success must not rise
     shuffle_rewards: bool = False

@@ -66,32 +66,34 @@ def test_partial_credit_grows_with_the_stage_and_never_pays_a_cheat():
     assert set(PROGRESS) <= STATUSES
 
 
-def test_speed_is_paid_to_the_correct_only_above_the_noise_and_below_the_cap():
-    options = RewardConfig(speed=0.5, speed_cap=4.0, speed_noise=0.05)
+def test_speed_is_paid_to_the_correct_only_and_between_two_ends():
+    options = RewardConfig(speed=0.6, slowest=1 / 16, fastest=4.0)
     value = lambda status, s: reward(Verdict(status, speedup=s), options)
-    assert value("correct", None) == 1 and value("correct", 0.3) == 1 and value("correct", 1.04) == 1
-    assert value("correct", 2.0) == pytest.approx(1.25)
-    assert value("correct", 4.0) == value("correct", 1000.0) == 1.5
+    assert value("correct", None) == value("correct", 1 / 16) == value("correct", 1e-9) == 1
+    assert [value("correct", s) for s in (0.25, 1.0, 2.0)] == pytest.approx([1.2, 1.4, 1.5])
+    assert value("correct", 4.0) == value("correct", 1000.0) == 1.6
     assert value("wrong_value", 4.0) == 0
-    assert (
-        speed(Verdict("correct", speedup=math.inf), 4.0, 0.05)
-        == speed(Verdict("correct", speedup=math.nan), 4.0, 0.05)
-        == 0
-    )
+    for broken in (math.inf, -math.inf, math.nan, 0.0, -1.0):
+        assert speed(Verdict("correct", speedup=broken), 1 / 16, 4.0) == 0
+
+
+def test_answers_that_are_all_slower_than_pytorch_can_be_told_apart():
+    options = RewardConfig(speed=1.0)
+    rewards = [reward(Verdict("correct", speedup=s), options) for s in (0.2, 0.3, 0.6, 0.9)]
+    found, spread = grpo.advantages(rewards, [0] * 4, std_floor=options.noise)
+    assert spread.all() and found.tolist() == sorted(found.tolist()) and found[-1] - found[0] > 1
 
 
 def test_the_noise_of_the_clock_is_a_floor_of_the_std():
     """Rule 12: four right answers whose speed-ups differ by less than the clock can tell must not get unit variance."""
     options = RewardConfig(speed=0.5)
-    rewards = [reward(Verdict("correct", speedup=s), options) for s in (1.98, 2.0, 2.0, 2.02)]
-    assert (
-        options.noise == pytest.approx(reward(Verdict("correct", speedup=1.05000001), options) - 1, rel=1e-4)
-        and RewardConfig().noise == 0
-    )
+    at = lambda s: reward(Verdict("correct", speedup=s), options)
+    rewards = [at(s) for s in (1.98, 2.0, 2.0, 2.02)]
+    assert options.noise == pytest.approx(at(1.05) - at(1.0)) and RewardConfig().noise == 0
     blown, _ = grpo.advantages(rewards, [0] * 4)
     floored, spread = grpo.advantages(rewards, [0] * 4, std_floor=options.noise)
     assert spread.all() and blown.abs().max() > 1 and floored.abs().max() < 0.3
-    real = [reward(Verdict("correct", speedup=s), options) for s in (1.0, 2.0, 3.0, 4.0)]
+    real = [at(s) for s in (1.0, 2.0, 3.0, 4.0)]
     assert (
         grpo.advantages(real, [0] * 4)[0].tolist()
         == grpo.advantages(real, [0] * 4, std_floor=options.noise)[0].tolist()
@@ -164,7 +166,9 @@ def test_a_timed_candidate_waits_until_sampling_is_over():
         {"partial": 1.0},
         {"partial": -0.1},
         {"speed": -1},
-        {"speed_cap": 1.0},
+        {"fastest": 0.05},
+        {"slowest": 0.0},
+        {"clock": -0.1},
     ],
 )
 def test_impossible_options_are_one_line(options):

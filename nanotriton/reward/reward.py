@@ -31,23 +31,24 @@ class RewardConfig:
 
     # credit of a candidate that fails in its values only; less for one that fails earlier. Below 1
     partial: float = 0.0
-    speed: float = 0.0  # what `speed_cap` times faster than the reference adds to a correct candidate
-    speed_cap: float = 4.0  # speed-ups beyond this are worth no more
-    speed_noise: float = 0.05  # a gain below this fraction is noise, and worth nothing
+    speed: float = 0.0  # what being fast adds to a correct candidate, at most
+    slowest: float = 1 / 16  # the speed-up from which on it adds something
+    fastest: float = 4.0  # and that at which it adds all
+    clock: float = 0.05  # the share by which the clock may be off
 
     @property
     def noise(self) -> float:
         """What timing noise alone may change a reward by: below it a group's standard deviation means nothing
         (docs/rules.md, 12)."""
-        return self.speed * math.log(1 + self.speed_noise) / math.log(self.speed_cap)
+        return self.speed * math.log(1 + self.clock) / math.log(self.fastest / self.slowest)
 
     def __post_init__(self):
         if not 0 <= self.partial < 1:
             raise ValueError(
                 f"partial = {self.partial}: must be in [0, 1), a wrong answer is never worth a right one"
             )
-        if self.speed < 0 or self.speed_cap <= 1 or self.speed_noise < 0:
-            raise ValueError("speed and speed_noise must be >= 0 and speed_cap > 1")
+        if self.speed < 0 or self.clock < 0 or not 0 < self.slowest < self.fastest:
+            raise ValueError("speed and clock must be >= 0, slowest > 0, and fastest above it")
 
 
 def reward(verdict: Verdict, config: RewardConfig = RewardConfig()) -> float | None:
@@ -55,13 +56,12 @@ def reward(verdict: Verdict, config: RewardConfig = RewardConfig()) -> float | N
 
     A sample leaves it where the verdict says nothing of the candidate: our own failure, a feature that the
     executor lacks, or a weak task. The length of a completion is no matter here: train_grpo.py has
-    --truncated
-    for it.
+    --truncated for it.
     """
     if not verdict.scored:
         return None
     if verdict.correct:
-        return 1.0 + config.speed * execution.speed(verdict, config.speed_cap, config.speed_noise)
+        return 1.0 + config.speed * execution.speed(verdict, config.slowest, config.fastest)
     return config.partial * execution.progress(verdict)
 
 
