@@ -32,10 +32,13 @@ def read_settings(path: Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def check_settings(folder: Path, was: dict | None, settings: dict[str, Any], grows: str) -> bool:
+def check_settings(
+    folder: Path, was: dict | None, settings: dict[str, Any], grows: str, otherwise: str
+) -> bool:
     """Whether the run in this folder, whose settings `was` has, is to go on for longer than it was meant to.
 
-    grows: the option that may be larger than it was (steps). ConfigError if it can't continue with these
+    grows: the option that may be larger than it was (steps). otherwise: what the user can do instead, such as
+    "another --name, or --fresh". ConfigError if it can't continue with these
     settings.
     """
     if not was:
@@ -45,8 +48,7 @@ def check_settings(folder: Path, was: dict | None, settings: dict[str, Any], gro
         )
     if set(was) != set(settings):
         raise config.ConfigError(
-            f"{folder} holds a run of another script, or of another version of this one: "
-            "give another --name, or --fresh"
+            f"{folder} holds a run of another script, or of another version of this one: give {otherwise}"
         )
     changed = {k for k in settings if was[k] != settings[k]} - FREE
     grown = grows in changed and 0 < was[grows] < settings[grows]  # 0 stands for something else than a number
@@ -54,8 +56,6 @@ def check_settings(folder: Path, was: dict | None, settings: dict[str, Any], gro
         changed.remove(grows)
     told = [f"--{k.replace('_', '-')} {was[k]}" + " (it may grow)" * (k == grows) for k in sorted(changed)]
     if told:
-        raise config.ConfigError(
-            f"{folder} holds a run with {', '.join(told)}: give those, another --name, or --fresh"
-        )
+        raise config.ConfigError(f"{folder} holds a run with {', '.join(told)}: give those, or {otherwise}")
     before, now = was.get("minutes", 0), settings.get("minutes", 0)
     return grown or bool(before and (before < now or not now))  # 0: no limit

@@ -130,6 +130,7 @@ class Run(Log):
         check_packages(settings)
         was = read_settings(path)
         began = (was or {}).pop("began", None)
+        otherwise = self.way_out(folder, cfg)
         if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
             raise config.ConfigError(
                 f"--fresh: {folder} holds no run of this script, so it isn't deleted; "
@@ -141,8 +142,8 @@ class Run(Log):
         # without metrics nothing was done yet, and the user may have mended a mistake
         self.continued = path.exists() and (folder / "metrics.jsonl").exists()
         if self.continued:
-            self.grown = check_settings(folder, was, settings, grows)
-            self.agree(world, lambda: provenance.check_inputs(folder, cfg))
+            self.grown = check_settings(folder, was, settings, grows, otherwise)
+            self.agree(world, lambda: provenance.check_inputs(folder, cfg, otherwise))
         else:
             began = None
         began = world.gather(began or datetime.now().isoformat(timespec="seconds"))[0]
@@ -165,6 +166,22 @@ class Run(Log):
         self.mark: dict[str, int] = {}  # sizes of the files after the last step
         self.ends = deque([self.started], maxlen=RECENT)  # of the last steps, by the clock
         self.advice = Advice()
+
+    @staticmethod
+    def way_out(folder: Path, cfg: Any) -> str:
+        """What a user can do who can't continue the run in this folder.
+
+        ConfigError where what an option names lies in the folder, and would be deleted or written over.
+        """
+        inside = provenance.read_from(folder, cfg)
+        if inside and cfg.fresh:
+            raise config.ConfigError(f"--fresh would delete {inside[0]}: give another --name")
+        for option in inside:
+            if option.startswith("--model "):
+                raise config.ConfigError(
+                    f"{option} lies in {folder}, where this run would write its own: give another --name"
+                )
+        return "another --name" if inside else "another --name, or --fresh"
 
     @staticmethod
     def agree(world: World, look: Callable[[], str]) -> None:

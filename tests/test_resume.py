@@ -125,13 +125,13 @@ def test_fewer_steps_and_other_settings_are_refused(given, copied, capsys):
 def test_sft_grows_by_steps_or_by_epochs(tmp_path):
     folder = tmp_path
     was = {"steps": 0, "epochs": 1.0, "lr": 0.1}
-    assert check_settings(folder, was, was | {"epochs": 2.0}, "epochs")
-    assert not check_settings(folder, was, was, "epochs")
+    assert check_settings(folder, was, was | {"epochs": 2.0}, "epochs", "")
+    assert not check_settings(folder, was, was, "epochs", "")
     for refused in ({"epochs": 0.5}, {"steps": 7}, {"epochs": 2.0, "lr": 0.2}):
         with pytest.raises(config.ConfigError):
-            check_settings(folder, was, was | refused, "epochs")
+            check_settings(folder, was, was | refused, "epochs", "")
     with pytest.raises(config.ConfigError, match="--steps 0"):
-        check_settings(folder, was, was | {"steps": 7}, "steps")  # from epochs to steps is no growth
+        check_settings(folder, was, was | {"steps": 7}, "steps", "")  # from epochs to steps is no growth
 
 
 # ---- its files
@@ -171,9 +171,9 @@ def test_data_that_changed_since_is_an_error(tmp_path, capsys):
     folder = tmp_path / "out" / "sft"
     folder.mkdir(parents=True)
     provenance.keep_inputs(folder, cfg)
-    assert provenance.check_inputs(folder, cfg) == ""
+    assert provenance.check_inputs(folder, cfg, "") == ""
     data.write_text('{"prompt": "a", "completion": "c"}\n')
-    assert "--data pairs.jsonl changed" in provenance.check_inputs(folder, cfg)
+    assert "--data pairs.jsonl changed" in provenance.check_inputs(folder, cfg, "")
 
 
 def test_weights_are_known_by_their_ends(tmp_path):
