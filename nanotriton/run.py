@@ -25,7 +25,7 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import Log, duration
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.resume import check_settings, read_settings
+from nanotriton.resume import check_kind, check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
@@ -142,7 +142,8 @@ class Run(Log):
         # without metrics nothing was done yet, and the user may have mended a mistake
         self.continued = path.exists() and (folder / "metrics.jsonl").exists()
         if self.continued:
-            self.grown = check_settings(folder, was, settings, grows, otherwise)
+            check_kind(folder, was, settings, otherwise)
+            self.grown = check_settings(folder, was, settings, type(cfg), grows, otherwise)
             self.agree(world, lambda: provenance.check_inputs(folder, cfg, otherwise))
         else:
             began = None

@@ -218,7 +218,10 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
         "metrics.jsonl", [{}]
     )
     told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")
-    assert "laptop/sft holds a run with --sft-steps 1600 (it may grow), --sft-teacher exact: give" in told
+    assert (
+        "laptop/sft holds a run that was started with --sft-steps 1600 (it may grow), --sft-teacher exact: "
+        in told
+    )
 
 
 def test_a_folder_of_something_else_is_named(tmp_path, capsys):

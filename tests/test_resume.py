@@ -117,21 +117,48 @@ def test_fewer_steps_and_other_settings_are_refused(given, copied, capsys):
     assert "--steps 2 (it may grow)" in capsys.readouterr().err
     assert here(command(given, copied, 4, "--seed", "1")) == 2
     said = capsys.readouterr().err
-    assert "holds a run with --seed 0: give those" in said and "--steps" not in said
+    assert "holds a run that was started with --seed 0: start it like that, or give" in said
     assert here(command(given, copied, 2)) == 0
     assert "is finished" in capsys.readouterr().out
 
 
 def test_sft_grows_by_steps_or_by_epochs(tmp_path):
     folder = tmp_path
-    was = {"steps": 0, "epochs": 1.0, "lr": 0.1}
-    assert check_settings(folder, was, was | {"epochs": 2.0}, "epochs", "")
-    assert not check_settings(folder, was, was, "epochs", "")
+    was = config.flat(train_sft.Config(steps=0, epochs=1.0, lr=0.1))
+    assert check_settings(folder, was, was | {"epochs": 2.0}, train_sft.Config, "epochs", "")
+    assert not check_settings(folder, was, was, train_sft.Config, "epochs", "")
     for refused in ({"epochs": 0.5}, {"steps": 7}, {"epochs": 2.0, "lr": 0.2}):
         with pytest.raises(config.ConfigError):
-            check_settings(folder, was, was | refused, "epochs", "")
+            check_settings(folder, was, was | refused, train_sft.Config, "epochs", "")
     with pytest.raises(config.ConfigError, match="--steps 0"):
-        check_settings(folder, was, was | {"steps": 7}, "steps", "")  # from epochs to steps is no growth
+        check_settings(
+            folder, was, was | {"steps": 7}, train_sft.Config, "steps", ""
+        )  # from epochs to steps is no growth
+
+
+@pytest.mark.parametrize(
+    "then, now, says",
+    [
+        # what --model changes with it is not the user's
+        ({"updates": 3}, {"model": "m", "tasks": "d"}, "with --updates 3, and without --model, --tasks"),
+        ({"model": "m"}, {}, "with --model m"),
+        ({"model": "m"}, {"model": "m", "lr": 0.1}, "with --lr 1e-06"),
+        ({"reward": "r.py"}, {"reward": ""}, "with --reward r.py"),
+        ({}, {"reward": "r.py", "ahead": True}, "without --ahead, --reward"),
+        ({"ahead": True, "preflight": False}, {}, "with --ahead, --no-preflight"),
+        ({}, {"preflight": False, "clip_low": 0.1}, "without --clip-low, --no-preflight"),
+        ({"template": '{"a": 1}'}, {}, """with --template '{"a": 1}'"""),
+        ({"steps": 90}, {"steps": 80}, "with --steps 90 (it may grow)"),
+        ({}, {"recipe": "autotriton", "model": "m"}, "with --recipe default, and without --model"),
+    ],
+)
+def test_a_refusal_names_what_was_given_and_can_be_typed(tmp_path, then, now, says):
+    was, settings = (config.flat(config.make(train_grpo.Config, **given)) for given in (then, now))
+    with pytest.raises(config.ConfigError) as error:
+        check_settings(tmp_path, was, settings, train_grpo.Config, "steps", "another --name")
+    assert str(error.value) == (
+        f"{tmp_path} holds a run that was started {says}: start it like that, or give another --name"
+    )
 
 
 # ---- its files
