@@ -215,7 +215,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path, capsys):
 def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     """A run that was stopped while it made its model, and goes on with another length of that."""
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
-        "metrics.jsonl", [{}]
+        "metrics.jsonl", [{"stage": "sft", "step": 1}]
     )
     told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")
     assert (

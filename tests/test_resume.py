@@ -15,7 +15,7 @@ import train_sft
 from nanotriton import config, provenance
 from nanotriton.executor.common import probe
 from nanotriton.resume import check_settings
-from nanotriton.run import launch
+from nanotriton.run import Run, launch
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -211,6 +211,48 @@ def test_weights_are_known_by_their_ends(tmp_path):
         file.write_bytes(content)
         seen.add(provenance.fingerprint(file))
     assert len(seen) == 4
+
+
+BEFORE = '{"stage": "grpo/test", "step": 0, "success": 0.5, "seconds": {}}\n'
+
+
+@pytest.mark.parametrize("changed", ["reward", "seed", "nothing"])
+def test_what_was_only_measured_is_forgotten_when_a_mistake_is_mended(tmp_path, capsys, changed):
+    """A reward file that fails is found when the first samples are rewarded, after the first measurement."""
+    (reward := tmp_path / "r.py").write_text("def reward(verdict, completion, task): oops\n")
+    started = lambda **more: Run(
+        config.make(train_grpo.Config, out=str(tmp_path), reward=str(reward), **more), World(), "grpo"
+    )
+    folder = started().folder
+    for name in ("metrics.jsonl", "samples.jsonl", "tasks.jsonl"):
+        (folder / name).write_text(BEFORE)
+    (folder / "mine.py").write_text("")
+    if changed == "reward":
+        reward.write_text(REWARD)
+    run = started(**({"seed": 1} if changed == "seed" else {}))
+    kept = {name for name in ("metrics.jsonl", "samples.jsonl", "tasks.jsonl") if (folder / name).exists()}
+    said = capsys.readouterr().out
+    if changed == "nothing":
+        assert run.continued and len(kept) == 3 and said == ""
+    else:
+        assert not run.continued and not kept and "no step was done yet, so it begins anew" in said
+    assert (folder / "mine.py").exists()
+    assert (folder / "provenance/inputs/reward/r.py").read_text() == reward.read_text()
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/step-00000001/x", "summary.json"])
+def test_after_a_step_another_reward_is_another_run(tmp_path, left):
+    (reward := tmp_path / "r.py").write_text(REWARD)
+    cfg = config.make(train_grpo.Config, out=str(tmp_path), reward=str(reward))
+    folder = Run(cfg, World(), "grpo").folder
+    (folder / "metrics.jsonl").write_text(BEFORE)
+    (folder / left).parent.mkdir(parents=True, exist_ok=True)
+    (folder / left).write_text(BEFORE + '{"stage": "grpo", "step": 1}\n{"stage": "gr')
+    before = (folder / "metrics.jsonl").read_text()
+    reward.write_text(REWARD + "\n")
+    with pytest.raises(config.ConfigError, match=r"--reward r\.py changed"):
+        Run(cfg, World(), "grpo")
+    assert (folder / "metrics.jsonl").read_text() == before
 
 
 # ---- what ran
