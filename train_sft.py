@@ -95,6 +95,7 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
+from nanotriton.log import took
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
@@ -111,8 +112,8 @@ Text = tuple[Prompt, str]  # a prompt and its completion
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
 
-def main(cfg: Config, world: World) -> str:
-    """Train, measure on held-out tasks, and return the folder of the model."""
+def main(cfg: Config, world: World, alone: bool = True) -> str:
+    """Train, measure on held-out tasks, and return the folder of the model. alone: see Run.finished()."""
     distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     prompt = read_prompt(cfg.prompt)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.data:
@@ -120,7 +121,7 @@ def main(cfg: Config, world: World) -> str:
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "sft", grows="steps" if cfg.steps else "epochs")
-    if run.finished():
+    if run.finished(alone):
         return str(run.folder / "model")
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
@@ -159,6 +160,7 @@ def main(cfg: Config, world: World) -> str:
         run.evaluated("eval", steps, steps, **result)
     run.plot()
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
+    run.say(f"{run.folder} is done in {took(run.seconds())}: its model is {run.folder / 'model'}")
     return str(run.folder / "model")
 
 
@@ -305,7 +307,7 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
 def small_model(grpo: Any, world: World) -> str:
     """Make the model that a GRPO run starts from, or find it made -> its folder. grpo: train_grpo.Config."""
     try:
-        return main(small_config(grpo), world)
+        return main(small_config(grpo), world, alone=False)
     except config.ConfigError as error:
         told = str(error)
         for option in ("steps", "examples", "teacher"):

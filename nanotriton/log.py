@@ -80,6 +80,18 @@ def duration(seconds: float) -> str:
     return f"{hours // 24}d{hours % 24:02d}h"
 
 
+def took(seconds: float) -> str:
+    """Seconds that are over, to the second; to the minute from an hour on.
+
+    >>> took(44.6), took(460), took(3 * 3600 + 5 * 60 + 9)
+    ('45s', '7m40s', '3h05m')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{seconds}s"
+    return f"{minutes}m{seconds:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
 class Log:
     """The trace of one run, written by the main rank only (other ranks call the same methods, which do
     nothing).

@@ -128,6 +128,7 @@ class Run(Log):
         was = read_settings(path)
         began = (was or {}).pop("began", None)
         otherwise = self.way_out(folder, cfg, was)
+        self.settings, self.grows, self.otherwise = settings, grows, otherwise
         world.barrier()  # every rank has looked
         self.agree(world, lambda: self.take(folder, cfg))
         super().__init__(folder, world.is_main)
@@ -233,15 +234,25 @@ class Run(Log):
             )
         return tokenizer
 
-    def finished(self) -> bool:
-        """Whether this run ended before: its summary is there."""
+    def finished(self, alone: bool = True) -> bool:
+        """Whether this run ended before: its summary is there. Says so, and what would continue it.
+
+        alone: it is no part of another run, whose options would mean something else.
+        """
         path = self.folder / "summary.json"
-        if path.exists():
-            self.say(
-                f"{self.folder} is finished: {path} has its numbers; a larger --steps or --minutes continues "
-                "it, --fresh starts over"
+        if not path.exists():
+            return False
+        done = json.loads(path.read_text())["steps"]
+        line = f"{self.folder} is finished after {done} steps: its model is {self.folder / 'model'}"
+        if alone:
+            # a limit of time ended it, or the number of its steps
+            longer = (
+                "minutes" if self.settings.get("minutes") and done < self.settings["steps"] else self.grows
             )
-        return path.exists()
+            line += f", {path} has its numbers; a larger --{longer} continues it; for a new run give "
+            line += self.otherwise
+        self.say(line)
+        return True
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Load the newest checkpoint, if there is one, and cut the files back to it -> the finished steps."""
