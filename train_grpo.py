@@ -384,6 +384,8 @@ def main(cfg: Config, world: World) -> None:
     if run.finished():
         return
 
+    if not cfg.tasks:
+        run.say(f"{run.folder}: drawing {cfg.steps * cfg.prompts} tasks to train on")
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     base = cfg.model or train_sft.small_model(cfg, world)
     trainer = make_trainer(cfg, run, base, tasks, test, reward_of, prompt)

@@ -123,10 +123,13 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
     run = Run(cfg, world, "sft", grows="steps" if cfg.steps else "epochs")
     if run.finished(alone):
         return str(run.folder / "model")
+    if not cfg.data:
+        run.say(f"{run.folder}: drawing {cfg.examples} pairs to train on")
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
+    run.say(f"loading {source}")
     model, _ = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
@@ -241,6 +244,7 @@ def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     folder = run.folder / "scratch"
     # else it is there, and the checkpoints are of it
     if run.main and not (run.folder / "metrics.jsonl").exists():
+        run.say(f"training a tokenizer of {cfg.vocab} tokens on them")
         read = [text for prompt, completion in texts for text in (prompt.bare, completion)]
         train_tokenizer(read, cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
