@@ -6,7 +6,7 @@ and returns the result's node. LOWER maps a canonical name (trace.py) to it.
 
 import torch
 
-from nanotriton.collect.ir import Builder, Node, Scalar, Unfit, text_of
+from nanotriton.collect.ir import FLOATS, Builder, NamedFloat, Node, Scalar, Unfit, text_of
 
 LOWER = {}
 
@@ -19,6 +19,36 @@ def lowers(*names: str):
         return function
 
     return register
+
+
+# ---- operators of elements that need a step before, or the type ----
+
+
+@lowers("remainder")
+def remainder(b: Builder, x: Node, other, op="") -> Node:
+    """What is left of a division that rounds down: it has the sign of `other`. From x / other, rounded, the
+    digits of a large quotient couldn't be had again.
+    """
+    if not isinstance(x, Node):
+        raise Unfit("the remainder of a number")
+    floats = x.dtype in FLOATS or isinstance(other, float) or getattr(other, "dtype", None) in FLOATS
+    left = b.map("left", "libdevice.fmod({0}, {1})" if floats else "{0} % {1}", x, other)
+    text = "tl.where(({0} != 0) & (({0} < 0) != ({1} < 0)), {0} + {1}, {0})"
+    return b.map("remainder", text, left, other)
+
+
+@lowers("nan_to_num")
+def nan_to_num(b: Builder, x: Node, nan=None, posinf=None, neginf=None, op="") -> Node:
+    """Infinities become the largest numbers of x's type, where nothing else is asked for."""
+    if x.dtype not in FLOATS:
+        raise Unfit("nan_to_num of whole numbers")
+    largest = NamedFloat(torch.finfo(x.dtype).max, f"torch.finfo({x.dtype}).max")
+    finite = b.map(
+        "finite", 'tl.where({0} == float("inf"), {1}, {0})', x, largest if posinf is None else posinf
+    )
+    least = -largest if neginf is None else neginf
+    finite = b.map("finite", 'tl.where({0} == -float("inf"), {1}, {0})', finite, least)
+    return b.map("nan_to_num", "tl.where({0} != {0}, {1}, {0})", finite, nan or 0.0)
 
 
 # ---- reductions ----
