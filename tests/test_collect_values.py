@@ -231,6 +231,10 @@ KERNELS = {
         "torch.exp(torch.logcumsumexp(x.log(), dim=-1)) + y",
         "torch.cat([torch.zeros(5, 3), torch.rand(5, 37)], dim=1)",
     ),
+    "a row of nothing": (
+        "torch.exp(torch.logsumexp(x.log(), dim=-1))",
+        "torch.cat([torch.zeros(2, 37), torch.rand(5, 37)])",
+    ),
     "remainders": ("torch.remainder(x, 1.5) + torch.remainder(x, y)", "torch.randn(5, 37)"),
     "remainders of whole numbers": ("(x % 7) * 9 + x % y", "torch.randint(1, 2**30, (5, 37))"),
     "what is no number": ("torch.atan(torch.nan_to_num(x / y, nan=0.5))", "torch.randn(5, 37).relu()"),

@@ -29,6 +29,7 @@ UNSAID = (
     "square",
     "affine",
     "scaled",
+    "shift",
     "shifted",
     "exp",
     "difference",

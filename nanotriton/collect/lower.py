@@ -110,8 +110,10 @@ def norm(b: Builder, x: Node, p="fro", dim=None, keepdim=False, ord=None, op="no
 @lowers("logsumexp")
 def logsumexp(b: Builder, x: Node, dim, keepdim=False, op="") -> Node:
     top = b.reduce("max", x, dim)
-    total = b.reduce("sum", b.map("exp", "tl.exp({0} - {1})", x, top), dim)
-    result = b.map("logsumexp", "{0} + tl.log({1})", top, total)
+    # infinity minus itself is no number; without the shift, exp makes 0 or infinity of it
+    shift = b.map("shift", 'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top)
+    total = b.reduce("sum", b.map("exp", "tl.exp({0} - {1})", x, shift), dim)
+    result = b.map("logsumexp", "{0} + tl.log({1})", shift, total)
     return result if keepdim else squeezed(b, result, dim)
 
 
