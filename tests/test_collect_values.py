@@ -56,7 +56,7 @@ OTHERS = [
     "torch.remainder(x, 1.5)",
     "torch.remainder(i, j)",
     "torch.nan_to_num(x / y)",
-    "torch.nan_to_num(x / y, nan=0.5, posinf=1.0)",
+    "torch.nan_to_num(x / y, nan=0.5, posinf=1.0, neginf=-2.0)",
     "F.smooth_l1_loss(x, y, reduction='none', beta=0.5)",
     "F.huber_loss(x, y, reduction='none', delta=0.5)",
     "F.kl_div(x, p, reduction='none')",

@@ -29,6 +29,8 @@ UNSAID = (
     "square",
     "affine",
     "scaled",
+    "finite",
+    "left",
     "shift",
     "shifted",
     "exp",

@@ -43,12 +43,10 @@ def nan_to_num(b: Builder, x: Node, nan=None, posinf=None, neginf=None, op="") -
     if x.dtype not in FLOATS:
         raise Unfit("nan_to_num of whole numbers")
     largest = NamedFloat(torch.finfo(x.dtype).max, f"torch.finfo({x.dtype}).max")
-    finite = b.map(
-        "finite", 'tl.where({0} == float("inf"), {1}, {0})', x, largest if posinf is None else posinf
-    )
-    least = -largest if neginf is None else neginf
-    finite = b.map("finite", 'tl.where({0} == -float("inf"), {1}, {0})', finite, least)
-    return b.map("nan_to_num", "tl.where({0} != {0}, {1}, {0})", finite, nan or 0.0)
+    above, below = (largest if posinf is None else posinf), (largest if neginf is None else -neginf)
+    x = b.map("finite", 'tl.where({0} == float("inf"), {1}, {0})', x, above)
+    x = b.map("finite", 'tl.where({0} == -float("inf"), -{1}, {0})', x, below)
+    return b.map("nan_to_num", "tl.where({0} != {0}, {1}, {0})", x, nan or 0.0)
 
 
 # ---- reductions ----
