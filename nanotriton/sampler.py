@@ -29,7 +29,7 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import Parser, die, json_object
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention
+from nanotriton.kernels.decode import TILE_QUERIES, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import CachedAttention, KVCache
 from nanotriton.model import Transformer
@@ -80,8 +80,8 @@ class Sampler:
             page_size or (64 if cuda else 32),
         )
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
-        # samples that read a prompt at once
-        self.per_tile = max(TILE_ROWS * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
+        queries_a_sample = self.config.num_attention_heads // self.config.num_key_value_heads
+        self.per_tile = max(TILE_QUERIES // queries_a_sample, 1)  # samples that read their prompt together
         self.width = pages_for(self.config.max_position_embeddings, self.page_size)
         self.kv = KVCache(
             self.config.num_hidden_layers,

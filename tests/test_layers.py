@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from nanotriton.kernels import layers
+from nanotriton.kernels import launch, layers
 from tests.launched import Launched
 
 
@@ -167,7 +167,7 @@ def _read_nothing(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
 @in_interpreter
 @pytest.mark.parametrize("rows", [1, 70])
 def test_programs_that_read_ahead_write_nothing(rows, monkeypatch):
-    monkeypatch.setattr(layers, "_read_ahead", _read_nothing)  # the interpreter has no such instruction
+    monkeypatch.setattr(layers, "read_ahead", _read_nothing)  # the interpreter has no such instruction
     monkeypatch.setattr(layers, "programs_ahead", lambda upcoming, threads: 0 if upcoming is None else 3)
     x, extra, upcoming = torch.randn(rows, 48), torch.randn(rows, 48), torch.randn(8, 8)
     for residual in (None, extra):
@@ -188,11 +188,11 @@ def test_kernels_that_read_ahead_compile(monkeypatch):
 
 
 def test_only_a_weight_that_comes_is_read_ahead_and_of_that_the_beginning(monkeypatch):
-    monkeypatch.setattr(layers, "is_hopper", lambda device: True)
-    program = 256 * layers.CHUNK.value
-    assert layers.programs_ahead(None, 256) == 0
-    for size, programs in ((program - 1, 0), (5 * program, 5), (2 * layers.AHEAD, layers.AHEAD // program)):
-        assert layers.programs_ahead(torch.empty(size, dtype=torch.uint8), 256) == programs
+    monkeypatch.setattr(launch, "is_hopper", lambda device: True)
+    program = 256 * launch.CHUNK.value
+    assert launch.programs_ahead(None, 256) == 0
+    for size, programs in ((program - 1, 0), (5 * program, 5), (2 * launch.AHEAD, launch.AHEAD // program)):
+        assert launch.programs_ahead(torch.empty(size, dtype=torch.uint8), 256) == programs
 
 
 @in_interpreter

@@ -12,70 +12,18 @@ tokens the memory is idle while they run and the product starts up, so a few pro
 beginning into the L2 cache meanwhile. Answers are the same.
 """
 
-import functools
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from nanotriton.kernels.launch import device_limits, early, programs_ahead, read_ahead, wait_for_previous
 
 TILE = 4096  # elements a program of the norm's forward holds; short rows (the QK norm's) share a program
 BACKWARD_TILE = 8192  # and of its backward, for rows that are short
 FLAT = 2048  # elements of an elementwise program
-AHEAD = 12 * 2**20  # bytes of an upcoming weight that are read ahead
-CHUNK = tl.constexpr(512)  # of which a thread asks for so many
-
-
-# -----------------------------------------------------------------------------------------------------------
-# What Hopper can do between kernels
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether it is an NVIDIA card of compute capability 9.0 or more."""
-    on_cuda = device.type == "cuda" and torch.version.cuda is not None
-    return on_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def early(x: Tensor) -> dict[str, bool]:
-    """Launch options of a kernel that is set up while the one before it still runs (programmatic dependent
-    launch). It calls wait_for_previous before it reads or writes anything."""
-    return {"EARLY": True, "launch_pdl": True} if is_hopper(x.device) else {"EARLY": False}
-
-
-@triton.jit
-def wait_for_previous(EARLY: tl.constexpr):
-    """Wait until the kernel before has ended, and let the one after this be set up: it waits as well."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
-
-
-@triton.jit
-def _read_ahead(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
-    """The last PROGRAMS of a grid ask for the beginning of a weight to be brought into the L2 cache. Nothing
-    waits for it. What else these programs do is masked: they are past the end of the work."""
-    if PROGRAMS:
-        program = tl.program_id(0) - (tl.num_programs(0) - PROGRAMS)
-        if program >= 0:
-            at = (program * THREADS + tl.arange(0, THREADS)).to(tl.int64) * CHUNK
-            tl.inline_asm_elementwise(
-                "{ mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], 512; }",  # CHUNK
-                "=r,l",
-                [upcoming_ptr.to(tl.int64) + at],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-
-
-def programs_ahead(upcoming: Tensor | None, threads: int) -> int:
-    """How many programs of so many threads read ahead. 0 without an upcoming weight, and on cards before
-    Hopper, which lack the instruction."""
-    if upcoming is None or not is_hopper(upcoming.device):
-        return 0
-    return min(upcoming.nbytes, AHEAD) // (threads * CHUNK.value)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -100,7 +48,7 @@ def _rms_norm_forward_kernel(
     THREADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
     wait_for_previous(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
@@ -270,14 +218,6 @@ def rms_norm_backward_torch(
     return dx.to(x.dtype), per_row.sum(0).to(weight.dtype)
 
 
-def device_limits(x: Tensor) -> tuple[int, int]:
-    """Multiprocessors of the device that x is on, and the shared memory in bytes that a program may fill."""
-    if not x.is_cuda:  # the interpreter
-        return 4, 2**16
-    properties = torch.cuda.get_device_properties(x.device)
-    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor - 2**13
-
-
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, upcoming: Tensor | None):
@@ -423,7 +363,7 @@ def _swiglu_forward_kernel(
     THREADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
     wait_for_previous(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size

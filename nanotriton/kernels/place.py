@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanotriton.kernels.layers import early, norm_and_rotate, tokens_are_whole, wait_for_previous
+from nanotriton.kernels.launch import early, wait_for_previous
+from nanotriton.kernels.layers import norm_and_rotate, tokens_are_whole
 
 
 def place(
