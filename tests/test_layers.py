@@ -141,7 +141,7 @@ def test_kernels_with_inputs_that_are_not_contiguous():
 
 
 @in_interpreter
-def test_kernels_take_parts_of_a_wider_product_as_they_are():
+def test_kernels_take_parts_of_a_wider_product():
     torch.manual_seed(0)
     q, k, _ = (part.view(5, -1, 16) for part in torch.randn(5, 96 + 32 + 32).split([96, 32, 32], -1))
     assert not q.is_contiguous()
