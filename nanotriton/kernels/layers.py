@@ -80,7 +80,7 @@ def _rms_norm_backward_kernel(
     RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Each program ROWS rows of N. The last PROGRAMS_AHEAD have none, and only read ahead."""
+    """Each program goes over rows, ROWS at a time: dx of each, and their part of dw, [programs, N]."""
     col = tl.arange(0, BLOCK)
     w = tl.load(weight_ptr + col, col < N, 0.0).to(tl.float32)[None, :]
     dw = tl.zeros((ROWS, BLOCK), tl.float32)  # stays in registers until the last row
