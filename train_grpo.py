@@ -2,8 +2,8 @@
 
 arXiv 2402.03300 (GRPO), 2507.05687 (AutoTriton).
 
-    torchrun train_grpo.py                                        # no GPU, no download: SFT, then GRPO
-    torchrun train_grpo.py --model FOLDER_OR_HUB_ID --tasks DIR   # a real model on your own modules
+    python train_grpo.py                                        # no GPU, no download: SFT, then GRPO
+    python train_grpo.py --model FOLDER_OR_HUB_ID --tasks DIR   # a real model on your own modules
     torchrun --nproc-per-node 4 train_grpo.py --model Qwen/Qwen3-8B --tasks DIR --recipe autotriton
 
 `--tasks` is a folder of KernelBench-format files (Model, get_inputs, get_init_inputs), or a .jsonl file with

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on (PyTorch module, verified Triton kernel) pairs.
 
     python train_sft.py                                            # a small model from scratch, no GPU
-    torchrun train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
+    python train_sft.py --model FOLDER_OR_HUB_ID --data pairs.jsonl
     torchrun --nproc-per-node 4 train_sft.py --model Qwen/Qwen3-8B --data pairs.jsonl --recipe autotriton
 
 `--data` is a JSONL file of {"task": a module's source, "completion": ...}, {"prompt": ..., "completion": ...}

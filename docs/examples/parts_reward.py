@@ -1,7 +1,7 @@
 """A reward of four parts: right, nearly right, short, fast. docs/rewards.md says why each is as it is.
 
-torchrun train_grpo.py --reward docs/examples/parts_reward.py
-torchrun train_grpo.py --reward docs/examples/parts_reward.py --model FOLDER --tasks DIR --time    # on a GPU
+python train_grpo.py --reward docs/examples/parts_reward.py
+python train_grpo.py --reward docs/examples/parts_reward.py --model FOLDER --tasks DIR --time    # on a GPU
 """
 
 import math
