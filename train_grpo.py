@@ -128,9 +128,11 @@ from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, micro
 from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, conclude, report
 from nanotriton.reward.reward import reward_function, total
+from nanotriton.reward.trial import try_out
 from nanotriton.rollout import Episode, judged, of_groups, rollout
 from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, program, sync_weights
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks import synthetic
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
@@ -378,11 +380,14 @@ def main(cfg: Config, world: World) -> None:
         check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
     given = [GivenTasks("--tasks", cfg.tasks), GivenTasks("--heldout", cfg.trace.heldout)]
     reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
+    note = try_out(reward_of, (given[0].tasks or synthetic.generate("rl", 1, cfg.seed))[0], timed)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
+    if note:
+        run.say(note)
 
     if not cfg.tasks:
         run.say(f"{run.folder}: drawing {cfg.steps * cfg.prompts} tasks to train on")
