@@ -390,7 +390,7 @@ def main(cfg: Config, world: World) -> None:
         run.say(note)
 
     if not cfg.tasks:
-        run.say(f"{run.folder}: drawing training tasks: {cfg.steps * cfg.prompts}")
+        run.say(f"{run.folder}: drawing training tasks ({cfg.steps * cfg.prompts})")
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     base = cfg.model or train_sft.small_model(cfg, world)
     trainer = make_trainer(cfg, run, base, tasks, test, reward_of, prompt)

@@ -124,7 +124,7 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
     if run.finished(alone):
         return str(run.folder / "model")
     if not cfg.data:
-        run.say(f"{run.folder}: drawing training pairs: {cfg.examples}")
+        run.say(f"{run.folder}: drawing training pairs ({cfg.examples})")
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)

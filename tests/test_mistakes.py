@@ -217,7 +217,7 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
         "metrics.jsonl", [{"stage": "sft", "step": 1}]
     )
-    drawing = f"{tmp_path}/laptop: drawing training tasks: 1\n"
+    drawing = f"{tmp_path}/laptop: drawing training tasks (1)\n"
     told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7", before=drawing)
     assert (
         "laptop/sft holds a run that was started with --sft-steps 1600 (it may grow), --sft-teacher exact: "
