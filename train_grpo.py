@@ -20,7 +20,7 @@ import nanotriton  # first, because it says what is supported where something is
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from nanotriton import config
+from nanotriton import config, stop
 from nanotriton.options import JudgeOptions, LossOptions, RewardOptions, SmallModelOptions, TraceOptions
 
 
@@ -109,7 +109,8 @@ AUTOTRITON = PRETRAINED | dict(
 Config.presets = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 if __name__ == "__main__":
-    # before torch is imported, which takes seconds: --help and a mistake are answered at once
+    # before torch is imported, which takes seconds: --help, a mistake and Ctrl-C are answered at once
+    stop.leave_at_once()
     options = config.parse(Config)
 
 import random
@@ -120,16 +121,18 @@ import torch
 from torch import Tensor
 
 import train_sft
-from nanotriton import distributed, grpo, schedule, stop
+from nanotriton import distributed, grpo, schedule
 from nanotriton.data import score
 from nanotriton.heldout import measure
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
 from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, conclude, report
 from nanotriton.reward.reward import reward_function, total
+from nanotriton.reward.trial import try_out
 from nanotriton.rollout import Episode, judged, of_groups, rollout
 from nanotriton.run import Clock, Run, check_model, check_timed, make_executor, program, sync_weights
 from nanotriton.schedule import Stream, seed_of
+from nanotriton.tasks import synthetic
 from nanotriton.tasks.prompt import read_prompt
 from nanotriton.tasks.sets import task_sets, tasks_of
 from nanotriton.tasks.task import Task
@@ -377,11 +380,14 @@ def main(cfg: Config, world: World) -> None:
         check_timed(world, cfg.judge.mode, "--speed" if cfg.paid.speed else "--time")
     given = [GivenTasks("--tasks", cfg.tasks), GivenTasks("--heldout", cfg.trace.heldout)]
     reward_of, prompt = reward_function(cfg.paid), read_prompt(cfg.prompt)
+    note = try_out(reward_of, (given[0].tasks or synthetic.generate("rl", 1, cfg.seed))[0], timed)
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "grpo")
     if run.finished():
         return
+    if note:
+        run.say(note)
 
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     base = cfg.model or train_sft.small_model(cfg, world)

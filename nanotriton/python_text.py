@@ -4,6 +4,7 @@ Everything that takes source from outside (a file, a row of data, a model's comp
 So the rules, the recorder and Triton, which reads a kernel's text back from a file, all see the same text.
 """
 
+import ast
 import io
 import re
 import tokenize
@@ -29,6 +30,17 @@ def plain(source: str) -> str:
     if NO_CODE.match(first) and CODING.match(second):
         return first + newline + CODING.sub(r"\1utf-8", second) + end + others
     return source
+
+
+def parse(source: str) -> ast.Module:
+    """The tree of a program. ValueError says in one line that it is no Python, and in which line of it."""
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        place = f" (line {error.lineno})" if error.lineno else ""
+        raise ValueError(f"not Python: {error.msg}{place}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # a NUL byte, or thousands of brackets
+        raise ValueError(f"not Python: {error or 'nested too deeply'}") from None
 
 
 def decode(data: bytes) -> str:

@@ -86,8 +86,8 @@ FULL = {"task": "t", "task_source": "", "completion": "", "verdict": {"status": 
     [
         (None, "samples.jsonl: cannot read: No such file"),
         ("\xe9", "cannot read: no UTF-8 text"),
-        ("{", "line 1: no JSON"),
-        ("3", "line 1: a sample is an object"),
+        ("{", "line 1: not JSON (Expecting property name"),
+        ("3", "line 1: not an object"),
         (
             '{"task": "x"}',
             "line 1: a sample has task, task_source, completion, verdict, reward; this one lacks task_source",

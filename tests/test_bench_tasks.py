@@ -9,7 +9,7 @@ from bench.channels import compare
 from bench.channels import tasks as bench
 from nanotriton.config import ConfigError
 from nanotriton.executor.common import probe
-from nanotriton.tasks.sets import tasks_of
+from nanotriton.tasks.sets import read_tasks, tasks_of
 from nanotriton.tasks.task import Task, find_tasks
 from nanotriton.world import World
 
@@ -106,26 +106,38 @@ def test_tasks_in_the_order_of_their_file():
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "line, why",
     [
-        ("", "it is empty"),
-        ("{", "line 1: not JSON"),
-        ('{"prompt": "x"}', 'line 1: a row {"task"'),
-        ('{"task": "x = 1", "name": "a"}\n\n{"task": "x = 1", "name": "a"}', "line 3: a second task named a"),
+        ("{", "not JSON (Expecting property name enclosed in double quotes at character 2)"),
+        ('{"task" "x"}', "not JSON (Expecting ':' delimiter at character 9)"),
+        ("[" * 100_000, "its JSON is nested too deeply"),
+        ("[1]", "not an object"),
+        ('{"prompt": "x"}', 'a row {"task"'),
+        ('{"task": "x", "name": ["a"]}', 'its name is no text but ["a"]'),
+        ('{"task": "x", "meta": "y", "split": "dev"}', 'its meta is no object but "y"'),
+        ('{"task": "x", "meta": [1]}', "its meta is no object but [1]"),
+        ('{"task": "class Model(:"}', "not Python: invalid syntax (line 1)"),
+        ('{"task": "x = 1", "name": "bad"}', "bad: a task defines Model, get_inputs, get_init_inputs; this"),
+        (json.dumps({"task": DOUBLE, "name": "good"}), "a second task named good"),
     ],
 )
-def test_what_is_wrong_with_a_file_of_tasks_is_said(tmp_path, text, message):
+def test_a_row_that_is_no_task_is_left_out_and_named_whatever_is_wrong_with_it(tmp_path, line, why):
     path = tmp_path / "t.jsonl"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message) as error:
-        find_tasks(path)
-    assert "\n" not in str(error.value)
-
-
-def test_a_row_that_is_no_task_does_not_stop_a_file(tmp_path):
-    path = written(tmp_path / "t.jsonl", [{"task": DOUBLE}, {"task": "x = 1", "name": "bad"}])
+    good = [json.dumps({"task": DOUBLE, "name": "good"}), json.dumps({"task": DOUBLE + "# 2"})]
+    path.write_text("\n".join([good[0], "", line, good[1]]))
     tasks, others = find_tasks(path)
-    assert [t.name for t in tasks] == ["line 1"] and "lacks Model, get_inputs" in others["bad"]
+    assert [t.name for t in tasks] == ["good", "line 4"] and list(others) == ["line 3"]
+    assert others["line 3"].startswith(why) and "\n" not in others["line 3"]
+
+
+def test_a_file_without_a_single_task_is_refused_with_the_first_reason(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"--tasks \S+t.jsonl: it is empty$"):
+        read_tasks("--tasks", str(path))
+    path.write_text("\n{\n[]\n")
+    with pytest.raises(ConfigError, match=r"t.jsonl: no task in this file; line 2: not JSON \("):
+        read_tasks("--tasks", str(path))
 
 
 def test_mistakes(tmp_path, data):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanotriton.executor import Verdict
-from nanotriton.executor.__main__ import main
+from nanotriton.executor.__main__ import main, read_tasks
 from nanotriton.executor.common import probe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +50,15 @@ def run(*arguments) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
     )
+
+
+def test_every_row_of_a_file_of_tasks_has_a_name_of_its_own(tmp_path):
+    source = probe.TASK["source"]
+    rows = [json.dumps({"task": source, "name": "a"}), json.dumps({"task": source}), "{", "[]"]
+    (path := tmp_path / "t.jsonl").write_text("\n".join(rows))
+    tasks, others = read_tasks([str(path)])
+    assert [task.name for task in tasks] == [f"{path}, a", f"{path}, line 2"]
+    assert sorted(others) == [f"{path}, line 3", f"{path}, line 4"]
 
 
 def test_a_server_stays_warm_and_answers_as_the_command_does(folder, tmp_path):

@@ -87,7 +87,10 @@ def test_the_class_may_be_named(tmp_path):
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("x = (\n", "mine.py: not Python: "),
+        ("x = (\n", "mine.py: not Python: '(' was never closed (line 1)"),
+        ("\n\nif x\n    pass\n", "mine.py: not Python: expected ':' (line 3)"),
+        ("x = 1\0\n", "mine.py: not Python: source code string cannot contain null bytes"),
+        ("x = " + "(" * 5000, "mine.py: not Python: "),
         ("x = 1\n", "mine.py: it defines no nn.Module: a file is expected that defines one nn.Module class"),
         ("class Net:\n    pass\n", "it defines no nn.Module"),
         (HEAD + NET, "it has no inputs for Net.forward: a file is expected"),

@@ -210,6 +210,11 @@ def test_an_unusable_reward_file_is_one_line_that_names_it(tmp_path, text, says)
     assert says in str(error.value) and str(file) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_folder_is_no_reward_file(tmp_path):
+    with pytest.raises(ValueError, match="this is a folder; a Python file"):
+        load_reward(tmp_path)
+
+
 def test_a_reward_that_raises_is_one_line(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def reward(verdict, completion, task):\n    return verdict.nothing\n")

@@ -61,3 +61,20 @@ def test_what_is_not_packed_is_told_in_one_line(tmp_path):
         assert "\n" not in str(told.value)
     with pytest.raises(ValueError, match="cannot read: it can't be unpacked"):
         manifest.rebuild(SimpleNamespace(manifest=str(path), modules=[], out=str(tmp_path), workers=1))
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [
+        ("{", "not JSON (Expecting property name enclosed in double quotes at character 2); an object with"),
+        ("[]", "not an object; an object with pytorch_code"),
+        ("{}", "it has no module's source; an object"),
+        ('{"task": 3}', "it has no module's source; an object"),
+        ('{"pytorch_code": "x", "meta": "y"}', 'its meta is no object but "y"'),
+    ],
+)
+def test_a_bad_row_of_modules_says_what_is_wrong_with_it(tmp_path, line, why):
+    (path := tmp_path / "rows.jsonl").write_text(f"{json.dumps(ROW)}\n{line}\n")
+    with pytest.raises(ValueError) as error:
+        list(modules([str(path)]))
+    assert str(error.value).startswith(f"--modules {path}, line 2: {why}")

@@ -4,13 +4,14 @@ import ast
 import random
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.grammar import OPERANDS, OPS
-from nanotriton.tasks.synthetic import INDEX, SPLITS, generate, is_fair, split_of
+from nanotriton.tasks.synthetic import INDEX, SPLITS, generate, is_fair, render, split_of
 from nanotriton.tasks.task import Task, check_source
 
 BY_NAME = {op.name: op for op in OPS}
@@ -155,6 +156,13 @@ def test_solutions_are_complete_and_name_every_tensor(tasks):
         assert {a.arg for a in kernel.args.args} <= loaded  # no argument is unused
         used = [name for name in OPERANDS if any(BY_NAME[op].operand == name for op in task.meta["ops"])]
         assert {f"{name}_ptr" for name in used} <= loaded
+
+
+def test_the_example_for_the_laptops_model_has_the_grammars_form():
+    """A model of the grammar reads nothing else, so a new form of its tasks needs a new example and docs/laptop.md."""
+    example = Path(__file__).parents[1] / "docs" / "examples" / "laptop_task.py"
+    source, _ = render(chain("add_y, silu, softmax"), {"rows": 16, "cols": 64}, block=16)
+    assert example.read_text() == source
 
 
 def test_constants_come_from_the_table(tasks):

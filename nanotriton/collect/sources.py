@@ -15,7 +15,7 @@ import torch
 from nanotriton.collect.extract import extract
 from nanotriton.collect.paritybench import paritybench
 from nanotriton.python_text import read
-from nanotriton.rows import is_rows, read_lines
+from nanotriton.rows import is_rows, read_lines, read_object
 from nanotriton.tasks.task import Task, check_source, load_task
 
 LIMITS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8)  # of a size
@@ -92,15 +92,24 @@ def rows(path: Path) -> Iterator[Task]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            source = row["pytorch_code"] if "pytorch_code" in row else row["task"]
-        except (ValueError, KeyError, TypeError):
+            task = row_task(read_object(line), path.stem, number)
+        except ValueError as error:
             raise ValueError(
-                f"--modules {path}, line {number}: an object with pytorch_code (or task) is expected"
+                f"--modules {path}, line {number}: {error}; an object with pytorch_code (or task) is expected"
             ) from None
-        meta = {"origin": row.get("origin", path.stem), "small": row.get("small_code") or row.get("small")}
-        solution = row.get("triton_code") or row.get("solution")
-        yield Task(row.get("name", f"{path.stem}-{number}"), source, solution, meta | row.get("meta", {}))
+        yield task
+
+
+def row_task(row: dict, origin: str, number: int) -> Task:
+    """The task in a row. ValueError says what is wrong with it."""
+    source, meta = row.get("pytorch_code", row.get("task")), row.get("meta") or {}
+    if not isinstance(source, str):
+        raise ValueError("it has no module's source")
+    if not isinstance(meta, dict):
+        raise ValueError(f"its meta is no object but {json.dumps(meta)[:40]}")
+    own = {"origin": row.get("origin", origin), "small": row.get("small_code") or row.get("small")}
+    solution = row.get("triton_code") or row.get("solution")
+    return Task(str(row.get("name") or f"{origin}-{number}"), source, solution, own | meta)
 
 
 # ---- small sizes ----

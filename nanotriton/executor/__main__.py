@@ -4,7 +4,7 @@
         [--device cpu|cuda] [--mode replay|process] [--policy strict|kernelbench|autotriton|none]
         [--time] [--json] [--timeout S]
     python -m nanotriton.executor TASK.py|FOLDER [--device cpu|cuda] [--json] [--timeout S]
-    python -m nanotriton.executor --tasks TASK.py|FOLDER ...
+    python -m nanotriton.executor --tasks TASK.py|FOLDER|ROWS.jsonl ...
     python -m nanotriton.executor --serve SOCKET [options as above, but --json]
     python -m nanotriton.executor TASK.py CANDIDATE.py [CANDIDATE.py ...] --server SOCKET [--json]
 
@@ -35,6 +35,7 @@ from nanotriton.executor.preflight import POLICY, Finding, preflight
 from nanotriton.executor.processes import check_card
 from nanotriton.executor.server import ask, serve
 from nanotriton.python_text import read_anyhow
+from nanotriton.rows import is_rows
 from nanotriton.rules.policy import POLICIES
 from nanotriton.tasks.task import REQUIRED, Task, find_tasks, load_task
 from nanotriton.verdict import Verdict
@@ -129,11 +130,16 @@ def read_tasks(paths: list[str]) -> tuple[list[Task], dict[str, Finding]]:
     findings: dict[str, Finding] = {}
     for path in paths:
         found, others = find_tasks(path)
-        whole = Path(path).is_dir()
-        tasks += [Task(f"{Path(path) / task.name}.py" if whole else path, task.source) for task in found]
-        for name, reason in others.items():
-            findings[f"{Path(path) / name}.py" if whole else path] = Finding(False, reason)
+        tasks += [Task(shown(path, task.name), task.source) for task in found]
+        findings |= {shown(path, name): Finding(False, reason) for name, reason in others.items()}
     return tasks, findings
+
+
+def shown(path: str, name: str) -> str:
+    """What a task is called on the console: its file, or its file and its name among the rows."""
+    if Path(path).is_dir():
+        return f"{Path(path) / name}.py"
+    return f"{path}, {name}" if is_rows(path) else path
 
 
 def check_tasks(options: argparse.Namespace) -> int:

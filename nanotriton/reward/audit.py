@@ -22,6 +22,7 @@ from nanotriton import log
 from nanotriton.config import Parser, reason
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.processes import check_card
+from nanotriton.rows import read_object
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import STATUSES, Verdict
@@ -99,12 +100,7 @@ def read_samples(path: Path, split: str | None = None) -> list[Sample]:
 
 def read_row(line: str) -> dict:
     """One line of samples.jsonl. ValueError says what is wrong with it."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError("a sample is an object")
+    row = read_object(line)
     if missing := [key for key in NEEDED if key not in row]:
         raise ValueError(f"a sample has {', '.join(NEEDED)}; this one lacks {', '.join(missing)}")
     if wrong := [key for key, kind in NEEDED.items() if not isinstance(row[key], kind)]:

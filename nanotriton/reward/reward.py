@@ -89,9 +89,8 @@ class RewardFunction:
         try:
             value = self.function(verdict, completion, task)
         except (Exception, SystemExit) as error:  # a run must not end well because a reward wants to
-            raise ConfigError(
-                f"--reward {self.path}{line_in(error, self.path)}: {type(error).__name__}: {error}"
-            ) from error
+            told = told_by(error, self.path) + attributes_of(error, verdict, task)
+            raise ConfigError(f"--reward {told}") from error
         try:
             return checked(value)
         except ValueError as error:
@@ -137,6 +136,23 @@ def finite(value: Any) -> float:
     return number
 
 
+def told_by(error: BaseException, path: Path) -> str:
+    """What an error that a file raised says, on one line: "FILE, line N: its class: its message"."""
+    message = " ".join(str(error).split())
+    return f"{path}{line_in(error, path)}: {type(error).__name__}" + (f": {message}" if message else "")
+
+
+def attributes_of(error: BaseException, verdict: Verdict, task: Any) -> str:
+    """The attributes that are there, if an error says that the verdict or the task lacks one; else ""."""
+    owner = error.obj if isinstance(error, AttributeError) else None
+    for what, thing in (("verdict", verdict), ("task", task)):
+        if thing is not None and owner is thing:
+            names = [name for name in dir(thing) if not name.startswith("_")]
+            names = [name for name in names if not callable(getattr(thing, name))]
+            return f"; a {what} has {', '.join(names)}"
+    return ""
+
+
 def line_in(error: BaseException, path: Path) -> str:
     """ ", line N" for the last line of this file that an error passed through, or ""."""
     lines = [
@@ -165,6 +181,8 @@ def load_reward(path: str | Path) -> RewardFunction:
     process. Raises ValueError (one line) when it can't be used.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path}: this is a folder; a Python file (.py) is expected")
     if not path.is_file():
         raise ValueError(f"{path}: no such reward file")
     spec = importlib.util.spec_from_file_location("user_reward", path)
@@ -175,7 +193,7 @@ def load_reward(path: str | Path) -> RewardFunction:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+        raise ValueError(told_by(error, path)) from error
     function = getattr(module, "reward", None)
     if not callable(function):
         raise ValueError(f"{path}: must define reward(verdict, completion, task)")

@@ -10,6 +10,7 @@ import tokenize
 from pathlib import Path
 
 from nanotriton.config import nearest, reason
+from nanotriton.python_text import parse
 from nanotriton.tasks.task import Task
 
 ACCEPTED = (
@@ -28,11 +29,7 @@ def module_task(path: str | Path, wanted: str = "") -> Task:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot read: {reason(error)}") from None
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{path}: not Python: {error}") from None
-    try:
-        return Task(Path(path).stem, completed(source, tree, wanted))
+        return Task(Path(path).stem, completed(source, parse(source), wanted))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -12,7 +12,7 @@ import json
 import re
 
 from nanotriton.config import ConfigError, reason
-from nanotriton.rows import read_lines
+from nanotriton.rows import read_lines, read_object
 from nanotriton.tasks.prompt import DEFAULT, Prompt, check_message, of_messages, of_text
 
 FORMS = '{"task" or "prompt": ..., "completion": ...} or {"messages": [...]} is expected'
@@ -42,12 +42,7 @@ def read_pairs(path: str, pattern: Prompt = DEFAULT) -> list[tuple[Prompt, str]]
 
 def read_pair(line: str, pattern: Prompt) -> tuple[Prompt, str]:
     """One line of the file. ValueError says what is wrong with it."""
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos + 1})") from None
-    if not isinstance(row, dict):
-        raise ValueError("not an object")
+    row = read_object(line)
     if "completion" not in row and "messages" in row:
         *asked, answer = messages_of(row, "messages")
         completion = answer_of(answer)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanotriton import config, schedule
+from nanotriton.rows import is_rows
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.task import Task, find_tasks
@@ -40,7 +41,11 @@ def read_tasks(option: str, path: str) -> tuple[list[Task], dict[str, str]]:
         raise config.ConfigError(f"{option} {error}") from None
     if not tasks:
         name, reason = next(iter(others.items()), ("", "it holds no task"))
-        where = f"no task in this folder; {name}.py: " if Path(path).is_dir() and name else ""
+        where = ""
+        if name and Path(path).is_dir():
+            where = f"no task in this folder; {name}.py: "
+        elif is_rows(path):
+            where = f"no task in this file; {name}: "
         raise config.ConfigError(f"{option} {path}: {where}{reason}")
     return tasks, others
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanotriton.config import reason
-from nanotriton.python_text import plain, read
-from nanotriton.rows import is_rows, read_lines
+from nanotriton.python_text import parse, plain, read
+from nanotriton.rows import is_rows, read_lines, read_object
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 
@@ -33,17 +33,18 @@ class Task:
 
 
 def check_source(source: str, where: str) -> str:
-    """Return `source` if it is a task; else raise ValueError with one line that says what is missing."""
-    source = plain(source)
+    """Return `source` if it is a task; else raise ValueError with one line that says what is missing.
+
+    where: what the line begins with; "": nothing.
+    """
+    source, begin = plain(source), where and f"{where}: "
     try:
-        tree = ast.parse(source, Path(where).name)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{where}: not Python: {error}") from None
+        tree = parse(source)
+    except ValueError as error:
+        raise ValueError(f"{begin}{error}") from None
     defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     if missing := [name for name in REQUIRED if name not in defined]:
-        raise ValueError(
-            f"{where}: a task defines {', '.join(REQUIRED)}; this file lacks {', '.join(missing)}"
-        )
+        raise ValueError(f"{begin}a task defines {', '.join(REQUIRED)}; this file lacks {', '.join(missing)}")
     return source
 
 
@@ -88,8 +89,9 @@ def find_tasks(path: str | Path) -> tuple[list[Task], dict[str, str]]:
 def task_rows(path: Path) -> tuple[list[Task], dict[str, str]]:
     """The tasks of a JSONL file, in its order, and {name: why it is no task} of the other rows.
 
-    A row is {"task": source, "name": ..., "meta": {...}}. Without a name it goes by the number of its line.
-    A "split", which the rows of held-out tasks have, is kept in the meta. Raises ValueError (one line).
+    A row is {"task": source, "name": ..., "meta": {...}}. Without a name it goes by the number of its line. A
+    "split", which the rows of held-out tasks have, is kept in the meta. Raises ValueError (one line) if the
+    file can't be read, or has no rows.
     """
     try:
         lines = read_lines(path)
@@ -100,26 +102,33 @@ def task_rows(path: Path) -> tuple[list[Task], dict[str, str]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"{path} line {number}"
+        place = f"line {number}"
         try:
-            row = json.loads(line)
+            task = task_row(line, place)
+            if task.name in tasks:
+                raise ValueError(f"a second task named {task.name}")
+            tasks[task.name] = task
         except ValueError as error:
-            raise ValueError(f"{where}: not JSON: {error}") from None
-        if not isinstance(row, dict) or not isinstance(row.get("task"), str):
-            raise ValueError(f'{where}: a row {{"task": the module\'s source, "name": ...}} is expected')
-        name = str(row.get("name") or f"line {number}")
-        if name in tasks or name in others:
-            raise ValueError(f"{where}: a second task named {name}")
-        meta = row.get("meta") or {}
-        if "split" in row:
-            meta = {**meta, "split": row["split"]}
-        try:
-            tasks[name] = Task(name, check_source(row["task"], name), meta=meta)
-        except ValueError as error:
-            others[name] = str(error).removeprefix(f"{name}: ")
+            others[place] = str(error)
     if not tasks and not others:
         raise ValueError(f"{path}: it is empty")
     return list(tasks.values()), others
+
+
+def task_row(line: str, place: str) -> Task:
+    """The task in one line of a file, named `place` if it has no name. ValueError says why there is none."""
+    row = read_object(line)
+    if not isinstance(row.get("task"), str):
+        raise ValueError('a row {"task": the module\'s source, "name": ...} is expected')
+    name, meta = row.get("name") or place, row.get("meta") or {}
+    if not isinstance(name, str | int):
+        raise ValueError(f"its name is no text but {json.dumps(name)[:40]}")
+    if not isinstance(meta, dict):
+        raise ValueError(f"its meta is no object but {json.dumps(meta)[:40]}")
+    if "split" in row:
+        meta = {**meta, "split": row["split"]}
+    named = str(name) if row.get("name") else ""
+    return Task(str(name), check_source(row["task"], named), meta=meta)
 
 
 def lacking(file: Path) -> list[str]:
