@@ -249,8 +249,8 @@ class Run(Log):
             longer = (
                 "minutes" if self.settings.get("minutes") and done < self.settings["steps"] else self.grows
             )
-            line += f", {path} has its numbers; a larger --{longer} continues it; for a new run give "
-            line += self.otherwise
+            line += f", {path.name} has its numbers; a larger --{longer} continues it; "
+            line += f"for a new run give {self.otherwise}"
         self.say(line)
         return True
 
