@@ -243,7 +243,8 @@ class Run(Log):
         if not path.exists():
             return False
         done = json.loads(path.read_text())["steps"]
-        line = f"{self.folder} is finished after {done} steps: its model is {self.folder / 'model'}"
+        steps = f"{done} step{'s' * (done != 1)}"
+        line = f"{self.folder} is finished after {steps}: its model is {self.folder / 'model'}"
         if alone:
             # a limit of time ended it, or the number of its steps
             longer = (

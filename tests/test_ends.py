@@ -58,6 +58,7 @@ def test_seconds_are_said_as_a_person_does():
     [
         ({}, 80, "--steps"),
         ({"minutes": 5.0}, 40, "--minutes"),  # the time was over first
+        ({"steps": 1}, 1, "--steps"),
         ({"minutes": 5.0}, 80, "--steps"),
     ],
 )
@@ -65,10 +66,13 @@ def test_a_finished_run_says_what_continues_it(tmp_path, capsys, options, done, 
     folder = started(tmp_path, **options).folder
     (folder / "metrics.jsonl").write_text("")
     (folder / "summary.json").write_text(json.dumps({"steps": done}))
-    more = {} if options else {"minutes": 30.0}  # a limit where there was none makes nothing longer
+    # a limit where there was none makes nothing longer
+    more = {} if "minutes" in options else {"minutes": 30.0}
     assert started(tmp_path, **options, **more).finished()
     said = capsys.readouterr().out
-    assert f"is finished after {done} steps: its model is {folder}/model" in said
+    assert (
+        f"is finished after {'1 step' if done == 1 else f'{done} steps'}: its model is {folder}/model" in said
+    )
     assert f"; a larger {longer} continues it; for a new run give another --name, or --fresh" in said
     assert said.count("larger") == 1
 
