@@ -216,8 +216,8 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     stats = []
     if not regularized:
         # A group without spread has no gradient. Its logprobs count in statistics, which are of all samples.
-        dull = [row for row in rows if not row.episode.spread]
-        rows = [row for row in rows if row.episode.spread]
+        dull = [row for row in rows if not row.episode.taught]
+        rows = [row for row in rows if row.episode.taught]
         if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
             for micro, logp, entropy in score_rows(dull, trainer):
                 stats.append(sample_stats(micro, logp, entropy, first))
@@ -357,16 +357,19 @@ def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
 
 
 def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
-    """The advantage of each sample, and whether its group has rewards that differ."""
-    advantages, spread = grpo.advantages(
-        [e.reward for e in episodes],
-        [e.group for e in episodes],
+    """The advantage of each sample, whether it teaches, and whether its group has rewards that differ."""
+    rewards, groups = [e.reward for e in episodes], [e.group for e in episodes]
+    advantages, taught = grpo.advantages(
+        rewards,
+        groups,
         trainer.cfg.advantage,
         std_floor=trainer.reward_of.noise,  # noise of the clock is not blown up to unit variance
     )
-    for episode, advantage, differs in zip(episodes, advantages.tolist(), spread.tolist()):
-        episode.advantage = advantage
-        episode.spread = differs
+    _, spread = grpo.advantages(rewards, groups, "mean")
+    for number, episode in enumerate(episodes):
+        episode.advantage = advantages[number].item()
+        episode.taught = bool(taught[number])
+        episode.spread = bool(spread[number])
 
 
 # ---- the run
