@@ -71,6 +71,7 @@ from nanotriton.endpoint.client import Client
 from nanotriton.executor import Executor
 from nanotriton.executor.preflight import POLICY, preflight
 from nanotriton.executor.processes import check_card
+from nanotriton.log import counted
 from nanotriton.run import check_model, launch
 from nanotriton.search import Attempt
 from nanotriton.tasks.module import module_task
@@ -169,9 +170,10 @@ def verified(cfg: Config, task: Task, right: list[Attempt]) -> Attempt | None:
 def notes(cfg: Config, task: Task, writer: Writer, best: Attempt) -> list[str]:
     """The lines of the kernel's file that say where it comes from."""
     where = torch.cuda.get_device_name() if cfg.device == "cuda" else "a CPU"
+    asked = counted(cfg.n, "answer")
     return [
         f"Module: {cfg.module or task.name} of {cfg.file}.",
-        f"Written by: {writer.name}, round {best.round} of at most {cfg.rounds}, one of {cfg.n} answers.",
+        f"Written by: {writer.name}, round {best.round} of at most {cfg.rounds}, one of {asked}.",
         f"Judged on: {where}, torch {torch.__version__}, triton {triton.__version__}.",
     ]
 

@@ -94,6 +94,7 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
+from nanotriton.log import counted
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
@@ -288,12 +289,12 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
             raise config.ConfigError(f"pair {number}: {error}") from None
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
-        raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")
+        raise config.ConfigError(f"--max-len {cfg.max_len}: all of {counted(len(pairs), 'pair')} too long")
     if run:
         prompt, completion = (sum(map(len, side)) / len(kept) for side in zip(*kept))  # mean tokens
         run.say(
-            f"{len(kept)} pairs, prompts of {prompt:.0f} and completions of {completion:.0f} tokens; "
-            f"{len(pairs) - len(kept)} too long, left out"
+            f"{counted(len(kept), 'pair')}, prompts of {prompt:.0f} and completions of {completion:.0f} "
+            f"tokens; {len(pairs) - len(kept)} too long, left out"
         )
     return kept
 

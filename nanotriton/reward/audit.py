@@ -149,7 +149,8 @@ def page(samples: list[Sample], worst: int, source: str) -> str:
     lines = [
         f"# Audit of {source}",
         "",
-        f"{len(samples)} distinct rewarded candidates were judged again under policy strict; {len(differ)} differ.",  # noqa: E501
+        f"Judged again under policy strict: {log.counted(len(samples), 'distinct rewarded candidate')}; "
+        f"with another verdict: {len(differ)}.",
         "",
     ]
     ranked = sorted(samples, key=lambda s: (-s.points, s.task.name, s.candidate))[:worst]
