@@ -219,10 +219,10 @@ def flat(cfg: Any) -> dict[str, Any]:
     return values
 
 
-def nearest(word: str, known: list[str], otherwise: str = "") -> str:
+def nearest(word: str, known: list[str]) -> str:
     """The end of a message: the word of `known` that is most like `word`, if one is."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {close[0]}?" if close else otherwise
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def convert(flag: str, text: str, kind: Any) -> Any:
@@ -332,8 +332,10 @@ def option_of(flag: str, kinds: dict[str, Any]) -> tuple[str, bool]:
     if positive != name and unwrap(kinds.get(positive, str))[0] is bool:
         return positive, True
     if name not in kinds:
-        known = ["--" + n.replace("_", "-") for n in kinds]
-        raise ConfigError(f"unknown option {flag}{nearest(flag, known, '; --help lists them')}")
+        # without their dashes, which make any two short options alike
+        close = difflib.get_close_matches(name.lower(), kinds, n=1, cutoff=0.7)
+        end = f"; did you mean --{close[0].replace('_', '-')}?" if close else "; --help lists them"
+        raise ConfigError(f"unknown option {flag}{end}")
     return name, False
 
 

@@ -120,6 +120,13 @@ def test_the_training_scripts_are_the_same_from_python():
         assert python == flags and python.lr < script.Config().lr / 100
 
 
+@pytest.mark.parametrize("flag", ["--reward", "--order", "--group", "--heldout"])
+def test_another_scripts_option_is_not_taken_for_one_that_is_unlike_it(flag):
+    known = {name: field.type for name, field in config.options(train_sft.Config).items()}
+    with pytest.raises(config.ConfigError, match=f"unknown option {flag}; --help lists them"):
+        config.option_of(flag, known)
+
+
 @pytest.mark.parametrize(
     "argv, says",
     [
