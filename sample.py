@@ -55,6 +55,10 @@ class Config:
         config.json_object("--template", self.template)
         config.writable(self.out)
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        return dict.fromkeys(("served_model", "key_env"), "without --endpoint") if self.model else {}
+
 
 if __name__ == "__main__":
     # before torch is imported, which takes seconds: --help and a mistake are answered at once

@@ -98,6 +98,22 @@ class Config(config.Options):
         self.losses.validate(self.loss)
         self.paid.validate()
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        found = self.losses.ignored()
+        if not self.tasks:
+            found["order"] = "without --tasks"
+        if not self.tasks and not self.trace.heldout:
+            found["preflight"] = "without --tasks or --heldout"
+        if not self.trace.eval_tasks:
+            found |= dict.fromkeys(("heldout", "eval_every"), "with --eval-tasks 0")
+        if self.model:
+            small = dict.fromkeys(
+                config.options(SmallModelOptions), "with --model: it is for the small model"
+            )
+            return found | small
+        return found | {"template": "without --model: the small model has no chat template"}
+
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
 # save.
@@ -392,6 +408,8 @@ def main(cfg: Config, world: World) -> None:
         run.say(note)
 
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
+    if cfg.trace.eval_tasks and not test:
+        run.say("nothing is measured before and after: --heldout names tasks for that")
     base = cfg.model or train_sft.small_model(cfg, world)
     trainer = make_trainer(cfg, run, base, tasks, test, reward_of, prompt)
     judge = cfg.judge

@@ -72,6 +72,21 @@ class Config(config.Options):
         if self.width % 32:
             raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        found = {}
+        if self.data:
+            found |= dict.fromkeys(("examples", "teacher"), "with --data")
+        if self.data and self.eval_tasks:
+            found["eval_tasks"] = "with --data: no task is held out then"
+        if self.data or not self.eval_tasks:
+            found["max_tokens"] = "where nothing is sampled, as with --data or --eval-tasks 0"
+        if self.steps:
+            found["epochs"] = f"with --steps {self.steps}: 0 makes it as many steps as --epochs says"
+        if self.model:
+            return found | dict.fromkeys(("vocab", "layers", "width"), "with --model: its own is taken")
+        return found | {"template": "without --model: the small model has no chat template"}
+
 
 # The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687,
 # section 4.1).

@@ -27,6 +27,7 @@ import sys
 import textwrap
 import types
 import typing
+from collections.abc import Iterable
 from inspect import getsource
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -296,14 +297,27 @@ def parse(cls: type, argv: list[str] | None = None) -> Any:
         print((sys.modules[cls.__module__].__doc__ or "").strip() + "\n\noptions:\n" + help_text(cls))
         raise SystemExit(0)
     try:
-        config = make(cls, **read(cls, argv))
+        given = read(cls, argv)
+        config = make(cls, **given)
         if hasattr(config, "validate"):
             config.validate()
+        if hasattr(config, "ignored"):
+            refuse_ignored(config.ignored(), given)
         if getattr(config, "out", "").endswith((".json", ".md")):
             writable(config.out)
         return config
     except ConfigError as error:
         die(error)
+
+
+def refuse_ignored(reasons: dict[str, str], given: Iterable[str]) -> None:
+    """ConfigError for an option that was given, and changes nothing: whoever gives it relies on it.
+
+    reasons: {an option without effect: what it would need}.
+    """
+    for option in given:
+        if option in reasons:
+            raise ConfigError(f"--{option.replace('_', '-')} has no effect {reasons[option]}")
 
 
 def read(cls: type, argv: list[str]) -> dict[str, Any]:
