@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from nanotriton import config
+from nanotriton import config, stop
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Config:
 
 
 if __name__ == "__main__":
-    # before torch is imported, which takes seconds: --help and a mistake are answered at once
+    # before torch is imported, which takes seconds: --help, a mistake and Ctrl-C are answered at once
+    stop.leave_at_once()
     words = sys.argv[1:]
     if words and not words[0].startswith("-"):
         words = ["--file", *words]

@@ -20,7 +20,7 @@ import nanotriton  # first, because it says what is supported where something is
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from nanotriton import config
+from nanotriton import config, stop
 from nanotriton.options import JudgeOptions, LossOptions, RewardOptions, SmallModelOptions, TraceOptions
 
 
@@ -125,7 +125,8 @@ AUTOTRITON = PRETRAINED | dict(
 Config.presets = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 if __name__ == "__main__":
-    # before torch is imported, which takes seconds: --help and a mistake are answered at once
+    # before torch is imported, which takes seconds: --help, a mistake and Ctrl-C are answered at once
+    stop.leave_at_once()
     options = config.parse(Config)
 
 import random
@@ -136,7 +137,7 @@ import torch
 from torch import Tensor
 
 import train_sft
-from nanotriton import distributed, grpo, schedule, stop
+from nanotriton import distributed, grpo, schedule
 from nanotriton.data import score
 from nanotriton.heldout import measure
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats

@@ -18,7 +18,7 @@ import nanotriton  # first, because it says what is supported where something is
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from nanotriton import config
+from nanotriton import config, stop
 
 
 @dataclass
@@ -97,7 +97,8 @@ AUTOTRITON = PRETRAINED | dict(max_len=16384, warmup=0.1)
 Config.presets = {"model": {"*": PRETRAINED}, "recipe": {"autotriton": AUTOTRITON}}
 
 if __name__ == "__main__":
-    # before torch is imported, which takes seconds: --help and a mistake are answered at once
+    # before torch is imported, which takes seconds: --help, a mistake and Ctrl-C are answered at once
+    stop.leave_at_once()
     options = config.parse(Config)
 
 import math

@@ -3,6 +3,7 @@
     attend = packed(cu_seqlens, max_seqlen)          # one object a batch, called by every layer
     out = attend(layer, q, k, v)                     # q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]
 
+data.py trains with it, and a sampler's prefill (sampler.py) attends with it. `select` chooses the backend.
 Backends, in order of preference: `flash2` (flash-attn), `flash4` (flash-attn-4), `varlen`
 (torch.nn.attention.varlen), `sdpa` (scaled_dot_product_attention). The first three are CUDA in half
 precision, for head sizes that are multiples of 8 up to WIDEST; `sdpa` is everything else.
@@ -29,11 +30,11 @@ def packed(
 ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
     """Causal attention for sequences packed end to end, scale 1 / sqrt(D), grouped heads where Hkv divides H.
 
-    cu_seqlens [B + 1] int32: sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]. `backend` forces one of
-    BACKENDS;
-    RuntimeError if it can't run here. Results are the same within the dtype.
+    cu_seqlens [B + 1] int32: sequence i is rows cu_seqlens[i] to cu_seqlens[i + 1]. max_seqlen: tokens of the
+    longest. `backend` forces one of BACKENDS; RuntimeError if it can't run here. Results are the same within
+    the dtype.
     """
-    # syncs: only if it is used
+    # cu_seqlens is read on the host, which waits for the GPU. So this is made only if it is used.
     sdpa = functools.cache(lambda: _PaddedGroups(cu_seqlens.tolist(), cu_seqlens.device))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,6 +87,7 @@ def _first(head_dim: int) -> Callable | None:
 
 
 def _takes(backend: str, head_dim: int) -> bool:
+    """Whether the backend takes heads of this size."""
     return head_dim % 8 == 0 and head_dim <= WIDEST[backend]
 
 
@@ -100,6 +102,7 @@ def _load(backend: str) -> tuple[Callable | None, str]:
 
 
 def _say(line: str) -> None:
+    """To stderr, once however many ranks there are."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)
 
@@ -149,12 +152,11 @@ LOADERS = {"flash2": _load_flash2, "flash4": _load_flash4, "varlen": _load_varle
 
 
 class _PaddedGroups:
-    """SDPA over packed rows: sequences of similar length are padded to one [b, longest] batch, one call a
-    group.
+    """SDPA over packed rows: sequences of similar length are a group, padded to one [b, longest] batch.
 
-    256 short sequences take as many calls one by one, most of it overhead. Padding goes at the end, where
-    causality
-    already hides it, so it holds copies of real rows, needs no mask, and its outputs are dropped.
+    One call a group: 256 short sequences, one by one, would take as many calls, most of it overhead. Padding
+    goes at the end, where causality already hides it. So it holds copies of real rows, needs no mask, and its
+    outputs are dropped.
     """
 
     def __init__(self, bounds: list[int], device: torch.device):

@@ -23,6 +23,7 @@ import json
 import math
 import operator
 import os
+import shlex
 import sys
 import textwrap
 import types
@@ -218,6 +219,28 @@ def flat(cfg: Any) -> dict[str, Any]:
         value = getattr(cfg, f.name)
         values |= flat(value) if is_group(f) else {f.name: value}
     return values
+
+
+def usual(cls: type, settings: dict[str, Any]) -> dict[str, Any]:
+    """The default of every option; of those that depend on others (presets), as `settings` has these."""
+    chosen = {option: settings[option] for option in getattr(cls, "presets", {})}
+    plain = flat(make(cls))
+    return flat(make(cls, **chosen)) | {option: plain[option] for option in chosen}
+
+
+def spelled(option: str, value: Any, default: Any) -> tuple[str, bool]:
+    """An option as one types it, and whether one does: an empty value is typed as no option at all.
+
+    ("kl", 0.1) is ("--kl 0.1", True), ("reward", "") is ("--reward", False). default: of one that is a yes or
+    a no.
+    """
+    flag = "--" + option.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--no-{flag[2:]}" if default else flag), value != default
+    if value is None or value == "":
+        return flag, False
+    words = value if isinstance(value, list) else [value]
+    return " ".join([flag, *(shlex.quote(str(word)) for word in words)]), True
 
 
 def nearest(word: str, known: list[str]) -> str:

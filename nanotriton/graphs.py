@@ -1,5 +1,9 @@
-"""What a decode step reads, and its CUDA graphs: one captured step for each bucket of batch shapes, replayed
-for any content."""
+"""What a decode step reads, and its CUDA graphs: one for each batch shape, replayed for any content.
+
+A CUDA graph reads the same addresses with the same shapes whenever it is replayed. So a step is padded to
+one of a few shapes (`bucket`), and all that it reads is copied to one buffer before (`Layout`).
+Sampler._prefill and Sampler._decode (sampler.py) make `Inputs`; on a GPU the latter calls `Graphs.run`.
+"""
 
 import functools
 from collections.abc import Callable
@@ -13,26 +17,30 @@ from nanotriton.scheduler import Scheduler
 
 @dataclass
 class Inputs:
-    """One step's inputs by row [B], and its tiles [T] (see kernels/decode.py). top_k is None where nobody
-    restricts."""
+    """What one step reads: by row [B], and by tile [T] (the words are kernels/decode.py's).
+
+    A prefill gives the first five alone. top_k and top_p are None where no row has either.
+    """
 
     slot: torch.Tensor  # int64
     temperature: torch.Tensor  # fp32
-    u: torch.Tensor  # fp64
+    u: torch.Tensor  # fp64, the random number that draws the token (kernels/sample.py)
     top_k: torch.Tensor | None = None
     top_p: torch.Tensor | None = None
-    position: torch.Tensor | None = None
+    position: torch.Tensor | None = None  # of the token being fed, from 0 at the prompt's first
     tail_len: torch.Tensor | None = None
     # where the token being fed goes: to `offset` in `page`, which is entry `page_index` of its tail's line
     page_index: torch.Tensor | None = None
     page: torch.Tensor | None = None
     offset: torch.Tensor | None = None
+    # as in DecodeBatch
     tile_group: torch.Tensor | None = None
     tile_len: torch.Tensor | None = None
     tile_rows: torch.Tensor | None = None
 
     @classmethod
     def of(cls, arrays: dict[str, np.ndarray], device: torch.device) -> "Inputs":
+        """These fields, on the device."""
         return cls(**{name: upload(array, device) for name, array in arrays.items()})
 
 
@@ -43,8 +51,10 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[list[int], list[float]]]:
-    """Start the copy to the host now; the returned function waits for it, and not for what was launched
-    since."""
+    """Start the copy of tokens [B] and logprobs [B] to the host now, and return a function that has them.
+
+    It waits for the copy, and not for what was launched since.
+    """
     if not tokens.is_cuda:
         return lambda: (tokens.tolist(), logprobs.tolist())
     host = [
@@ -62,8 +72,10 @@ def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[l
 
 
 def bucket(rows: int, largest: int) -> int:
-    """The batch size that a step of so many rows is padded to: 1, 2, 4, 8, then steps of 16, of
-    32 above 128."""
+    """The batch size that a step of so many rows is padded to.
+
+    It is 1, 2, 4 or 8, then a multiple of 16, above 128 one of 32, and never more than the largest.
+    """
     if rows <= 8:
         return min(1 << (rows - 1).bit_length(), largest)
     step = 16 if rows <= 128 else 32
@@ -71,8 +83,10 @@ def bucket(rows: int, largest: int) -> int:
 
 
 class Layout:
-    """Where each input of a padded step is in one buffer of bytes. Padding rows write to the scratch page and
-    read nothing."""
+    """Where each input of a padded step is in one buffer of bytes.
+
+    Padding rows write to the scratch page and read nothing. Their slot is `spare_slot`, which no sample has.
+    """
 
     def __init__(
         self, rows: int, tiles: int, per_tile: int, restricted: bool, spare_slot: int, scratch_page: int
@@ -98,6 +112,7 @@ class Layout:
             self.size += -(-np.dtype(dtype).itemsize * int(np.prod(shape)) // 16) * 16
 
     def views(self, buffer: torch.Tensor) -> Inputs:
+        """The inputs, as parts of the buffer [size] uint8."""
         out = {}
         for name, (start, dtype, shape, _) in self.fields.items():
             kind = torch.from_numpy(np.empty(0, dtype)).dtype
@@ -105,6 +120,7 @@ class Layout:
         return Inputs(**out)
 
     def fill(self, buffer: torch.Tensor, arrays: dict[str, np.ndarray]) -> None:
+        """Copy these inputs to the buffer without waiting, padded where they are shorter or missing."""
         host = torch.empty(self.size, dtype=torch.uint8, pin_memory=buffer.is_cuda)
         memory = host.numpy()
         for name, (start, dtype, shape, padding) in self.fields.items():
@@ -117,19 +133,31 @@ class Layout:
 
 @functools.cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures. It is one for the process, because cuBLAS keeps a workspace for each stream
-    that it has worked on, however often samplers come and go."""
+    """The stream of all captures.
+
+    It is one for the process, because cuBLAS keeps a workspace for each stream that it has worked on, however
+    often samplers come and go.
+    """
     return torch.cuda.Stream(device)
 
 
-class Graphs:
-    """Captured decode steps. A step's whole input is one buffer, filled on the host and copied without
-    waiting.
+@dataclass(eq=False)
+class Captured:
+    """One captured step: what to fill, what to replay, and where its answers are after that."""
 
-    Page tables live on the device. Lines are written when a sequence is admitted; afterwards each step writes
-    the page
-    it uses, which is the only entry that can be new. `step(inputs, tail_table, prefix_table)` is what is
-    captured.
+    layout: Layout
+    buffer: torch.Tensor  # [layout.size] uint8
+    graph: torch.cuda.CUDAGraph
+    tokens: torch.Tensor  # [rows] int64
+    logprobs: torch.Tensor  # [rows] fp32
+
+
+class Graphs:
+    """Captured decode steps, of `step(inputs, tail_table, prefix_table) -> (tokens, logprobs)`.
+
+    The page tables, [max_batch + 1, width] int32, live on the device. Their lines are written when a
+    sequence is admitted. Afterwards each step writes the page that it uses, which is the only entry that can
+    be new. per_tile: rows of a tile, where not every row has a tile of its own.
     """
 
     def __init__(self, step: Callable, max_batch: int, width: int, per_tile: int, device: torch.device):
@@ -142,7 +170,7 @@ class Graphs:
 
     def clear(self) -> None:
         """Forget the captured graphs: what they point to has moved."""
-        self.captured: dict[tuple, tuple] = {}
+        self.captured: dict[tuple, Captured] = {}  # by rows, tiles, rows of a tile, and whether top_k is used
         self.pool = torch.cuda.graph_pool_handle()
 
     def close(self) -> None:
@@ -152,17 +180,16 @@ class Graphs:
 
     def write_tables(self, scheduler: Scheduler, slots: np.ndarray) -> None:
         """Bring the lines of newly admitted slots and of their groups to the device."""
-        for mine, host, lines in (
+        for table, host, lines in (
             (self.prefix_table, scheduler.prefix_table, np.unique(scheduler.line[slots])),
             (self.tail_table, scheduler.tail_table, slots),
         ):
-            mine[upload(lines, self.device)] = upload(host[lines], self.device)
+            table[upload(lines, self.device)] = upload(host[lines], self.device)
 
     def run(
         self, arrays: dict[str, np.ndarray], scratch_page: int
     ) -> Callable[[], tuple[list[int], list[float]]]:
-        """Replay the step for these inputs, capturing it first if its bucket is new -> a reader
-        of its rows."""
+        """Replay the step for these inputs -> a reader of its rows. A shape that is new is captured first."""
         rows, (tiles, per_tile) = len(arrays["slot"]), arrays["tile_rows"].shape
         padded = bucket(rows, self.max_batch)
         if per_tile == 1:
@@ -171,12 +198,12 @@ class Graphs:
             key = padded, min(1 << (tiles - 1).bit_length(), padded), self.per_tile, "top_k" in arrays
         if key not in self.captured:
             self.captured[key] = self._capture(Layout(*key, self.max_batch, scratch_page))
-        layout, buffer, graph, tokens, logprobs = self.captured[key]
-        layout.fill(buffer, arrays)
-        graph.replay()
-        return reader(tokens[:rows], logprobs[:rows])
+        captured = self.captured[key]
+        captured.layout.fill(captured.buffer, arrays)
+        captured.graph.replay()
+        return reader(captured.tokens[:rows], captured.logprobs[:rows])
 
-    def _capture(self, layout: Layout) -> tuple:
+    def _capture(self, layout: Layout) -> Captured:
         buffer = torch.empty(layout.size, dtype=torch.uint8, device=self.device)
         layout.fill(buffer, {})
         x = layout.views(buffer)
@@ -193,4 +220,4 @@ class Graphs:
             tokens, logprobs = run()
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(self.side)
-        return layout, buffer, graph, tokens, logprobs
+        return Captured(layout, buffer, graph, tokens, logprobs)

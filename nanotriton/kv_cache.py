@@ -1,4 +1,8 @@
-"""The memory of the sampler: pages of keys and values, who holds them, and how a forward fills them."""
+"""The memory of the sampler: pages of keys and values, which are free, and how a forward fills them.
+
+The scheduler takes pages from a PagePool and gives them back. A Sampler has one KVCache. Its forwards, a
+prefill and a decode step, give the model a CachedAttention (see Attention.forward in model.py).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +15,18 @@ from nanotriton.kernels.place import place
 
 
 class PagePool:
-    """Which of `count` pages are free. Prompts take pages from the top, samples from the bottom: that keeps
-    each kind
-    dense, and the CPU's attention then reads a range of the cache in place instead of gathering pages."""
+    """Which of `count` pages are free.
+
+    Prompts take pages from the top, samples from the bottom. That keeps each kind dense, and the CPU's
+    attention then reads a range of the cache in place instead of gathering pages.
+    """
 
     def __init__(self, count: int):
         self.free = np.ones(count, dtype=bool)
         self.available = count
 
     def take(self, count: int, top: bool = False) -> np.ndarray:
-        """`count` page ids, no longer free. The caller has checked `available`."""
+        """`count` page ids [count] int64, no longer free. The caller has checked `available`."""
         free = self.free[::-1] if top else self.free
         look = 1024  # of a small model's million pages on a GPU only those at the ends are ever used
         while len(ids := np.flatnonzero(free[:look])[:count]) < count and look < len(free):
@@ -35,19 +41,18 @@ class PagePool:
         return ids
 
     def give(self, ids: np.ndarray) -> None:
+        """Take these pages back."""
         assert not self.free[ids].any(), "a page was given back twice"
         self.free[ids] = True
         self.available += len(ids)
 
 
 class KVCache:
-    """Keys and values of every layer: `data` [layers, 2, pages + 1, kv_heads, page_size, head_dim], None
-    while released.
+    """Keys and values of every layer: `data` [layers, 2, pages + 1, kv_heads, page_size, head_dim].
 
-    The page past the last is scratch: what must be computed and not kept is written there. Zeroed, since
-    masked
-    positions are multiplied by 0 and 0 x NaN is NaN. On CUDA it comes back at the same address after a
-    release.
+    data is None while the memory is released. On CUDA it comes back at the same address. It begins as zeros,
+    since masked positions are multiplied by 0, and 0 x NaN is NaN. The page past the last is scratch: what
+    must be computed and not kept is written there.
     """
 
     def __init__(
@@ -67,8 +72,10 @@ class KVCache:
         self.memory: vmm.Memory | None = None
 
     def allocate(self, budget: int) -> None:
-        """Take at most `budget` bytes, which settles the size. MemoryError if not even two pages fit in it,
-        or it isn't there."""
+        """Take at most `budget` bytes, which settles how many pages there are.
+
+        MemoryError if the budget holds less than two, the scratch page included, or if so much isn't free.
+        """
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
@@ -108,9 +115,11 @@ class KVCache:
 
 @dataclass
 class CachedAttention:
-    """What a sampler's forward attends with: `attend`, and where in each layer's cache its tokens go.
+    """What the model attends with in a sampler's forward. It also fills the cache, before it attends.
 
-    page and offset [T]: token t's keys and values go to (page[t], offset[t]).
+    page and offset [T]: in each layer's cache token t's key and value go to (page[t], offset[t]). attend: as
+    in model.py. In a prefill it is packed attention, which reads the keys of the forward itself. In a decode
+    step it reads the cache.
     """
 
     kv: KVCache
@@ -119,7 +128,7 @@ class CachedAttention:
     attend: Callable
 
     def place(self, layer: int, q, k, v, norms, rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        """q and k as attention wants them; see kernels/place.py."""
+        """q and k, normed and rotated; that k, and v, are in the cache now. See kernels/place.py."""
         return place(q, k, v, norms, rotation, *self.kv.layer(layer), self.page, self.offset)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,16 @@
-"""One transformer for the Llama, Mistral, Qwen2, Qwen3 and SmolLM3 families, under Hugging Face's parameter
-names.
+"""One transformer for the families Llama, Mistral, Qwen2, Qwen3 and SmolLM3.
 
     config = ModelConfig("llama", vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                          num_attention_heads=4)
     model = Transformer(config).init_weights(seed=0)
-    hidden = model(ids, positions, attention.packed(cu_seqlens, max_seqlen))      # [T, hidden_size], no logits
+    hidden = model(ids, positions, attention.packed(cu_seqlens, max_seqlen))  # [T, hidden_size], no logits
 
-Sequences are packed end to end along one axis of T tokens; there is no batch axis and no padding. They meet
-in one
-place, `attend`, which the caller supplies: packed attention to train, a KV cache to sample.
-"""  # noqa: E501
+Parameters have Hugging Face's names. Sequences are packed end to end along one axis of T tokens; there is no
+batch axis and no padding. They meet in one place, `attend`, which the caller supplies: packed attention
+(attention.py) to train, a KV cache (kv_cache.py) to sample. Read Transformer.forward first, then Layer,
+Attention and MLP. The first half of the file is ModelConfig, which reads a config.json and refuses what is
+not built here.
+"""
 
 import math
 import re
@@ -24,7 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from nanotriton.kernels.layers import norm_and_rotate, rms_norm, swiglu
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
-# A sampler's has a method `place` too, which norms, rotates and caches (kv_cache.CachedAttention).
+# A sampler's (kv_cache.CachedAttention) also has a method `place`, which norms and rotates q and k, and puts
+# k and v into its cache.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 # model_type -> the name of its class in transformers. All are Llama with small differences, see from_hf().
@@ -66,14 +68,15 @@ REQUIRED = ("model_type", *SIZES, "rms_norm_eps", "max_position_embeddings")
 
 
 class ModelError(ValueError):
-    """A model folder, config, tokenizer or checkpoint that can't be used. The message is one line, fit for a
-    user."""
+    """A model folder, config, tokenizer or checkpoint that can't be used. The message is one line."""
 
 
 @dataclass
 class ModelConfig:
-    """The shape of a model; fields are named as in Hugging Face's config.json. Raises ModelError if it can't
-    be built."""
+    """The shape of a model. Fields are named as in Hugging Face's config.json.
+
+    ModelError if it can't be built.
+    """
 
     model_type: str = "llama"
     vocab_size: int = 512
@@ -90,9 +93,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False  # on q, k and v, and outside Qwen2 on the output projection too
     qk_norm: bool = False  # Qwen3: an RMSNorm on every head of q and k
-    no_rope_layers: tuple[
-        int, ...
-    ] = ()  # SmolLM3: 0 for each layer whose q and k aren't rotated; empty: none
+    # SmolLM3: 0 for each layer whose q and k aren't rotated, 1 for the others; empty: all are rotated
+    no_rope_layers: tuple[int, ...] = ()
     bos_token_id: int | None = None
     pad_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -147,8 +149,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, raw: dict, generation_config: dict | None = None) -> "ModelConfig":
-        """Read a config.json (either generation: `rope_scaling` beside `rope_theta`, or one
-        `rope_parameters`).
+        """Read a config.json, of either generation: `rope_scaling` beside `rope_theta`, or `rope_parameters`.
 
         Anything that would change what the model computes and isn't built here is a ModelError that names it.
         """
@@ -292,16 +293,17 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 class Linear(nn.Linear):
-    """y = x W^T + b in x's dtype: the master weight is cast here, explicitly, and its gradient is
-    cast back."""
+    """y = x W^T + b in x's dtype: the master weight is cast here, and its gradient is cast back."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 def side_by_side(*linears: Linear) -> tuple[Tensor, Tensor | None]:
-    """One weight [all rows, in] and bias that hold those of the linears, which become views: their values and
-    names stay."""
+    """One weight [sum of their widths, in] and one bias that hold those of the linears, end to end.
+
+    The linears' own become views of them: their values and names stay.
+    """
     merged = []
     for name in ("weight", "bias"):
         parts = [getattr(linear, name) for linear in linears]
@@ -315,15 +317,18 @@ def side_by_side(*linears: Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def project(x: Tensor, merged: tuple[Tensor, Tensor | None] | None, *linears: Linear) -> Sequence[Tensor]:
-    """What each linear makes of x; one product for all of them where they lie side by side and nothing is
-    differentiated."""
+    """What each linear makes of x [T, in]: [T, its width].
+
+    It is one product for all of them where they are `merged` (by side_by_side) and nothing is differentiated.
+    The answers are then parts of its rows.
+    """
     if merged is None or torch.is_grad_enabled():
         return [linear(x) for linear in linears]
     return F.linear(x, *merged).split([linear.out_features for linear in linears], -1)
 
 
 class RMSNorm(nn.Module):
-    """The norm of x, or of x + residual: that gives (the norm, the sum)."""
+    """The norm of x [..., size]. With a residual: (the norm of x + residual, that sum)."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -337,6 +342,9 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """[T, hidden_size] -> the same, through q, k and v, their norm and rotation, `attend`, and the output
+    projection."""
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
@@ -353,7 +361,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.qk_norm = config.qk_norm
         self.rotates = not config.no_rope_layers or bool(config.no_rope_layers[layer])
-        self.qkv = None  # their weights and biases side by side (Transformer.merge_projections)
+        self.qkv = None  # weight and bias of q, k and v side by side (Transformer.merge_projections)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q, k, v = (
@@ -370,20 +378,27 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)), [T, hidden_size] -> the same."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.gate_up = None
+        self.gate_up = None  # weight and bias of gate and up side by side (Transformer.merge_projections)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = project(x, self.gate_up, self.gate_proj, self.up_proj)
-        return self.down_proj(swiglu(gate, up, self.down_proj.weight if self.gate_up else None))
+        upcoming = self.down_proj.weight if self.gate_up else None  # of a model that is sampled from
+        return self.down_proj(swiglu(gate, up, upcoming))
 
 
 class Layer(nn.Module):
-    """Pre-norm block. What its MLP adds to the residual stream is handed on, for the next norm to add."""
+    """Pre-norm block.
+
+    What its MLP adds to the residual stream, the *change*, is handed on: the next layer's first norm adds
+    it, in the kernel that norms the sum.
+    """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -395,10 +410,12 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, change: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream x and the change to it that is still to be added (None: none) -> the same after
-        this layer, each [T, hidden_size]."""
-        # of a model that is sampled from: what its next products read
-        (qkv, _), (gate_up, _) = self.self_attn.qkv or (None, None), self.mlp.gate_up or (None, None)
+        """(x, change) -> the same after this layer, each [T, hidden_size].
+
+        x is the residual stream without the change, which is None before the first layer.
+        """
+        # The weights that the products after the norms read, to be read ahead; None if the model is trained.
+        qkv, gate_up = (merged and merged[0] for merged in (self.self_attn.qkv, self.mlp.gate_up))
         if change is None:
             h = self.input_layernorm(x, upcoming=qkv)
         else:
@@ -408,13 +425,15 @@ class Layer(nn.Module):
         return x, self.mlp(h)
 
     def whole(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """One tensor in and out, so that checkpointing keeps one [T, hidden_size] a layer."""
+        """x -> x after this layer, its change added: checkpointing keeps one [T, hidden_size] a layer."""
         x, change = self(x, None, cos, sin, attend)
         return x + change
 
 
 class Transformer(nn.Module):
-    """The decoder. Parameters are whatever dtype they were loaded in (fp32 masters to train, bf16 to sample);
+    """The decoder.
+
+    Parameters have the dtype that they were loaded in: fp32 masters to train, bf16 to sample.
     `compute_dtype` is what the forward computes in, with norms, RoPE and softmax in fp32 inside.
 
     The first `checkpoint_layers` layers keep one tensor each and recompute the rest in the backward.
@@ -439,10 +458,11 @@ class Transformer(nn.Module):
         self.inv_freq, self.rope_scale = rope_frequencies(config)
 
     def merge_projections(self) -> None:
-        """Lay q, k and v of each layer side by side, and gate and up: a step of few tokens then makes
-        them by two products and not five, of which small ones take longer than reading their weights.
-        For a model that is sampled from and not trained: its parameters become views, which are to be
-        written and never replaced."""
+        """Lay q, k and v of each layer side by side, and gate and up: two products make them and not five.
+
+        In a step of few tokens a small product takes longer than to read its weight. This is for a model that
+        is sampled from and not trained: its parameters become views, which are to be written, never replaced.
+        """
         for layer in self.model.layers:
             layer.self_attn.qkv = side_by_side(
                 layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
@@ -475,7 +495,7 @@ class Transformer(nn.Module):
         """
         cos, sin = self.rope_tables(positions)
         x = F.embedding(ids, self.model.embed_tokens.weight).to(self.compute_dtype)
-        change = None
+        change = None  # what the layer before adds to x
         checkpointed = self.checkpoint_layers if torch.is_grad_enabled() else 0
         for number, layer in enumerate(self.model.layers):
             if number < checkpointed:
@@ -488,8 +508,11 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> "Transformer":
-        """Fill from nothing, the same on every device: N(0, 0.02), the two projections that write to
-        the residual stream scaled by 1 / sqrt(2 layers) (GPT-2), norms 1, biases 0. Returns self."""
+        """Fill from nothing, the same on every device. Returns self.
+
+        Weights are N(0, 0.02), and of the two projections that write to the residual stream that times
+        1 / sqrt(2 layers) (GPT-2). Norms are 1, biases 0.
+        """
         generator = torch.Generator().manual_seed(seed)
         for name, param in self.named_parameters():
             if param.ndim == 1:

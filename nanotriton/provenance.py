@@ -89,6 +89,23 @@ def files_of(option: str, value: str) -> dict[str, Path]:
     return {str(f.relative_to(path)): f for f in sorted(path.rglob("*.py")) if f.is_file()}
 
 
+def read_from(folder: Path, cfg: Any) -> list[str]:
+    """The options ("--model out/laptop/model") whose files lie in this folder, whatever links lead there."""
+    values = config.flat(cfg)
+    return [
+        f"--{option} {values[option]}"
+        for option in PATHS
+        if values.get(option)
+        and any(lies_in(file, folder) for file in files_of(option, values[option]).values())
+    ]
+
+
+def lies_in(file: Path, folder: Path) -> bool:
+    """Whether a file, or a link to it, would go with the folder."""
+    named = Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder))
+    return named or file.resolve().is_relative_to(folder.resolve())
+
+
 def fingerprint(path: Path) -> str:
     """The SHA-256 of a file; of weights, which may take a minute to read, that of its size and both ends."""
     with open(path, "rb") as file:
@@ -116,20 +133,23 @@ def differences(was: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) 
     return told
 
 
-def check_inputs(folder: Path, cfg: Any) -> str:
-    """ "", or the line that says which files changed since the run in this folder began."""
+def check_inputs(folder: Path, cfg: Any, otherwise: str) -> str:
+    """ "", or the line that says which files changed since the run in this folder began.
+
+    otherwise: what the user can do instead of putting them back.
+    """
     path = folder / "provenance" / "inputs.json"
     try:
         was = json.loads(path.read_text())
     except (OSError, ValueError):
-        return f"{path} can't be read, what did the run begin with? Give another --name, or --fresh"
+        return f"{path} can't be read, what did the run begin with? Give {otherwise}"
     told = differences(was, fingerprints(cfg))
     if not told:
         return ""
     more = f" and {len(told) - 3} more" if len(told) > 3 else ""
     return (
         f"since the run in {folder} began, {', '.join(told[:3])}{more}: put back what was there "
-        f"({folder / 'provenance' / 'inputs'} has small files), give another --name, or --fresh"
+        f"({folder / 'provenance' / 'inputs'} has small files), or give {otherwise}"
     )
 
 

@@ -23,9 +23,9 @@ from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
-from nanotriton.log import Log, duration
+from nanotriton.log import FILES, Log, duration
 from nanotriton.model import ModelConfig, ModelError, Transformer
-from nanotriton.resume import check_settings, read_settings
+from nanotriton.resume import check_kind, check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.trackers import check_packages, open_trackers
@@ -124,26 +124,26 @@ class Run(Log):
         """
         folder = Path(cfg.out) / cfg.name
         path = folder / "config.json"
-        if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
-            raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
         settings = {k: v for k, v in config.flat(cfg).items() if k not in ("name", "out", "fresh")}
         check_packages(settings)
         was = read_settings(path)
         began = (was or {}).pop("began", None)
-        if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
-            raise config.ConfigError(
-                f"--fresh: {folder} holds no run of this script, so it isn't deleted; "
-                "give another --name or --out"
-            )
+        otherwise = self.way_out(folder, cfg, was)
         world.barrier()  # every rank has looked
         self.agree(world, lambda: self.take(folder, cfg))
         super().__init__(folder, world.is_main)
-        # without metrics nothing was done yet, and the user may have mended a mistake
+        # without metrics, or before a first step, nothing was learned yet: a mistake may have been mended
         self.continued = path.exists() and (folder / "metrics.jsonl").exists()
         if self.continued:
-            self.grown = check_settings(folder, was, settings, grows)
-            self.agree(world, lambda: provenance.check_inputs(folder, cfg))
-        else:
+            check_kind(folder, was, settings, otherwise)
+            try:
+                self.grown = check_settings(folder, was, settings, type(cfg), grows, otherwise)
+                self.agree(world, lambda: provenance.check_inputs(folder, cfg, otherwise))
+            except config.ConfigError:
+                if world.gather(has_steps(folder, stage))[0]:
+                    raise
+                self.start_over()
+        if not self.continued:
             began = None
         began = world.gather(began or datetime.now().isoformat(timespec="seconds"))[0]
         self.began = datetime.fromisoformat(began)  # when the run was started first
@@ -165,6 +165,38 @@ class Run(Log):
         self.mark: dict[str, int] = {}  # sizes of the files after the last step
         self.ends = deque([self.started], maxlen=RECENT)  # of the last steps, by the clock
         self.advice = Advice()
+
+    def start_over(self) -> None:
+        """Forget what was measured before a first step: nothing was learned with the options of then."""
+        self.continued = False
+        self.say(f"{self.folder}: no step was done yet, so it begins anew with what is asked for now")
+        for name in (*FILES, "tasks.jsonl"):
+            if self.main:
+                (self.folder / name).unlink(missing_ok=True)
+
+    @staticmethod
+    def way_out(folder: Path, cfg: Any, was: dict | None) -> str:
+        """What a user can do who can't continue the run in this folder, whose settings `was` has.
+
+        ConfigError for a --name that is none, and where a file that isn't the run's, or that an option names,
+        would be deleted or written over.
+        """
+        if cfg.name in ("", ".", "..") or Path(cfg.name).name != cfg.name:
+            raise config.ConfigError(f"--name {cfg.name!r}: the name of a folder under --out is expected")
+        if cfg.fresh and folder.is_dir() and any(folder.iterdir()) and "save_every" not in (was or {}):
+            raise config.ConfigError(
+                f"--fresh: {folder} holds no run of this script, so it isn't deleted; "
+                "give another --name or --out"
+            )
+        inside = provenance.read_from(folder, cfg)
+        if inside and cfg.fresh:
+            raise config.ConfigError(f"--fresh would delete {inside[0]}: give another --name")
+        for option in inside:
+            if option.startswith("--model "):
+                raise config.ConfigError(
+                    f"{option} lies in {folder}, where this run would write its own: give another --name"
+                )
+        return "another --name" if inside else "another --name, or --fresh"
 
     @staticmethod
     def agree(world: World, look: Callable[[], str]) -> None:
@@ -326,6 +358,17 @@ def lock(path: Path) -> IO:
     except OSError:
         pass  # the disk knows no locks
     return file
+
+
+def has_steps(folder: Path, stage: str) -> bool:
+    """Whether a run has trained: a checkpoint, a summary or a row of this stage in metrics.jsonl is there."""
+    if (folder / "summary.json").exists() or any((folder / "checkpoints").glob("step-*")):
+        return True
+    try:
+        rows = [json.loads(line) for line in Log(folder, main=False).lines("metrics.jsonl", 0)]
+    except ValueError:
+        return True  # nobody knows what it was
+    return any(row.get("stage") == stage for row in rows)
 
 
 def clear(folder: Path) -> None:

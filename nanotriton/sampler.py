@@ -1,5 +1,4 @@
-"""Sampling for GRPO: continuous batching over a paged KV cache in which the n samples of a prompt share its
-pages.
+"""Sampling for GRPO: continuous batching over a paged KV cache. The n samples of a prompt share its pages.
 
     with Sampler(model, kv_gib=4) as sampler:  # or sampler.close() at the end: its memory is given back
         request = Request(ids, n=8, max_tokens=256, stop_ids=eos)
@@ -12,9 +11,13 @@ pages.
 
 `--prompt` is what a user says, with the model's chat template around it; `--raw` is continued as it stands.
 
-One loop on the host: admit and prefill, decode one token for everybody, hand out what is finished. The
-same code runs on a CPU and on a GPU; on a GPU a decode step is a CUDA graph, tokens stay there, and the
-host reads them `LAG` steps late.
+`Sampler.generate` is the one loop, on the host: admit and prefill, decode one token for everybody, hand out
+what is finished. The same code runs on a CPU and on a GPU. On a GPU a decode step is a CUDA graph, tokens
+stay there, and the host reads them `LAG` steps late.
+
+rollout.py samples with it to train, heldout.py to evaluate, and writers.py for sample.py. After this file
+read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a forward fills it), graphs.py
+(the decode step on a GPU) and kernels/decode.py (its attention).
 """
 
 import argparse
@@ -22,6 +25,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +33,7 @@ import torch
 from nanotriton.attention import packed
 from nanotriton.config import Parser, die, json_object
 from nanotriton.graphs import Graphs, Inputs, reader, upload
-from nanotriton.kernels.decode import TILE_ROWS, DecodeBatch, decode_attention
+from nanotriton.kernels.decode import TILE_QUERIES, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import CachedAttention, KVCache
 from nanotriton.model import Transformer
@@ -43,15 +47,29 @@ __all__ = ["Request", "Sample", "Sampler"]
 LAG = 2  # decode steps the GPU may be ahead of the host: a stopped sample costs so many wasted rows
 
 
-class Sampler:
-    """Samples from `model` as it is: the parameters are the sampler's to read, and on CUDA must stay at their
-    addresses.
+@dataclass
+class _Context:
+    """What a prefill runs through the model: a prompt, and after it what a preempted sample had drawn."""
 
-    The cache takes `kv_gib` GiB, or `kv_fraction` of the memory that is free on the GPU when it is allocated
-    (the default,
-    0.7; 1 GiB on a CPU, of which only what is used becomes real). At most `max_batch` samples run at once.
-    Ids from
-    `valid_vocab` on are never drawn. `seed` is for requests that bring none.
+    ids: list[int]
+    pages: np.ndarray  # [len(ids)] the page that each token's key and value go to
+    offsets: np.ndarray  # [len(ids)] and where in it
+
+
+def _context_key(sequence: Sequence) -> int:
+    """What sequences have in common that share a context of a prefill."""
+    return id(sequence) if sequence.sample.ids else id(sequence.group)
+
+
+class Sampler:
+    """Samples from `model` as it is. On CUDA its parameters must stay at their addresses.
+
+    kv_gib, kv_fraction: the cache takes so many GiB, or such a part of the memory that is free on the GPU
+    when it is allocated. The default is a fraction of 0.7; on a CPU 1 GiB, of which only what is used
+    becomes real.
+    max_batch: at most so many samples run at once. page_size: tokens in a page of the cache.
+    prefill_tokens: at most so many prompt tokens go through the model at once (one prompt may have more).
+    valid_vocab: ids from there on are never drawn. seed: for requests that bring none.
     """
 
     def __init__(
@@ -75,14 +93,12 @@ class Sampler:
             model.merge_projections()  # the sampler's own copy; a model that is trained stays as it is
         self.kv_gib = 1.0 if kv_gib is None and not cuda else kv_gib
         self.kv_fraction = 0.7 if kv_fraction is None else kv_fraction
-        self.max_batch, self.page_size = (
-            max_batch or (512 if cuda else 256),
-            page_size or (64 if cuda else 32),
-        )
+        self.max_batch = max_batch or (512 if cuda else 256)
+        self.page_size = page_size or (64 if cuda else 32)
         self.prefill_tokens, self.valid_vocab, self.seed = prefill_tokens, valid_vocab, seed
-        # samples that read a prompt at once
-        self.per_tile = max(TILE_ROWS * self.config.num_key_value_heads // self.config.num_attention_heads, 1)
-        self.width = pages_for(self.config.max_position_embeddings, self.page_size)
+        queries_a_sample = self.config.num_attention_heads // self.config.num_key_value_heads
+        self.per_tile = max(TILE_QUERIES // queries_a_sample, 1)  # samples that read their prompt together
+        self.width = pages_for(self.config.max_position_embeddings, self.page_size)  # of the page tables
         self.kv = KVCache(
             self.config.num_hidden_layers,
             self.config.num_key_value_heads,
@@ -91,7 +107,7 @@ class Sampler:
             model.compute_dtype,
             self.device,
         )
-        # the newest token of each slot
+        # The newest token of each slot. The last entry is the padding rows'.
         self.last = torch.zeros(self.max_batch + 1, dtype=torch.int64, device=self.device)
         self.graphs = (
             Graphs(self.step, self.max_batch, self.width, self.per_tile, self.device) if cuda else None
@@ -101,8 +117,7 @@ class Sampler:
         self.stats: dict[str, int] = {}  # of the last generate call
         self.resume()
 
-    # ------------------------------------------------------------------------------------------- memory and
-    # weights
+    # ---- memory and weights
 
     def resume(self) -> None:
         """Take the KV memory again after free(). Does nothing if it is held.
@@ -157,12 +172,11 @@ class Sampler:
 
     @torch.no_grad()
     def update_weights(self, source: torch.nn.Module | Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy weights, by name, into the sampler's own buffers (whose addresses CUDA graphs hold), cast to
-        their dtype.
+        """Copy weights, by name, into the model's own parameters, whose addresses CUDA graphs hold.
 
-        Every parameter must come exactly once; a tied lm_head may come too. ValueError otherwise. No
-        page of the cache outlives a generate call, so nothing computed with the old weights is ever
-        read again.
+        They are cast to the parameters' dtype. Every parameter must come exactly once; a tied lm_head may
+        come too. ValueError otherwise. No page of the cache outlives a generate call, so nothing that was
+        computed with the old weights is ever read again.
         """
         self._idle("update_weights")
         named = source.named_parameters() if isinstance(source, torch.nn.Module) else source
@@ -188,22 +202,22 @@ class Sampler:
             )
 
     def _idle(self, what: str) -> None:
+        """RuntimeError if the sampler is closed, or generates. `what` is the method that was called."""
         if self.closed:
             raise RuntimeError(f"{what} was called on a closed sampler")
         if self.busy:
             raise RuntimeError(f"{what} was called while generate is running")
 
-    # ------------------------------------------------------------------------------------------------- the
-    # one loop
+    # ---- the one loop
 
     @torch.inference_mode()
     def generate(
         self, requests: list[Request], on_finish: Callable[[Sample], None] | None = None
     ) -> list[list[Sample]]:
-        """All samples of all requests, [len(requests)][n]. `on_finish` gets each one as soon as it is
-        finished.
+        """All samples of all requests, [len(requests)][n].
 
-        ValueError, before anything runs, for a request that can't be served.
+        `on_finish` gets each one as soon as it is finished. ValueError, before anything runs, for a request
+        that can't be served.
         """
         self._idle("generate")
         self.resume()
@@ -213,12 +227,12 @@ class Sampler:
             self._check(index, request)
             results.append([s.sample for s in scheduler.add(index, request, self._seeds(request))])
         self.busy = True
-        # launched steps whose tokens the host hasn't read
+        # Launched steps whose tokens the host hasn't read: how to read them, and whose they are.
         flight: deque[tuple[Callable, list[Sequence]]] = deque()
         lag = LAG if self.graphs else 0
         self.stats = {"prefill_tokens": 0, "decode_steps": 0, "decode_rows": 0}
         try:
-            while scheduler.order or scheduler.waiting:
+            while scheduler.active or scheduler.waiting:
                 if admitted := scheduler.admit():
                     flight.append((self._prefill(scheduler, admitted), admitted))
                 if scheduler.running.any() and self._grow(scheduler, flight, on_finish):
@@ -232,6 +246,7 @@ class Sampler:
         return results
 
     def _check(self, index: int, request: Request) -> None:
+        """ValueError for a request that no sampler of this model could serve."""
         prompt, longest, vocab = (
             request.prompt_ids,
             self.config.max_position_embeddings,
@@ -256,14 +271,17 @@ class Sampler:
         raise ValueError(f"request {index}: {problem}")
 
     def _seeds(self, request: Request) -> list[int]:
+        """One seed a sample: the request's, or such as no sample of this sampler has had before."""
         if request.seeds is not None:
             return request.seeds
         self.unseeded += request.n
         return [self.seed * int(GOLDEN) + self.unseeded - i for i in range(request.n)]
 
     def _grow(self, scheduler: Scheduler, flight: deque, on_finish: Callable | None) -> bool:
-        """Pages for everybody's next token: first from samples that turn out to be finished, then by
-        preemption."""
+        """Give every running sample a page for its next token. False if nobody runs any more.
+
+        Where pages are short, they come from samples that turn out to be finished, then by preemption.
+        """
         while not scheduler.grow():
             if flight:
                 self._collect(scheduler, *flight.popleft(), on_finish)
@@ -292,46 +310,24 @@ class Sampler:
             if on_finish:
                 on_finish(sample)
 
-    # --------------------------------------------------------------------------------------------------- the
-    # device
+    # ---- what runs on the device
 
     def _prefill(self, scheduler: Scheduler, admitted: list[Sequence]) -> Callable:
-        """Run prompts (and what a preempted sample had) through the model into the cache; draw the next token
-        of each.
+        """Run prompts through the model into the cache, and draw the next token of each admitted sample.
 
-        The samples of a group that have nothing yet are one row. A prompt that is already in the cache
-        is computed again for a preempted sample, whose tail needs it, but written to the scratch page.
+        -> a reader of those tokens, in the order of `admitted`.
         """
-        rows: dict[object, int] = {}
-        row_of, tokens, pages, lengths = [], [], [], []
-        for sequence in admitted:
-            group, done = sequence.group, sequence.sample.ids
-            key = id(sequence) if done else id(group)
-            if key not in rows:
-                rows[key] = len(rows)
-                prompt = np.arange(len(group.request.prompt_ids))
-                pages.append(
-                    group.pages[prompt // self.page_size]
-                    if sequence.fills_prompt
-                    else np.full(len(prompt), self.kv.pages)
-                )
-                pages.append(scheduler.tail_table[sequence.slot, np.arange(len(done)) // self.page_size])
-                tokens += [group.request.prompt_ids, done]
-                lengths.append((len(prompt), len(done)))
-            row_of.append(rows[key])
-        ends = np.cumsum([a + b for a, b in lengths])
+        contexts, context_of = self._contexts(scheduler, admitted)
+        lengths = [len(context.ids) for context in contexts]
+        ends = np.cumsum(lengths)
         put = lambda x, dtype=np.int64: upload(np.asarray(x, dtype), self.device)
-        page, offset = (
-            put(np.concatenate(pages)),
-            put(np.concatenate([np.arange(n) % self.page_size for pair in lengths for n in pair])),
-        )
-        attend = packed(put(np.append(0, ends), np.int32), max(a + b for a, b in lengths))
-        ids, positions = (
-            put(np.concatenate(tokens)),
-            put(np.concatenate([np.arange(a + b) for a, b in lengths])),
-        )
+        page = put(np.concatenate([context.pages for context in contexts]))
+        offset = put(np.concatenate([context.offsets for context in contexts]))
+        attend = packed(put(np.append(0, ends), np.int32), max(lengths))
+        ids = put(np.concatenate([context.ids for context in contexts]))
+        positions = put(np.concatenate([np.arange(length) for length in lengths]))
         hidden = self.model(ids, positions, CachedAttention(self.kv, page, offset, attend))
-        hidden = hidden[put(ends[row_of] - 1)]
+        hidden = hidden[put(ends[context_of] - 1)]  # of the last token of each sample's context
         self.stats["prefill_tokens"] += len(ids)
         slots = np.array([sequence.slot for sequence in admitted])
         if self.graphs:
@@ -340,8 +336,34 @@ class Sampler:
         scheduler.drawn(slots)
         return reader(*drawn)
 
+    def _contexts(self, scheduler: Scheduler, admitted: list[Sequence]) -> tuple[list[_Context], list[int]]:
+        """The contexts of a prefill, and for each admitted sample the number of its own.
+
+        The samples of a group that have drawn nothing yet share one. A preempted sample has one of its
+        own: its tail needs the prompt, which is computed again. But a prompt that is in the cache already is
+        written to the scratch page.
+        """
+        contexts: dict[int, _Context] = {}
+        for sequence in admitted:
+            if _context_key(sequence) in contexts:
+                continue
+            group, done = sequence.group, sequence.sample.ids
+            prompt, tail = np.arange(len(group.request.prompt_ids)), np.arange(len(done))
+            if sequence.fills_prompt:
+                prompt_pages = group.pages[prompt // self.page_size]
+            else:
+                prompt_pages = np.full(len(prompt), self.kv.pages)
+            tail_pages = scheduler.tail_table[sequence.slot, tail // self.page_size]
+            contexts[_context_key(sequence)] = _Context(
+                ids=[*group.request.prompt_ids, *done],
+                pages=np.concatenate([prompt_pages, tail_pages]),
+                offsets=np.concatenate([prompt, tail]) % self.page_size,
+            )
+        number = {key: i for i, key in enumerate(contexts)}
+        return list(contexts.values()), [number[_context_key(sequence)] for sequence in admitted]
+
     def _sampling(self, s: Scheduler, slots: np.ndarray) -> dict[str, np.ndarray]:
-        """What drawing a token needs, by row."""
+        """What drawing a token needs, by row: fields of Inputs."""
         out = {
             "slot": slots,
             "temperature": s.temperature[slots],
@@ -352,7 +374,10 @@ class Sampler:
         return out
 
     def _decode(self, s: Scheduler, slots: np.ndarray) -> Callable:
-        """One token for each of these slots: feed the newest, whose key and value go to its tail."""
+        """One token more for each of these slots: feed the newest, whose key and value go to its tail.
+
+        -> a reader of the tokens, in the order of `slots`.
+        """
         lines, rows = s.tiles(slots, self.per_tile)
         tail = s.count[slots]  # the token being fed is the last of the tail
         page_index, offset = np.divmod(tail - 1, self.page_size)
@@ -377,8 +402,10 @@ class Sampler:
     def step(
         self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The device's part of a decode step: tokens [B] int64 and logprobs [B] fp32. No synchronisation on
-        CUDA."""
+        """The device's part of a decode step -> tokens [B] int64 and logprobs [B] fp32.
+
+        The tables of pages are [slots, W] and [groups, W] int32. On CUDA nothing is waited for.
+        """
         batch = DecodeBatch(
             x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table
         )
@@ -390,8 +417,7 @@ class Sampler:
         return self._draw(self.model(self.last[x.slot], x.position, cached), x)
 
     def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [B, hidden_size] -> tokens, logprobs [B]; each slot's newest token is noted. Logits are
-        fp32."""
+        """hidden [B, hidden_size] -> tokens, logprobs [B], from fp32 logits. Each slot keeps its newest."""
         weight = self.model.head_weight
         if hidden.is_cuda and hidden.dtype == weight.dtype != torch.float32:
             logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
@@ -402,8 +428,7 @@ class Sampler:
         return tokens, logprobs
 
 
-# ------------------------------------------------------------------------------------------------------ to
-# look with
+# ---- the command, to look at a model with
 
 
 def _ids(text: str) -> list[int]:
@@ -415,6 +440,22 @@ def _ids(text: str) -> list[int]:
 
 def main(argv: list[str] | None = None) -> None:
     """One completion of one prompt, on the GPU if there is one."""
+    args = _arguments(argv)
+    try:
+        sample, tokenizer = _complete(args)
+    except (ValueError, MemoryError) as error:  # ModelError is a ValueError
+        die(error)
+    text = None
+    if tokenizer:
+        text = tokenizer.decode([i for i in sample.ids if i < tokenizer.vocab_size], skip_special_tokens=True)
+    if args.json:
+        answer = {"ids": sample.ids, "logprobs": sample.logprobs, "text": text}
+        print(json.dumps(answer | {"finish_reason": sample.finish_reason}))
+    else:
+        print(text if tokenizer else ",".join(map(str, sample.ids)))
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
     parser.add_argument("model", help="a Hugging Face folder or hub id")
     prompt = parser.add_mutually_exclusive_group(required=True)
@@ -435,47 +476,31 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object: ids, logprobs, text, finish_reason"
     )
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def _complete(args: argparse.Namespace) -> tuple[Sample, Tokenizer | None]:
+    """The sample that was asked for, and what decodes it: None for a model of ids alone."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[
-        args.dtype or ("bf16" if device == "cuda" else "fp32")
-    ]
-    try:
-        folder = find_folder(args.model)
-        tokenizer, ids = None, args.prompt_ids
-        if ids is None or (folder / "tokenizer.json").is_file():  # else there are ids alone, and no text
-            tokenizer = Tokenizer(folder, variables=json_object("--template", args.template))
-        if args.prompt is not None:
-            ids = ids_of(of_text(args.prompt), tokenizer)
-        elif args.raw is not None:
-            ids = tokenizer.encode(args.raw, add_special_tokens=True)
-        model, config = load_model(folder, dtype, device)
-        stop = frozenset(config.eos_token_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
-        request = Request(
-            ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed]
-        )
-        # ids are continued by ids, as transformers does, also by those of an embedding's padding
-        valid = tokenizer.vocab_size if args.prompt_ids is None else None
-        with Sampler(model, max_batch=1, valid_vocab=valid) as sampler:
-            sample = sampler.generate([request])[0][0]
-    except (ValueError, MemoryError) as error:  # ModelError is a ValueError
-        die(error)
-    text = None
-    if tokenizer:
-        text = tokenizer.decode([i for i in sample.ids if i < tokenizer.vocab_size], skip_special_tokens=True)
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "ids": sample.ids,
-                    "logprobs": sample.logprobs,
-                    "text": text,
-                    "finish_reason": sample.finish_reason,
-                }
-            )
-        )
-    else:
-        print(text if tokenizer else ",".join(map(str, sample.ids)))
+    default = "bf16" if device == "cuda" else "fp32"
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype or default]
+    folder = find_folder(args.model)
+    tokenizer, ids = None, args.prompt_ids
+    if ids is None or (folder / "tokenizer.json").is_file():  # else there are ids alone, and no text
+        tokenizer = Tokenizer(folder, variables=json_object("--template", args.template))
+    if args.prompt is not None:
+        ids = ids_of(of_text(args.prompt), tokenizer)
+    elif args.raw is not None:
+        ids = tokenizer.encode(args.raw, add_special_tokens=True)
+    model, config = load_model(folder, dtype, device)
+    stop = frozenset(config.eos_token_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
+    request = Request(
+        ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed]
+    )
+    # ids are continued by ids, as transformers does, also by those of an embedding's padding
+    valid = tokenizer.vocab_size if args.prompt_ids is None else None
+    with Sampler(model, max_batch=1, valid_vocab=valid) as sampler:
+        return sampler.generate([request])[0][0], tokenizer
 
 
 if __name__ == "__main__":

@@ -1,10 +1,18 @@
 """Who runs in the next step and in which pages: the host's half of the sampler, in plain Python and NumPy.
 
-A request becomes a Group, one prompt whose pages all of its samples share; the n samples are Sequences.
-A sequence waits, then holds a slot and pages, then is finished; when pages run out the youngest one
-goes back to waiting and is prefilled again, prompt and generated tokens together. Token counts are
-known ahead of the results: every running sequence gets one token a step, so the GPU can run ahead of
-the host, which hears of end tokens late and drops what came after them.
+sampler.py makes one Scheduler for each `generate` call. Read that loop first: it asks in turn `admit`,
+`grow` and `order_of_step`, and says `drawn` and `release`.
+
+A request becomes a Group, one prompt whose pages all of its samples share; the n samples are Sequences. A
+sequence waits, then is active, which is to hold a slot and pages, then is finished. It is running while it is
+active and takes part in decode steps. When pages run out, the youngest one is preempted: it goes back to
+waiting, and is prefilled again later, prompt and generated tokens together.
+
+A *slot* is a number below max_batch; arrays are indexed by it. A slot has a line of page ids in
+`tail_table`, for its tail: what the sample generates. A group has a line in `prefix_table`, for its prompt.
+
+Token counts are known ahead of the results: every running sequence gets one token a step. So the GPU can run
+ahead of the host, which hears of end tokens late and drops what came after them.
 """
 
 from collections import deque
@@ -18,8 +26,10 @@ from nanotriton.kv_cache import PagePool
 
 @dataclass
 class Request:
-    """`n` samples of one prompt. temperature 0 is greedy; top_k 0 and top_p 1 are off; one seed a sample, or
-    None."""
+    """`n` samples of one prompt. temperature 0 is greedy; top_k 0 and top_p 1 are off.
+
+    seeds: one a sample, or None, for seeds of the sampler's.
+    """
 
     prompt_ids: list[int]
     n: int = 1
@@ -33,11 +43,13 @@ class Request:
 
 @dataclass
 class Sample:
-    """What came of it. logprobs are of the distribution each token was drawn from (of temperature 1 when
-    greedy)."""
+    """One completion of a request.
 
-    request: int
-    index: int  # 0 to n - 1
+    logprobs are of the distribution that each token was drawn from (of temperature 1 when greedy).
+    """
+
+    request: int  # its number in the `generate` call
+    index: int  # of the sample in its request, 0 to n - 1
     ids: list[int] = field(default_factory=list)  # the end token included
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""  # "stop" | "length"
@@ -45,14 +57,18 @@ class Sample:
 
 @dataclass(eq=False)
 class Group:
+    """A prompt and where its keys and values are."""
+
     request: Request
-    pages: np.ndarray | None = None  # of the prompt, while somebody runs
-    line: int = -1  # in prefix_table, while somebody runs
-    holders: int = 0
+    pages: np.ndarray | None = None  # of the prompt, while there are holders
+    line: int = -1  # in prefix_table, while there are holders
+    holders: int = 0  # its active sequences
 
 
 @dataclass(eq=False)
 class Sequence:
+    """A sample in the making."""
+
     group: Group
     sample: Sample
     seed: int
@@ -61,32 +77,32 @@ class Sequence:
 
 
 def pages_for(tokens: int, page_size: int) -> int:
+    """How many pages hold so many tokens."""
     return -(-tokens // page_size)
 
 
 class Scheduler:
-    """One `generate` call's worth of state. `running` slots take part in each decode step; arrays are indexed
-    by slot."""
+    """The state of one `generate` call."""
 
     def __init__(self, pages: int, page_size: int, max_batch: int, width: int, prefill_tokens: int):
         self.pool = PagePool(pages)
         self.page_size, self.max_batch, self.prefill_tokens = page_size, max_batch, prefill_tokens
         self.waiting: deque[Sequence] = deque()
-        self.sequences: list[Sequence | None] = [None] * max_batch
-        self.lines = list(range(max_batch))  # free lines of prefix_table
-        self.order: list[Sequence] = []  # of admission, oldest first
-        self.running = np.zeros(max_batch, dtype=bool)
-        # `running` is not what the tiles were last made for; those tiles
-        self.changed, self.made = True, None
+        self.sequences: list[Sequence | None] = [None] * max_batch  # by slot
+        self.active: list[Sequence] = []  # oldest first
+        self.free_lines = list(range(max_batch))  # of prefix_table
         self.preemptions = 0
+        self.last_tiles: tuple[np.ndarray, np.ndarray] | None = None  # None: other slots run since
         # Line max_batch of the tables is for padding.
         self.tail_table = np.zeros((max_batch + 1, width), dtype=np.int32)
         self.prefix_table = np.zeros((max_batch + 1, width), dtype=np.int32)
-        self.tail_pages = np.zeros(max_batch, dtype=np.int64)  # pages held
-        self.prompt_len = np.zeros(max_batch, dtype=np.int64)
+        # By slot:
+        self.running = np.zeros(max_batch, dtype=bool)
+        self.tail_pages = np.zeros(max_batch, dtype=np.int64)  # how many pages its tail has
+        self.prompt_len = np.zeros(max_batch, dtype=np.int64)  # tokens
         self.count = np.zeros(max_batch, dtype=np.int64)  # tokens drawn so far, launched steps included
-        self.limit = np.zeros(max_batch, dtype=np.int64)
-        self.line = np.zeros(max_batch, dtype=np.int64)
+        self.limit = np.zeros(max_batch, dtype=np.int64)  # the request's max_tokens
+        self.line = np.zeros(max_batch, dtype=np.int64)  # its group's, in prefix_table
         self.seed = np.zeros(max_batch, dtype=np.uint64)
         self.temperature = np.zeros(max_batch, dtype=np.float32)
         self.top_k = np.zeros(max_batch, dtype=np.int32)
@@ -108,22 +124,21 @@ class Scheduler:
         return sequences
 
     def admit(self) -> list[Sequence]:
-        """Give slots and pages to waiting sequences, oldest first, as far as slots, pages and prefill_tokens
-        go.
+        """Give slots and pages to waiting sequences, oldest first -> those that are active now.
 
-        One free page is kept back for each running sequence, so that admission does not at once cause
-        preemption.
+        It goes as far as slots, pages and prefill_tokens do. One free page is kept back for each active
+        sequence, so that admission does not at once cause preemption.
         """
         admitted: list[Sequence] = []
         fresh: set[int] = set()  # groups whose prompt alone is in this prefill: its samples share that row
         tokens = 0
-        while self.waiting and len(self.order) < self.max_batch:
+        while self.waiting and len(self.active) < self.max_batch:
             sequence = self.waiting[0]
             group, done = sequence.group, len(sequence.sample.ids)
             prompt = len(group.request.prompt_ids)
             prompt_pages = 0 if group.holders else pages_for(prompt, self.page_size)
             need, cost = prompt_pages + pages_for(done, self.page_size), prompt + done
-            if self.order and self.pool.available < need + len(self.order) + 1:
+            if self.active and self.pool.available < need + len(self.active) + 1:
                 break
             if done == 0 and id(group) in fresh:
                 cost = 0
@@ -133,47 +148,45 @@ class Scheduler:
             if done == 0:
                 fresh.add(id(group))
             self.waiting.popleft()
-            self._place(sequence, prompt_pages, done)
+            self._activate(sequence, prompt_pages, done)
             admitted.append(sequence)
         return admitted
 
-    def _place(self, sequence: Sequence, prompt_pages: int, done: int) -> None:
+    def _activate(self, sequence: Sequence, prompt_pages: int, done: int) -> None:
+        """Give a sequence a slot, pages for the `done` tokens that it has, and its group's prompt if it is
+        the first to hold it."""
         group, request = sequence.group, sequence.group.request
         sequence.fills_prompt = group.holders == 0
         if sequence.fills_prompt:
-            group.pages, group.line = self.pool.take(prompt_pages, top=True), self.lines.pop()
+            group.pages, group.line = self.pool.take(prompt_pages, top=True), self.free_lines.pop()
             self.prefix_table[group.line, :prompt_pages] = group.pages
         group.holders += 1
         sequence.slot = slot = self.sequences.index(None)
         self.sequences[slot] = sequence
-        self.order.append(sequence)
+        self.active.append(sequence)
         held = pages_for(done, self.page_size)
         self.tail_table[slot, :held] = self.pool.take(held)
         self.tail_pages[slot], self.count[slot] = held, done
-        self.prompt_len[slot], self.limit[slot], self.line[slot] = (
-            len(request.prompt_ids),
-            request.max_tokens,
-            group.line,
-        )
+        self.prompt_len[slot] = len(request.prompt_ids)
+        self.limit[slot] = request.max_tokens
+        self.line[slot] = group.line
         self.seed[slot] = sequence.seed & 0xFFFFFFFFFFFFFFFF
-        self.temperature[slot], self.top_k[slot], self.top_p[slot] = (
-            request.temperature,
-            request.top_k,
-            request.top_p,
-        )
-        self.running[slot] = self.changed = True
+        self.temperature[slot] = request.temperature
+        self.top_k[slot], self.top_p[slot] = request.top_k, request.top_p
+        self.running[slot], self.last_tiles = True, None
 
     def drawn(self, slots: np.ndarray) -> None:
         """One token more for these slots has been launched; those at their limit run no further."""
         self.count[slots] += 1
         full = slots[self.count[slots] >= self.limit[slots]]
         if len(full):
-            self.running[full] = False
-            self.changed = True
+            self.running[full], self.last_tiles = False, None
 
     def grow(self) -> bool:
-        """Give each running slot a page for its next token if it needs one; False (and nothing done) if they
-        don't suffice."""
+        """Give each running slot a page for its next token, if it needs one.
+
+        False, with nothing done, if there are not enough.
+        """
         slots = np.flatnonzero(self.running)
         need = slots[self.tail_pages[slots] * self.page_size < self.count[slots]]
         if len(need) > self.pool.available:
@@ -184,8 +197,8 @@ class Scheduler:
         return True
 
     def preempt(self) -> None:
-        """Send the youngest sequence back to the head of the queue. No result may be outstanding."""
-        sequence = self.order[-1]
+        """Send the youngest sequence back to the head of the queue. No step may be in flight."""
+        sequence = self.active[-1]
         self.release(sequence)
         self.waiting.appendleft(sequence)
         self.preemptions += 1
@@ -197,22 +210,28 @@ class Scheduler:
         group.holders -= 1
         if group.holders == 0:
             self.pool.give(group.pages)
-            self.lines.append(group.line)
+            self.free_lines.append(group.line)
             group.pages = None
         self.sequences[slot], sequence.slot = None, -1
-        self.order.remove(sequence)
-        self.running[slot], self.changed = False, True
+        self.active.remove(sequence)
+        self.running[slot], self.last_tiles = False, None
 
     def order_of_step(self) -> np.ndarray:
-        """The running slots, longest context first: a GPU starts on them in this order, and a long one that
-        is started last would run on alone."""
+        """The running slots [B], longest context first. They are the rows of the next decode step.
+
+        A GPU starts on them in this order, and a long one that is started last would run on alone.
+        """
         slots = np.flatnonzero(self.running)
         return slots[np.argsort(-(self.prompt_len[slots] + self.count[slots]), kind="stable")]
 
     def tiles(self, slots: np.ndarray, cap: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (positions in `slots`) by group, at most `cap` a tile: prefix_table lines [T], rows [T, R]
-        padded with -1. Tiles of long prompts come first; of one row each, tile i is row i."""
-        if self.changed:
+        """The rows of a step by group, at most `cap` a tile -> (lines [T] of prefix_table, rows [T, R]).
+
+        slots [B]: from order_of_step. A row is a position in it; -1 fills a tile up. Tiles of long prompts
+        come first. Where tiles have one row each, tile i is row i. The answer is kept for as long as the
+        same slots run, since all of them grow by one token a step, which keeps their order.
+        """
+        if self.last_tiles is None:
             lines = self.line[slots]
             order = np.lexsort((lines, -self.prompt_len[slots]))
             bounds = [0, *(np.flatnonzero(np.diff(lines[order])) + 1), len(order)]
@@ -222,6 +241,5 @@ class Scheduler:
                 rows[tile, : b - a] = order[a:b]
             if rows.shape[1] == 1:
                 rows = np.arange(len(slots), dtype=np.int32)[:, None]
-            self.made = lines[rows[:, 0]].astype(np.int32), rows
-            self.changed = False
-        return self.made
+            self.last_tiles = lines[rows[:, 0]].astype(np.int32), rows
+        return self.last_tiles

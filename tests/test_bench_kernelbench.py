@@ -149,7 +149,7 @@ def test_a_finished_run_judges_nothing_again(tmp_path, data, monkeypatch):
     again = run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"])
     timeless = lambda r: {k: v for k, v in r.items() if k not in ("seconds", "seconds_of", "command")}
     assert timeless(again) == timeless(first)
-    with pytest.raises(ConfigError, match="holds a run with --timeout"):
+    with pytest.raises(ConfigError, match="holds a run that was started with --timeout"):
         run(tmp_path, data, samples=str(path), levels=[1], policy=["strict"], timeout=1.0)
 
 

@@ -220,7 +220,7 @@ def test_a_journal_is_one_run_and_one_process(tmp_path):
     first = Journal(out, {"model": "mended"}).read()  # nothing had come of the other one
     first.append(line("1/1", 0))
     first.file.close()
-    with pytest.raises(ConfigError, match="--model mended: give those"):
+    with pytest.raises(ConfigError, match="with --model mended: start it like that"):
         Journal(out, {"model": "other"}).read()
     path_of(out, 3).write_text('{"kind": "sample", "problem": "1/1", "sample": 0}\n')
     assert Journal(out, {"model": "other"}, fresh=True).read().entries == {}

@@ -1,11 +1,15 @@
 """Route compile: what Inductor writes is rewritten as a person writes, and is still right."""
 
+import ast
 import logging
 import re
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from nanotriton.collect.inductor import compiled
+from nanotriton.collect.inductor_host import Buffer, Host
 from nanotriton.collect.ir import Unfit
 from nanotriton.collect.make import computed_literals
 from nanotriton.executor import Executor
@@ -146,3 +150,18 @@ def test_what_others_log_is_heard_afterwards(caplog):
     compiled(MODULES["map"])
     logging.getLogger("other").warning("heard")
     assert "heard" in caplog.text
+
+
+def test_of_several_buffers_the_first_says_how_many_elements_there_are():
+    """Whichever of a set came first would be another one in another process, and so would the text."""
+    host = Host(SimpleNamespace(), nn.Module(), [], list)
+    names = [f"buffer{i}" for i in range(9)]
+    for name in names:
+        host.buffers[name] = Buffer(ast.parse("(3, 5)", mode="eval").body, ast.Tuple([]), "float32", name)
+    for first in names:
+        passed = {"in_ptr0": "x", "out_ptr0": first, "out_ptr1": "buffer4", "xnumel": "15"}
+        others = {f"out_ptr{i + 2}": name for i, name in enumerate(names)}
+        arguments = {p: ast.parse(text, mode="eval").body for p, text in (passed | others).items()}
+        kernel = SimpleNamespace(pointers=[p for p in arguments if p != "xnumel"])
+        step = ("launch", kernel, arguments)
+        assert host.count(ast.parse("3 * 5", mode="eval").body, step) == f"{first}.numel()"

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from nanotriton.collect import manifest
+from nanotriton.collect.fingerprint import digest
 from nanotriton.collect.make import make
+from nanotriton.rows import read_lines
 from nanotriton.tasks.task import Task
 
 MODULE = """\
@@ -138,3 +140,11 @@ def test_the_search_for_modules_ends_with_the_last_that_is_named():
     }
     assert [task.name for task in rest] == ["m4"]
     assert manifest.find_modules([manifest.line(drawn())], iter(later)) == {}
+
+
+def test_the_pairs_in_results_are_those_that_the_manifest_there_names():
+    data = Path(__file__).parents[1] / "results" / "data"
+    lines = map(json.loads, filter(None, read_lines(data / "manifest.jsonl.xz")))
+    named = {e["key"]: (e["source"], e["solution"]) for e in lines if e["route"] == "compose" and "draw" in e}
+    pairs = map(json.loads, filter(None, read_lines(data / "sft.jsonl.xz")))
+    assert {p["name"]: (digest(p["task"]), digest(p["solution"])) for p in pairs} == named

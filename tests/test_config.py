@@ -283,6 +283,15 @@ def test_a_dataclass_inside_gives_its_own_flags(capsys):
     assert lines[2] == "The loss:" and "weight of the KL term [>= 0] (default: 0.0)" in lines[4]
 
 
+def test_an_option_is_spelled_as_one_types_it():
+    assert config.spelled("reward", "", "") == ("--reward", False)
+    assert config.spelled("preflight", False, True) == ("--no-preflight", True)
+    assert config.spelled("ahead", False, False) == ("--ahead", False)
+    assert config.spelled("ks", [1, 8], []) == ("--ks 1 8", True)
+    assert config.spelled("sft_steps", 0, 5) == ("--sft-steps 0", True)
+    assert config.spelled("template", '{"a": 1}', "") == ("""--template '{"a": 1}'""", True)
+
+
 def test_two_options_of_one_name_are_our_mistake():
     @dataclass
     class Twice:

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from nanotriton.kernels import decode, layers, place
+from nanotriton.kernels import decode, launch, layers, place
 from tests import test_place
 from tests.launched import Launched
 from tests.test_decode import make_case
@@ -39,7 +39,7 @@ def run_decode():
     ],
 )
 def test_a_kernel_waits_before_it_reads(module, names, run, monkeypatch):
-    monkeypatch.setattr(layers, "is_hopper", lambda device: True)
+    monkeypatch.setattr(launch, "is_hopper", lambda device: True)
     kernels = [Launched(getattr(module, name)) for name in names]
     for name, kernel in zip(names, kernels, strict=True):
         monkeypatch.setattr(module, name, kernel)
@@ -52,4 +52,4 @@ def test_a_kernel_waits_before_it_reads(module, names, run, monkeypatch):
 
 
 def test_other_cards_launch_as_ever():
-    assert layers.early(torch.zeros(1)) == {"EARLY": False}
+    assert launch.early(torch.zeros(1)) == {"EARLY": False}

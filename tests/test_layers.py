@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from nanotriton.kernels import layers
+from nanotriton.kernels import launch, layers
 from tests.launched import Launched
 
 
@@ -141,7 +141,7 @@ def test_kernels_with_inputs_that_are_not_contiguous():
 
 
 @in_interpreter
-def test_kernels_take_parts_of_a_wider_product_as_they_are():
+def test_kernels_take_parts_of_a_wider_product():
     torch.manual_seed(0)
     q, k, _ = (part.view(5, -1, 16) for part in torch.randn(5, 96 + 32 + 32).split([96, 32, 32], -1))
     assert not q.is_contiguous()
@@ -167,7 +167,7 @@ def _read_nothing(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
 @in_interpreter
 @pytest.mark.parametrize("rows", [1, 70])
 def test_programs_that_read_ahead_write_nothing(rows, monkeypatch):
-    monkeypatch.setattr(layers, "_read_ahead", _read_nothing)  # the interpreter has no such instruction
+    monkeypatch.setattr(layers, "read_ahead", _read_nothing)  # the interpreter has no such instruction
     monkeypatch.setattr(layers, "programs_ahead", lambda upcoming, threads: 0 if upcoming is None else 3)
     x, extra, upcoming = torch.randn(rows, 48), torch.randn(rows, 48), torch.randn(8, 8)
     for residual in (None, extra):
@@ -188,11 +188,11 @@ def test_kernels_that_read_ahead_compile(monkeypatch):
 
 
 def test_only_a_weight_that_comes_is_read_ahead_and_of_that_the_beginning(monkeypatch):
-    monkeypatch.setattr(layers, "is_hopper", lambda device: True)
-    program = 256 * layers.CHUNK.value
-    assert layers.programs_ahead(None, 256) == 0
-    for size, programs in ((program - 1, 0), (5 * program, 5), (2 * layers.AHEAD, layers.AHEAD // program)):
-        assert layers.programs_ahead(torch.empty(size, dtype=torch.uint8), 256) == programs
+    monkeypatch.setattr(launch, "is_hopper", lambda device: True)
+    program = 256 * launch.CHUNK.value
+    assert launch.programs_ahead(None, 256) == 0
+    for size, programs in ((program - 1, 0), (5 * program, 5), (2 * launch.AHEAD, launch.AHEAD // program)):
+        assert launch.programs_ahead(torch.empty(size, dtype=torch.uint8), 256) == programs
 
 
 @in_interpreter

@@ -13,7 +13,7 @@ import pytest
 
 import train_grpo
 import train_sft
-from nanotriton import config
+from nanotriton import config, stop
 from nanotriton.config import ConfigError
 from nanotriton.model import ModelError
 from nanotriton.run import Run, launch
@@ -227,10 +227,13 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path, capsys):
 def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     """A run that was stopped while it made its model, and goes on with another length of that."""
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
-        "metrics.jsonl", [{}]
+        "metrics.jsonl", [{"stage": "sft", "step": 1}]
     )
     told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")
-    assert "laptop/sft holds a run with --sft-steps 1600 (it may grow), --sft-teacher exact: give" in told
+    assert (
+        "laptop/sft holds a run that was started with --sft-steps 1600 (it may grow), --sft-teacher exact: "
+        in told
+    )
 
 
 def test_a_folder_of_something_else_is_named(tmp_path, capsys):
@@ -264,6 +267,39 @@ def test_ctrl_c_and_a_closed_pipe_leave_no_traceback():
     assert done.returncode == 1 and done.stderr == ""
     done = run_to(subprocess.PIPE, f"{AS_SCRIPT}raise BrokenPipeError('of a child')")
     assert "of a child" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "script, number",
+    [
+        ("train_grpo.py", signal.SIGINT),
+        ("train_grpo.py", signal.SIGTERM),
+        ("train_sft.py", signal.SIGINT),
+        ("sample.py", signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_the_imports_of_a_script_at_once(tmp_path, script, number):
+    """The real torch swallows what is raised while it imports numpy, as this one does."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "import time\nprint('begun', flush=True)\ntry: time.sleep(60)\nexcept BaseException: print('on')\n"
+    )
+    argv = [sys.executable, script] + ["a.py", "--model", "m"] * (script == "sample.py")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(argv, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, **pipes) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60)[0] == "" and process.returncode == 128 + number
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        stop.leave_at_once()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_as_a_library_it_leaves_the_programs_own_tracebacks_alone():

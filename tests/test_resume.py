@@ -15,7 +15,7 @@ import train_sft
 from nanotriton import config, provenance
 from nanotriton.executor.common import probe
 from nanotriton.resume import check_settings
-from nanotriton.run import launch
+from nanotriton.run import Run, launch
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -117,21 +117,48 @@ def test_fewer_steps_and_other_settings_are_refused(given, copied, capsys):
     assert "--steps 2 (it may grow)" in capsys.readouterr().err
     assert here(command(given, copied, 4, "--seed", "1")) == 2
     said = capsys.readouterr().err
-    assert "holds a run with --seed 0: give those" in said and "--steps" not in said
+    assert "holds a run that was started with --seed 0: start it like that, or give" in said
     assert here(command(given, copied, 2)) == 0
     assert "is finished" in capsys.readouterr().out
 
 
 def test_sft_grows_by_steps_or_by_epochs(tmp_path):
     folder = tmp_path
-    was = {"steps": 0, "epochs": 1.0, "lr": 0.1}
-    assert check_settings(folder, was, was | {"epochs": 2.0}, "epochs")
-    assert not check_settings(folder, was, was, "epochs")
+    was = config.flat(train_sft.Config(steps=0, epochs=1.0, lr=0.1))
+    assert check_settings(folder, was, was | {"epochs": 2.0}, train_sft.Config, "epochs", "")
+    assert not check_settings(folder, was, was, train_sft.Config, "epochs", "")
     for refused in ({"epochs": 0.5}, {"steps": 7}, {"epochs": 2.0, "lr": 0.2}):
         with pytest.raises(config.ConfigError):
-            check_settings(folder, was, was | refused, "epochs")
+            check_settings(folder, was, was | refused, train_sft.Config, "epochs", "")
     with pytest.raises(config.ConfigError, match="--steps 0"):
-        check_settings(folder, was, was | {"steps": 7}, "steps")  # from epochs to steps is no growth
+        check_settings(
+            folder, was, was | {"steps": 7}, train_sft.Config, "steps", ""
+        )  # from epochs to steps is no growth
+
+
+@pytest.mark.parametrize(
+    "then, now, says",
+    [
+        # what --model changes with it is not the user's
+        ({"updates": 3}, {"model": "m", "tasks": "d"}, "with --updates 3, and without --model, --tasks"),
+        ({"model": "m"}, {}, "with --model m"),
+        ({"model": "m"}, {"model": "m", "lr": 0.1}, "with --lr 1e-06"),
+        ({"reward": "r.py"}, {"reward": ""}, "with --reward r.py"),
+        ({}, {"reward": "r.py", "ahead": True}, "without --ahead, --reward"),
+        ({"ahead": True, "preflight": False}, {}, "with --ahead, --no-preflight"),
+        ({}, {"preflight": False, "clip_low": 0.1}, "without --clip-low, --no-preflight"),
+        ({"template": '{"a": 1}'}, {}, """with --template '{"a": 1}'"""),
+        ({"steps": 90}, {"steps": 80}, "with --steps 90 (it may grow)"),
+        ({}, {"recipe": "autotriton", "model": "m"}, "with --recipe default, and without --model"),
+    ],
+)
+def test_a_refusal_names_what_was_given_and_can_be_typed(tmp_path, then, now, says):
+    was, settings = (config.flat(config.make(train_grpo.Config, **given)) for given in (then, now))
+    with pytest.raises(config.ConfigError) as error:
+        check_settings(tmp_path, was, settings, train_grpo.Config, "steps", "another --name")
+    assert str(error.value) == (
+        f"{tmp_path} holds a run that was started {says}: start it like that, or give another --name"
+    )
 
 
 # ---- its files
@@ -171,9 +198,9 @@ def test_data_that_changed_since_is_an_error(tmp_path, capsys):
     folder = tmp_path / "out" / "sft"
     folder.mkdir(parents=True)
     provenance.keep_inputs(folder, cfg)
-    assert provenance.check_inputs(folder, cfg) == ""
+    assert provenance.check_inputs(folder, cfg, "") == ""
     data.write_text('{"prompt": "a", "completion": "c"}\n')
-    assert "--data pairs.jsonl changed" in provenance.check_inputs(folder, cfg)
+    assert "--data pairs.jsonl changed" in provenance.check_inputs(folder, cfg, "")
 
 
 def test_weights_are_known_by_their_ends(tmp_path):
@@ -184,6 +211,48 @@ def test_weights_are_known_by_their_ends(tmp_path):
         file.write_bytes(content)
         seen.add(provenance.fingerprint(file))
     assert len(seen) == 4
+
+
+BEFORE = '{"stage": "grpo/test", "step": 0, "success": 0.5, "seconds": {}}\n'
+
+
+@pytest.mark.parametrize("changed", ["reward", "seed", "nothing"])
+def test_what_was_only_measured_is_forgotten_when_a_mistake_is_mended(tmp_path, capsys, changed):
+    """A reward file that fails is found when the first samples are rewarded, after the first measurement."""
+    (reward := tmp_path / "r.py").write_text("def reward(verdict, completion, task): oops\n")
+    started = lambda **more: Run(
+        config.make(train_grpo.Config, out=str(tmp_path), reward=str(reward), **more), World(), "grpo"
+    )
+    folder = started().folder
+    for name in ("metrics.jsonl", "samples.jsonl", "tasks.jsonl"):
+        (folder / name).write_text(BEFORE)
+    (folder / "mine.py").write_text("")
+    if changed == "reward":
+        reward.write_text(REWARD)
+    run = started(**({"seed": 1} if changed == "seed" else {}))
+    kept = {name for name in ("metrics.jsonl", "samples.jsonl", "tasks.jsonl") if (folder / name).exists()}
+    said = capsys.readouterr().out
+    if changed == "nothing":
+        assert run.continued and len(kept) == 3 and said == ""
+    else:
+        assert not run.continued and not kept and "no step was done yet, so it begins anew" in said
+    assert (folder / "mine.py").exists()
+    assert (folder / "provenance/inputs/reward/r.py").read_text() == reward.read_text()
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/step-00000001/x", "summary.json"])
+def test_after_a_step_another_reward_is_another_run(tmp_path, left):
+    (reward := tmp_path / "r.py").write_text(REWARD)
+    cfg = config.make(train_grpo.Config, out=str(tmp_path), reward=str(reward))
+    folder = Run(cfg, World(), "grpo").folder
+    (folder / "metrics.jsonl").write_text(BEFORE)
+    (folder / left).parent.mkdir(parents=True, exist_ok=True)
+    (folder / left).write_text(BEFORE + '{"stage": "grpo", "step": 1}\n{"stage": "gr')
+    before = (folder / "metrics.jsonl").read_text()
+    reward.write_text(REWARD + "\n")
+    with pytest.raises(config.ConfigError, match=r"--reward r\.py changed"):
+        Run(cfg, World(), "grpo")
+    assert (folder / "metrics.jsonl").read_text() == before
 
 
 # ---- what ran

@@ -12,7 +12,7 @@ import torch
 
 from nanotriton import graphs
 from nanotriton.attention import packed
-from nanotriton.graphs import Graphs
+from nanotriton.graphs import Captured, Graphs
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.kv_cache import PagePool
 from nanotriton.model import ModelConfig, Transformer
@@ -185,7 +185,7 @@ class Eager(Graphs):
             ):
                 kept.copy_(new)
 
-        return layout, buffer, SimpleNamespace(replay=replay), tokens, logprobs
+        return Captured(layout, buffer, SimpleNamespace(replay=replay), tokens, logprobs)
 
 
 @pytest.mark.parametrize("pages", [20, 60, 1000])
@@ -445,7 +445,7 @@ def test_close_gives_everything_back_without_the_cycle_collector(with_graphs, mo
         sampler.generate([request])
         held = [sampler.kv.data, sampler.last, *model.parameters(), *model.buffers()]
         if with_graphs:
-            held += [sampler.graphs.tail_table, *(kept[1] for kept in sampler.graphs.captured.values())]
+            held += [sampler.graphs.tail_table, *(kept.buffer for kept in sampler.graphs.captured.values())]
         gone = [weakref.ref(x) for x in held]
         del held
         sampler.itself = sampler  # as a forgotten cycle, or whoever still holds the sampler

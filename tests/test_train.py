@@ -139,7 +139,7 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(straight
     assert "is finished" in capsys.readouterr().out and (straight / "metrics.jsonl").read_bytes() == before
     assert here(["--out", str(straight.parent), "--lr", "1e-3"]) == 2
     err = capsys.readouterr().err
-    assert f"holds a run with --lr {train_grpo.Config.lr}" in err and err.count("\n") == 1
+    assert f"holds a run that was started with --lr {train_grpo.Config.lr}" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import json
 import os
 from pathlib import Path
 
-from nanotriton.config import ConfigError, reason
+from nanotriton.config import ConfigError, reason, spelled
 
 
 def path_of(out: Path, rank: int) -> Path:
@@ -110,9 +110,11 @@ class Journal:
         if line["kind"] == "settings":
             changed = [k for k, v in self.settings.items() if line.get(k) != v]
             if changed:
-                options = ", ".join(f"--{k.replace('_', '-')} {line.get(k)}" for k in changed)
+                told = (spelled(option, line.get(option), False) for option in changed)
+                options = ", ".join(f"{'with' if given else 'without'} {words}" for words, given in told)
                 raise ConfigError(
-                    f"{self.out} holds a run with {options}: give those, another --out, or --fresh"
+                    f"{self.out} holds a run that was started {options}: start it like that, or give "
+                    "another --out, or --fresh"
                 )
             return
         if line["kind"] == "model":

@@ -156,10 +156,13 @@ class Host:
                     taken.add(buffer.name)
                     self.names[name] = buffer.name
 
-    def written(self, step) -> set[str]:
-        """The buffers that a launch passes."""
+    def written(self, step) -> list[str]:
+        """The buffers that a launch fills, in the order of its parameters.
+
+        A set has another order in another process, and the same module would give another text there.
+        """
         _, kernel, arguments = step
-        return {self.base(arguments[p]) for p in kernel.pointers if p.startswith(("out", "in_out"))}
+        return [self.base(arguments[p]) for p in kernel.pointers if p.startswith(("out", "in_out"))]
 
     def write_kernels(self) -> None:
         taken: set[str] = set()

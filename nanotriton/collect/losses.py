@@ -6,8 +6,8 @@ from nanotriton.collect.lower import cosine_similarity, log_softmax, lowers, pai
 PIECES = {  # a loss by element, as a map of (input, target)
     "mse_loss": "({0} - {1}) * ({0} - {1})",
     "l1_loss": "tl.abs({0} - {1})",
-    "binary_cross_entropy": "-({1} * tl.maximum(tl.log({0}), -100) + (1 - {1}) * tl.maximum(tl.log(1 - {0}), -100))",  # noqa: E501
-    "binary_cross_entropy_with_logits": "tl.maximum({0}, 0) - {0} * {1} + libdevice.log1p(tl.exp(-tl.abs({0})))",  # noqa: E501
+    "binary_cross_entropy": "-({1} * tl.maximum(tl.log({0}), -100) + (1 - {1}) * tl.maximum(libdevice.log1p(-{0}), -100))",  # noqa: E501
+    "binary_cross_entropy_with_logits": "tl.where({0} > 0, (1 - {1}) * {0}, -{1} * {0}) + libdevice.log1p(tl.exp(-tl.abs({0})))",  # noqa: E501
     "soft_margin_loss": "tl.maximum(-{1} * {0}, 0) + libdevice.log1p(tl.exp(-tl.abs({0} * {1})))",
 }
 
@@ -57,6 +57,8 @@ def kl_div(b: Builder, input: Node, target: Node, reduction="mean", log_target=F
 def poisson(
     b: Builder, input: Node, target: Node, log_input=True, full=False, reduction="mean", eps=1e-8, op=""
 ) -> Node:
+    if full:
+        raise Unfit("a Poisson loss with Stirling's term")
     text = "tl.exp({0}) - {1} * {0}" if log_input else "{0} - {1} * tl.log({0} + {2})"
     return reduced(b, b.map("poisson_nll", text, input, target, *([] if log_input else [eps])), reduction)
 
@@ -65,6 +67,8 @@ def poisson(
 def gaussian(
     b: Builder, input: Node, target: Node, var: Node, full=False, eps=1e-6, reduction="mean", op=""
 ) -> Node:
+    if full:
+        raise Unfit("a Gaussian loss with its constant")
     v = b.map("var", "tl.maximum({0}, {1})", var, eps)
     return reduced(
         b,

@@ -6,7 +6,7 @@ and returns the result's node. LOWER maps a canonical name (trace.py) to it.
 
 import torch
 
-from nanotriton.collect.ir import Builder, Node, Scalar, Unfit, text_of
+from nanotriton.collect.ir import FLOATS, Builder, NamedFloat, Node, Scalar, Unfit, text_of
 
 LOWER = {}
 
@@ -19,6 +19,34 @@ def lowers(*names: str):
         return function
 
     return register
+
+
+# ---- operators of elements that need a step before, or the type ----
+
+
+@lowers("remainder")
+def remainder(b: Builder, x: Node, other, op="") -> Node:
+    """What is left of a division that rounds down: it has the sign of `other`. From x / other, rounded, the
+    digits of a large quotient couldn't be had again.
+    """
+    if not isinstance(x, Node):
+        raise Unfit("the remainder of a number")
+    floats = x.dtype in FLOATS or isinstance(other, float) or getattr(other, "dtype", None) in FLOATS
+    left = b.map("left", "libdevice.fmod({0}, {1})" if floats else "{0} % {1}", x, other)
+    text = "tl.where(({0} != 0) & (({0} < 0) != ({1} < 0)), {0} + {1}, {0})"
+    return b.map("remainder", text, left, other)
+
+
+@lowers("nan_to_num")
+def nan_to_num(b: Builder, x: Node, nan=None, posinf=None, neginf=None, op="") -> Node:
+    """Infinities become the largest numbers of x's type, where nothing else is asked for."""
+    if x.dtype not in FLOATS:
+        raise Unfit("nan_to_num of whole numbers")
+    largest = NamedFloat(torch.finfo(x.dtype).max, f"torch.finfo({x.dtype}).max")
+    above, below = (largest if posinf is None else posinf), (largest if neginf is None else -neginf)
+    x = b.map("finite", 'tl.where({0} == float("inf"), {1}, {0})', x, above)
+    x = b.map("finite", 'tl.where({0} == -float("inf"), -{1}, {0})', x, below)
+    return b.map("nan_to_num", "tl.where({0} != {0}, {1}, {0})", x, nan or 0.0)
 
 
 # ---- reductions ----
@@ -80,8 +108,10 @@ def norm(b: Builder, x: Node, p="fro", dim=None, keepdim=False, ord=None, op="no
 @lowers("logsumexp")
 def logsumexp(b: Builder, x: Node, dim, keepdim=False, op="") -> Node:
     top = b.reduce("max", x, dim)
-    total = b.reduce("sum", b.map("exp", "tl.exp({0} - {1})", x, top), dim)
-    result = b.map("logsumexp", "{0} + tl.log({1})", top, total)
+    # infinity minus itself is no number; without the shift, exp makes 0 or infinity of it
+    shift = b.map("shift", 'tl.where(tl.abs({0}) == float("inf"), 0.0, {0})', top)
+    total = b.reduce("sum", b.map("exp", "tl.exp({0} - {1})", x, shift), dim)
+    result = b.map("logsumexp", "{0} + tl.log({1})", shift, total)
     return result if keepdim else squeezed(b, result, dim)
 
 

@@ -46,6 +46,10 @@ def _op(name, parameters, triton, spellings="", constants="", domain="real"):
 
 
 _SIGMOID = "tl.sigmoid(x)"
+_SOFTPLUS = "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-beta * tl.abs(x))) / beta"
+# lerp goes from the end that is nearer, as PyTorch does: a small one isn't lost in the rounding of the other.
+_FROM_START = "x + weight * (end - x)"
+_FROM_END = "end - (1 - weight) * (end - x)"
 _ROWS = (
     # Activations.
     _op("relu", "x", "tl.maximum(x, 0)", "torch.relu(x); F.relu(x); nn.ReLU()"),
@@ -120,7 +124,7 @@ _ROWS = (
     _op(
         "softplus",
         "x, beta=1.0, threshold=20.0",
-        "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-beta * tl.abs(x))) / beta",
+        _SOFTPLUS,
         "F.softplus(x); F.softplus(x, beta={c}); nn.Softplus(beta={c})",
         "0.5 2.0",
     ),
@@ -203,7 +207,6 @@ _ROWS = (
         "torch.pow(torch.abs(x) + 0.1, {c})",
         "1.5 2.5 0.5",
     ),
-    _op("nan_to_num", "x, nan=0.0", "tl.where(x != x, nan, x)"),
     _op("logit", "x", "tl.log(x / (1 - x))", "torch.logit(torch.sigmoid(x))"),
     # Two and three arguments.
     _op("add", "x, other", "x + other", "x + {c}; x + y; torch.add(x, y)", "0.5 1.0 2.0 3.0"),
@@ -213,18 +216,23 @@ _ROWS = (
     _op("maximum", "x, other", "tl.maximum(x, other)", "torch.maximum(x, y)"),
     _op("minimum", "x, other", "tl.minimum(x, other)", "torch.minimum(x, y)"),
     _op("fmod", "x, other", "libdevice.fmod(x, other)", "torch.fmod(x, {c})", "1.5 2.5"),
-    _op("remainder", "x, other", "x - other * tl.floor(x / other)"),
     _op("atan2", "x, other", "libdevice.atan2(x, other)", "torch.atan2(x, y)"),
-    _op("hypot", "x, other", "tl.sqrt(x * x + other * other)", "torch.hypot(x, y)"),
+    _op("hypot", "x, other", "libdevice.hypot(x, other)", "torch.hypot(x, y)"),
     _op("copysign", "x, other", "libdevice.copysign(x, other)", "torch.copysign(x, y)"),
     _op(
         "logaddexp",
         "x, other",
-        "tl.maximum(x, other) + libdevice.log1p(tl.exp(-tl.abs(x - other)))",
+        # infinity minus itself is no number: two equal ones are no distance apart
+        "tl.maximum(x, other) + libdevice.log1p(tl.exp(-tl.where(x == other, 0.0, tl.abs(x - other))))",
         "torch.logaddexp(x, y)",
     ),
-    _op("squared_difference", "x, other", "(x - other) * (x - other)"),
-    _op("lerp", "x, end, weight", "x + weight * (end - x)", "torch.lerp(x, y, {c})", "0.25 0.5 0.75"),
+    _op(
+        "lerp",
+        "x, end, weight",
+        f"tl.where(tl.abs(weight) < 0.5, {_FROM_START}, {_FROM_END})",
+        "torch.lerp(x, y, {c})",
+        "0.25 0.5 0.75",
+    ),
     _op(
         "addcmul",
         "x, tensor1, tensor2, value=1",
@@ -339,9 +347,12 @@ def expression(op: Op, bound: dict[str, object]) -> tuple[str, list]:
     triton = op.triton
     if op.name == "gelu" and bound["approximate"] == "tanh":
         triton = "x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))"
-    if op.name == "softplus" and bound["beta"] == 1 and not hasattr(bound["beta"], "text"):
-        triton = "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-tl.abs(x)))"
-    if op.name == "elu" and bound["alpha"] == 1 and not hasattr(bound["alpha"], "text"):
+    if op.name == "softplus":
+        if bound["beta"] == 1 and written(bound["beta"]):
+            triton = "tl.maximum(x, 0) + libdevice.log1p(tl.exp(-tl.abs(x)))"
+        if bound["threshold"] != 20:  # beyond 20 the threshold changes less than the last digit
+            triton = f"tl.where(beta * x > threshold, x, {triton})"
+    if op.name == "elu" and bound["alpha"] == 1 and written(bound["alpha"]):
         triton = "tl.where(x > 0, x, libdevice.expm1(x))"
     if op.name == "clamp":
         triton = {(False, True): "tl.maximum(x, min)", (True, False): "tl.minimum(x, max)"}.get(
@@ -349,10 +360,16 @@ def expression(op: Op, bound: dict[str, object]) -> tuple[str, list]:
         )
     if op.name == "pow":
         exponent = bound["exponent"]
-        fixed = not hasattr(exponent, "op") and not hasattr(exponent, "text")  # a number of the text itself
-        triton = POWERS.get(exponent, triton) if fixed else triton
+        triton = POWERS.get(exponent, triton) if written(exponent) else triton
+    if op.name == "lerp" and written(bound["weight"]):
+        triton = _FROM_START if abs(bound["weight"]) < 0.5 else _FROM_END
     used = [p for p in bound if re.search(rf"(?<![\w.]){p}\b", triton)]
     return substituted(triton, {p: f"{{{i}}}" for i, p in enumerate(used)}), [bound[p] for p in used]
+
+
+def written(value: object) -> bool:
+    """Whether a parameter is a number of the module's text itself, which no other call can change."""
+    return not hasattr(value, "op") and not hasattr(value, "text")
 
 
 POWERS = {

@@ -17,7 +17,6 @@ from torch import nn
 
 from nanotriton.collect import anchors, layouts, losses  # noqa: F401  (they register into LOWER)
 from nanotriton.collect.ir import (
-    FLOATS,
     Builder,
     Graph,
     NamedFloat,
@@ -345,8 +344,6 @@ class Reader:
         )
         if name in ("where", "masked_fill"):
             dtype = next((n.dtype for n in nodes if n.dtype != torch.bool), torch.float32)
-        if name == "nan_to_num" and nodes[0].dtype not in FLOATS:
-            raise Unfit("nan_to_num of whole numbers")
         return self.b.map(name, text, *values, dtype=dtype)
 
 

@@ -1,7 +1,8 @@
-"""The torch twin of decode attention (decode.py), and what both of them are given: a DecodeBatch.
+"""The torch twin of decode attention, and what the kernels (decode.py) and it are given: a DecodeBatch.
 
-Pages are the batch dimension of its matrix products: each page is attended to alone, and the results are
-merged through log-sum-exp. So a dense cache is read in place, and no key is gathered.
+decode.py defines the words; read it first. `decode_attention_torch`, at the end, is what runs where there is
+no GPU. Pages are the batch dimension of its matrix products: each page is attended to alone, and the results
+are merged through log-sum-exp. So a dense cache is read in place, and no key is gathered.
 """
 
 from dataclasses import dataclass, field
@@ -13,21 +14,21 @@ MASKED = -1e30  # finite, so that a page that belongs to nobody gives garbage fo
 
 @dataclass
 class DecodeBatch:
-    """What B query rows attend to, one new token each, whose key is in its tail page already. int32 tensors.
+    """What B rows attend to, one new token each, whose key is in its tail's page already. int32 tensors.
 
-    A row with tail_len 0 is padding: nothing is read for it and its output is zero.
+    A row with tail_len 0 is padding: nothing is read for it, and its output is zero.
     """
 
     slot: torch.Tensor  # [B] the row's line in tail_table
     tail_len: torch.Tensor  # [B] tokens in the tail, the new one included
-    tail_table: torch.Tensor  # [slots, W] page ids
+    tail_table: torch.Tensor  # [slots, W] page ids; W: as many as the longest context has
     tile_group: torch.Tensor  # [T] the tile's line in prefix_table
     tile_len: torch.Tensor  # [T] tokens in the prefix; 0 is an empty tile
     # [T, R] the rows of a tile, -1 where there is none; every row is in exactly one tile. As [B, 1], where
     # every row is alone with its prompt, tile i is row i
     tile_rows: torch.Tensor
     prefix_table: torch.Tensor  # [groups, W] page ids
-    # the twin's page lists and the kernels' scratch: made once, used by every layer
+    # the twin's lists of pages, and the kernels' partial results: made once, used by every layer
     cache: dict = field(default_factory=dict)
 
 
@@ -39,7 +40,7 @@ class _Pages:
     owner: torch.Tensor  # [N] the unit that reads page n, or U for a page in the slice that nobody here reads
     mask: torch.Tensor  # [N, 1, 1, page_size] fp32, 0 or MASKED, to add to the scores
     where: torch.Tensor  # [U * J] which n is the unit's j-th page, or N past its last
-    most: int  # J
+    most: int  # J, the pages of the unit that has most
 
 
 def _list_pages(table: torch.Tensor, line: torch.Tensor, length: torch.Tensor, page_size: int) -> _Pages:
@@ -111,33 +112,33 @@ def _attend_pages(
 def decode_attention_torch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: DecodeBatch
 ) -> torch.Tensor:
-    """The twin of decode_attention, with its arguments, on any device. On a GPU it waits for the kernels."""
+    """The twin of decode_attention, with its arguments, on any device. On a GPU it synchronises."""
     rows, heads, dim = q.shape
     kv_heads, page_size = k_cache.shape[1:3]
     share = heads // kv_heads
     if "twin" not in batch.cache:
         tile_rows = batch.tile_rows.long()
-        # where in the flattened tiles a row is
-        place = torch.zeros(rows + 1, dtype=torch.long, device=q.device)
+        # where in the flattened tiles each row is
+        where = torch.zeros(rows + 1, dtype=torch.long, device=q.device)
         # -1 lands in the spare last entry
-        place[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)
+        where[tile_rows.flatten()] = torch.arange(tile_rows.numel(), device=q.device)
         batch.cache["twin"] = (
             _list_pages(batch.prefix_table, batch.tile_group, batch.tile_len, page_size),
             _list_pages(batch.tail_table, batch.slot, batch.tail_len, page_size),
             tile_rows.clamp(min=0).flatten(),
-            place[:rows],
+            where[:rows],
             (batch.tail_len == 0).nonzero()[:, 0],
         )
-    prefix, tail, tile_rows, place, padding = batch.cache["twin"]
+    prefix, tail, tile_rows, where, padding = batch.cache["twin"]
     scaled = (q.float() * dim**-0.5).view(rows, kv_heads, share, dim)
     tiles = (
         scaled.index_select(0, tile_rows).unflatten(0, batch.tile_rows.shape).transpose(1, 2).flatten(2, 3)
     )
 
-    # [T, J, kv_heads, R * share, ...] -> [B, J, kv_heads, share, ...]
     def by_row(x: torch.Tensor) -> torch.Tensor:
+        """Results of tiles [T, J, kv_heads, R * share, ...] as those of rows [B, J, kv_heads, share, ...]."""
         x = x.unflatten(3, (-1, share)).movedim(3, 1)
-        return x.reshape(-1, *x.shape[2:]).index_select(0, place)
+        return x.reshape(-1, *x.shape[2:]).index_select(0, where)
 
     parts = (
         [by_row(x) for x in _attend_pages(tiles, k_cache, v_cache, prefix)],

@@ -1,18 +1,17 @@
 """RMSNorm, RoPE and SwiGLU: what a transformer does between its matrix products, forward and backward.
 
-All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in
-fp32 and rounds once. Every Triton function stands above its torch twin, `<name>_torch`, with the same
-arguments and the same answer; the twin is what the CPU runs and what the tests compare with.
-`rms_norm`, `rope` and `swiglu`, at the end, are the public functions: they differentiate, and choose by
-where the tensor is. The forwards also take what is a part of each row of something wider, as a product
-that made several projections at once leaves it.
+model.py calls the public functions at the end of the file: `rms_norm`, `rope` (through `norm_and_rotate`) and
+`swiglu`. Read those first, then the one of the three parts that you want. The public functions differentiate.
+They choose by where the tensor is: on CUDA a Triton kernel runs, elsewhere its torch twin, `<name>_torch`,
+which has the same arguments and the same answer. The tests compare the two.
 
-The norm's and SwiGLU's forwards may be told the weight that the next product reads, `upcoming`. With few
-tokens the memory is idle while they run and the product starts up, so a few programs more bring the weight's
-beginning into the L2 cache meanwhile. Answers are the same.
+All three are bound by memory: each kernel reads its inputs and writes its outputs once, computes in fp32 and
+rounds once. The forwards of rope and swiglu take inputs that are parts of each row of something wider as they
+are: a product that made several projections at once leaves them so (Transformer.merge_projections).
+
+The norm's and SwiGLU's forwards may be told the weight that the next product reads, `upcoming`. Its beginning
+is then read ahead (launch.py). Answers are the same.
 """
-
-import functools
 
 import torch
 import torch.nn.functional as F
@@ -20,62 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-TILE = 4096  # elements a program of the norm's forward holds; short rows (the QK norm's) share a program
+from nanotriton.kernels.launch import device_limits, early, programs_ahead, read_ahead, wait_for_previous
+
+TILE = 4096  # elements a program of the norm's forward holds; short rows, such as heads, share a program
 BACKWARD_TILE = 8192  # and of its backward, for rows that are short
 FLAT = 2048  # elements of an elementwise program
-AHEAD = 12 * 2**20  # bytes of an upcoming weight that are read ahead
-CHUNK = tl.constexpr(512)  # of which a thread asks for so many
-
-
-# -----------------------------------------------------------------------------------------------------------
-# What Hopper can do between kernels
-@functools.cache
-def is_hopper(device: torch.device) -> bool:
-    """Whether it is an NVIDIA card of compute capability 9.0 or more."""
-    on_cuda = device.type == "cuda" and torch.version.cuda is not None
-    return on_cuda and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def early(x: Tensor) -> dict[str, bool]:
-    """Launch options of a kernel that is set up while the one before it still runs (programmatic dependent
-    launch). It calls wait_for_previous before it reads or writes anything."""
-    return {"EARLY": True, "launch_pdl": True} if is_hopper(x.device) else {"EARLY": False}
-
-
-@triton.jit
-def wait_for_previous(EARLY: tl.constexpr):
-    """Wait until the kernel before has ended, and let the one after this be set up: it waits as well."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
-
-
-@triton.jit
-def _read_ahead(upcoming_ptr, PROGRAMS: tl.constexpr, THREADS: tl.constexpr):
-    """The last PROGRAMS of a grid ask for the beginning of a weight to be brought into the L2 cache. Nothing
-    waits for it. What else these programs do is masked: they are past the end of the work."""
-    if PROGRAMS:
-        program = tl.program_id(0) - (tl.num_programs(0) - PROGRAMS)
-        if program >= 0:
-            at = (program * THREADS + tl.arange(0, THREADS)).to(tl.int64) * CHUNK
-            tl.inline_asm_elementwise(
-                "{ mov.u32 $0, 0; cp.async.bulk.prefetch.L2.global [$1], 512; }",  # CHUNK
-                "=r,l",
-                [upcoming_ptr.to(tl.int64) + at],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-
-
-def programs_ahead(upcoming: Tensor | None, threads: int) -> int:
-    """How many programs of so many threads read ahead. 0 without an upcoming weight, and on cards before
-    Hopper, which lack the instruction."""
-    if upcoming is None or not is_hopper(upcoming.device):
-        return 0
-    return min(upcoming.nbytes, AHEAD) // (threads * CHUNK.value)
 
 
 # -----------------------------------------------------------------------------------------------------------
@@ -90,30 +39,22 @@ def _rms_norm_forward_kernel(
     upcoming_ptr,
     rows,
     eps,
-    token_stride,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    HEADS: tl.constexpr,
     PROGRAMS_AHEAD: tl.constexpr,
     THREADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    """Each program ROWS rows of N elements. The last PROGRAMS_AHEAD have none, and only read ahead."""
+    read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)
     wait_for_previous(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     at = row.to(tl.int64)[:, None] * N + col[None, :]
     mask = (row < rows)[:, None] & (col < N)[None, :]
-    if HEADS:  # so many rows a token, which are not the next one's neighbours
-        x = tl.load(
-            x_ptr + ((row // HEADS).to(tl.int64) * token_stride + row % HEADS * N)[:, None] + col[None, :],
-            mask,
-            0.0,
-        ).to(tl.float32)
-    else:
-        x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
     if RESIDUAL:
         x = (x + tl.load(residual_ptr + at, mask, 0.0).to(tl.float32)).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + at, x, mask)
@@ -139,9 +80,10 @@ def _rms_norm_backward_kernel(
     RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    """Each program goes over rows, ROWS at a time: dx of each, and their part of dw, [programs, N]."""
     col = tl.arange(0, BLOCK)
     w = tl.load(weight_ptr + col, col < N, 0.0).to(tl.float32)[None, :]
-    dw = tl.zeros((ROWS, BLOCK), tl.float32)  # this program's share of the weight gradient stays in registers
+    dw = tl.zeros((ROWS, BLOCK), tl.float32)  # stays in registers until the last row
     for start in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         at = row.to(tl.int64)[:, None] * N + col[None, :]
@@ -161,6 +103,7 @@ def _rms_norm_backward_kernel(
 
 @triton.jit
 def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """parts [rows, N] -> out [N], their sum; each program COLS columns."""
     row, col = tl.arange(0, ROWS)[:, None], tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
     parts = tl.load(parts_ptr + row * N + col, (row < rows) & (col < N), 0.0)
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -170,11 +113,12 @@ def _sum_rows_kernel(parts_ptr, out_ptr, rows, N: tl.constexpr, ROWS: tl.constex
 def rms_norm_forward(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, upcoming: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, total): total = x + residual rounded to x's dtype (x itself without one), y = total / rms(total) *
-    weight."""
-    apart = residual is None and x.ndim == 3 and not x.is_contiguous() and tokens_are_whole(x)
-    x = x if apart else x.contiguous()
-    n, y = x.shape[-1], torch.empty_like(x, memory_format=torch.contiguous_format)
+    """x [..., N], weight [N] -> (y, total), both [..., N] in x's dtype.
+
+    total is x + residual, rounded, or x itself without a residual. y is total / rms(total) * weight.
+    """
+    x = x.contiguous()
+    n, y = x.shape[-1], torch.empty_like(x)
     total = x if residual is None else torch.empty_like(x)
     residual = x if residual is None else residual.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)
@@ -191,12 +135,10 @@ def rms_norm_forward(
             upcoming if ahead else weight,
             rows,
             eps,
-            x.stride(0),
             N=n,
             BLOCK=block,
             ROWS=per_program,
             RESIDUAL=total is not x,
-            HEADS=x.shape[1] if apart else 0,
             PROGRAMS_AHEAD=ahead,
             THREADS=32 * num_warps,
             num_warps=num_warps,
@@ -206,7 +148,7 @@ def rms_norm_forward(
 
 
 def tokens_are_whole(x: Tensor) -> bool:
-    """Whether the elements of each x[i] lie together and in order."""
+    """Whether the elements of each x[i] lie together and in order, as in a part of each row of a product."""
     return not x.numel() or x[0].is_contiguous()
 
 
@@ -222,8 +164,11 @@ def rms_norm_forward_torch(
 def rms_norm_backward(
     x: Tensor, weight: Tensor, eps: float, dy: Tensor, dtotal: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(dx, dw) for x = the total that was normalised; dtotal is its gradient from elsewhere. dw is
-    summed in fp32 and comes in the weight's dtype."""
+    """(dx [..., N], dw [N]) for x, the total that was normalised.
+
+    dy [..., N] is the gradient of the norm, dtotal that of the total from elsewhere. dw is summed in fp32 and
+    comes in the weight's dtype.
+    """
     dx, dw, n = torch.empty_like(x), torch.zeros_like(weight), x.shape[-1]
     x, dy, dtotal = x.contiguous(), dy.contiguous(), dtotal if dtotal is None else dtotal.contiguous()
     rows, block = x.numel() // n, triton.next_power_of_2(n)
@@ -270,14 +215,6 @@ def rms_norm_backward_torch(
     return dx.to(x.dtype), per_row.sum(0).to(weight.dtype)
 
 
-def device_limits(x: Tensor) -> tuple[int, int]:
-    """Multiprocessors of the device that x is on, and the shared memory in bytes that a program may fill."""
-    if not x.is_cuda:  # the interpreter
-        return 4, 2**16
-    properties = torch.cuda.get_device_properties(x.device)
-    return properties.multi_processor_count, properties.shared_memory_per_multiprocessor - 2**13
-
-
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, upcoming: Tensor | None):
@@ -306,17 +243,18 @@ def _rotate(
     token,
     cos,
     sin,
-    H: tl.constexpr,
     HEADS: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
     HALF: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    head, lane = tl.arange(0, HEADS), tl.arange(0, LANES)
+    """One token's heads, from x to out: LANES is HALF, padded to a power of two, as HEADS_PADDED is HEADS."""
+    head, lane = tl.arange(0, HEADS_PADDED), tl.arange(0, LANES)
     inside = head[:, None] * (HALF * 2) + lane[None, :]
-    mask = (head < H)[:, None] & (lane < HALF)[None, :]
+    mask = (head < HEADS)[:, None] & (lane < HALF)[None, :]
     a = tl.load(x_ptr + token * x_stride + inside, mask, 0.0).to(tl.float32)
     b = tl.load(x_ptr + token * x_stride + inside + HALF, mask, 0.0).to(tl.float32)
-    at = token * (H * HALF * 2) + inside
+    at = token * (HEADS * HALF * 2) + inside
     tl.store(out_ptr + at, (a * cos - b * sin).to(out_ptr.dtype.element_ty), mask)
     tl.store(out_ptr + at + HALF, (b * cos + a * sin).to(out_ptr.dtype.element_ty), mask)
 
@@ -331,27 +269,30 @@ def _rope_kernel(
     k_out_ptr,
     q_stride,
     k_stride,
-    H: tl.constexpr,
-    HKV: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    KV_HEADS_PADDED: tl.constexpr,
     HALF: tl.constexpr,
     LANES: tl.constexpr,
     INVERSE: tl.constexpr,
 ):
+    """Each program one token: all heads of q and of k."""
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     cos = tl.load(cos_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
     sin = tl.load(sin_ptr + token * HALF + lane, lane < HALF, 0.0)[None, :]
     if INVERSE:
         sin = -sin
-    _rotate(q_ptr, q_stride, q_out_ptr, token, cos, sin, H, HEADS, HALF, LANES)
-    _rotate(k_ptr, k_stride, k_out_ptr, token, cos, sin, HKV, KV_HEADS, HALF, LANES)
+    _rotate(q_ptr, q_stride, q_out_ptr, token, cos, sin, HEADS, HEADS_PADDED, HALF, LANES)
+    _rotate(k_ptr, k_stride, k_out_ptr, token, cos, sin, KV_HEADS, KV_HEADS_PADDED, HALF, LANES)
 
 
 def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-    """q and k turned by the angles of cos and sin, or back by them: a rotation's gradient is the inverse
-    rotation."""
+    """q [T, H, D] and k [T, Hkv, D] turned by the angles of cos and sin [T, D / 2]; inverse: turned back.
+
+    A rotation's gradient is the inverse rotation.
+    """
     q, k = (x if tokens_are_whole(x) else x.contiguous() for x in (q, k))
     q_out, k_out = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k))
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -366,10 +307,10 @@ def rope_rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -
             k_out,
             q.stride(0),
             k.stride(0),
-            H=heads,
-            HKV=kv_heads,
-            HEADS=triton.next_power_of_2(heads),
-            KV_HEADS=triton.next_power_of_2(kv_heads),
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HEADS_PADDED=triton.next_power_of_2(heads),
+            KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
             HALF=dim // 2,
             LANES=triton.next_power_of_2(dim // 2),
             INVERSE=inverse,
@@ -423,11 +364,13 @@ def _swiglu_forward_kernel(
     THREADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    _read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)  # into L2 alone, which is right whoever writes
+    """Each program BLOCK elements. Where gate and up are parts of something wider, N is the length of their
+    rows, else 0. The last PROGRAMS_AHEAD programs have no elements, and only read ahead."""
+    read_ahead(upcoming_ptr, PROGRAMS_AHEAD, THREADS)
     wait_for_previous(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
-    if N:  # rows of so many, apart from each other
+    if N:
         g = tl.load(gate_ptr + at // N * gate_stride + at % N, mask, 0.0).to(tl.float32)
         u = tl.load(up_ptr + at // N * up_stride + at % N, mask, 0.0).to(tl.float32)
     else:
@@ -449,8 +392,9 @@ def _swiglu_backward_kernel(gate_ptr, up_ptr, dout_ptr, dgate_ptr, dup_ptr, size
 
 
 def swiglu_forward(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> Tensor:
-    apart = gate.ndim == 2 and not gate.is_contiguous() and tokens_are_whole(gate) and tokens_are_whole(up)
-    if not apart:
+    """silu(gate) * up, both of any one shape."""
+    parts = gate.ndim == 2 and not gate.is_contiguous() and tokens_are_whole(gate) and tokens_are_whole(up)
+    if not parts:
         gate, up = gate.contiguous(), up.contiguous()
     out, size = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.numel()
     ahead = programs_ahead(upcoming, 256)
@@ -463,7 +407,7 @@ def swiglu_forward(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> 
             size,
             gate.stride(0),
             up.stride(0),
-            N=gate.shape[1] if apart else 0,
+            N=gate.shape[1] if parts else 0,
             BLOCK=FLAT,
             PROGRAMS_AHEAD=ahead,
             THREADS=256,
@@ -478,6 +422,7 @@ def swiglu_forward_torch(gate: Tensor, up: Tensor, upcoming: Tensor | None = Non
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and of up, from that of swiglu's result."""
     gate, up, dout = gate.contiguous(), up.contiguous(), dout.contiguous()
     dgate, dup, size = torch.empty_like(gate), torch.empty_like(up), gate.numel()
     if size:
@@ -507,7 +452,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 # ------------------------------------------------------------------------------------------------------------
-# public
+# The public functions
 def rms_norm(
     x: Tensor,
     weight: Tensor,
@@ -517,8 +462,8 @@ def rms_norm(
 ):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis (arXiv 1910.07467), x and the result [..., N].
 
-    With a residual: s = x + residual is normalised, and (y, s) is returned. The weight's gradient is summed
-    in fp32.
+    With a residual [..., N]: s = x + residual is normalised, and (y, s) is returned. The weight's gradient is
+    summed in fp32. upcoming: the weight that the next product reads, to be read ahead.
     """
     return _RMSNorm.apply(x, weight, eps, residual, upcoming)
 
@@ -547,5 +492,8 @@ def norm_and_rotate(
 
 
 def swiglu(gate: Tensor, up: Tensor, upcoming: Tensor | None = None) -> Tensor:
-    """silu(gate) * up, elementwise (arXiv 2002.05202)."""
+    """silu(gate) * up, elementwise, all of one shape (arXiv 2002.05202).
+
+    upcoming: the weight that the next product reads, to be read ahead.
+    """
     return _SwiGLU.apply(gate, up, upcoming)

@@ -1,15 +1,18 @@
-"""What stands between the product that makes q, k and v and a sampler's attention, in one kernel: the norm of
-each head of q and k (Qwen3), their rotation, and k and v into the paged cache.
+"""One kernel between the product that makes q, k and v and a sampler's attention.
 
-`place` runs the kernel on CUDA and its torch twin elsewhere. The kernel rounds where the twin's separate
-steps round, so that a sampler sees what the trainer's forward computes.
+It norms each head of q and k (Qwen3), rotates it, and writes k and v to the paged cache.
+
+CachedAttention.place (kv_cache.py) calls `place` once a layer. `place` runs the kernel on CUDA and its torch
+twin elsewhere. The trainer's forward has no cache and calls `norm_and_rotate` (layers.py) instead. The kernel
+rounds where those separate steps round, so that a sampler sees what the trainer computes.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanotriton.kernels.layers import early, norm_and_rotate, tokens_are_whole, wait_for_previous
+from nanotriton.kernels.launch import early, wait_for_previous
+from nanotriton.kernels.layers import norm_and_rotate, tokens_are_whole
 
 
 def place(
@@ -35,7 +38,7 @@ def place(
 
 
 def place_torch(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tuple[Tensor, Tensor]:
-    """The twin of place_cuda."""
+    """The twin of place_cuda: place in separate steps."""
     q, k = norm_and_rotate(q, k, norms, rotation)
     k_cache[page, :, offset] = k
     v_cache[page, :, offset] = v
@@ -43,12 +46,13 @@ def place_torch(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tup
 
 
 def place_cuda(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tuple[Tensor, Tensor]:
-    """place by the kernel: one program a token."""
+    """place by the kernel."""
     q, k, v = (x if tokens_are_whole(x) else x.contiguous() for x in (q, k, v))
     (tokens, heads, dim), kv_heads = q.shape, k.shape[1]
+    # Where a model has no norms, or a layer no rotation, the kernel doesn't read these: any tensor will do.
     q_weight, k_weight, eps = norms or (q, q, 0.0)
     cos, sin = (x.contiguous() for x in rotation) if rotation else (q, q)
-    block_heads, lanes = triton.next_power_of_2(heads), triton.next_power_of_2(dim // 2)
+    heads_padded, lanes = triton.next_power_of_2(heads), triton.next_power_of_2(dim // 2)
     _place_kernel[(tokens,)](
         q,
         k,
@@ -65,23 +69,23 @@ def place_cuda(q, k, v, norms, rotation, k_cache, v_cache, page, offset) -> tupl
         k.stride(0),
         v.stride(0),
         eps,
-        H=heads,
-        HKV=kv_heads,
-        HEADS=block_heads,
-        KV_HEADS=triton.next_power_of_2(kv_heads),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEADS_PADDED=heads_padded,
+        KV_HEADS_PADDED=triton.next_power_of_2(kv_heads),
         HALF=dim // 2,
         LANES=lanes,
         PAGE=k_cache.shape[2],
         NORM=norms is not None,
         ROTATE=rotation is not None,
-        num_warps=8 if block_heads * lanes >= 1024 else 4,
+        num_warps=8 if heads_padded * lanes >= 1024 else 4,
         **early(q),
     )
     return q, k
 
 
 @triton.jit
-def _halves_kernel(
+def _norm_and_rotate_in_place(
     x,
     weight,
     at,
@@ -94,7 +98,10 @@ def _halves_kernel(
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
 ):
-    """The two halves of heads, in fp32: x[at] and x[at + HALF], normed and rotated."""
+    """Norm and rotate the heads x[at] (their first halves) and x[at + HALF] (their second) where they are.
+
+    -> both halves, computed in fp32 and rounded as x is.
+    """
     a = tl.load(x + at, mask, 0.0).to(tl.float32)
     b = tl.load(x + at + HALF, mask, 0.0).to(tl.float32)
     if NORM:
@@ -109,6 +116,9 @@ def _halves_kernel(
         turned = a * cos - b * sin
         b = b * cos + a * sin
         a = turned
+    a, b = a.to(x.dtype.element_ty), b.to(x.dtype.element_ty)
+    tl.store(x + at, a, mask)
+    tl.store(x + at + HALF, b, mask)
     return a, b
 
 
@@ -129,10 +139,10 @@ def _place_kernel(
     k_row,
     v_row,
     eps,
-    H: tl.constexpr,
-    HKV: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    HEADS_PADDED: tl.constexpr,
+    KV_HEADS_PADDED: tl.constexpr,
     HALF: tl.constexpr,
     LANES: tl.constexpr,
     PAGE: tl.constexpr,
@@ -140,11 +150,15 @@ def _place_kernel(
     ROTATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Each program one token: all heads of q in place, of k in place and in the cache, of v in the cache."""
+    """Each program one token: all heads of q in place, of k in place and in the cache, of v in the cache.
+
+    A tile is one half of every head. LANES is HALF, half a head, padded to a power of two.
+    """
     wait_for_previous(EARLY)
     DIM: tl.constexpr = 2 * HALF
     token = tl.program_id(0).to(tl.int64)
-    head, kv_head, lane = tl.arange(0, HEADS), tl.arange(0, KV_HEADS), tl.arange(0, LANES)
+    head, kv_head = tl.arange(0, HEADS_PADDED), tl.arange(0, KV_HEADS_PADDED)
+    lane = tl.arange(0, LANES)
     inside = lane < HALF
     cos, sin = 1.0, 0.0
     if ROTATE:
@@ -152,21 +166,18 @@ def _place_kernel(
         sin = tl.load(sin_ptr + token * HALF + lane, inside, 0.0)[None, :]
 
     at = token * q_row + head[:, None] * DIM + lane[None, :]
-    mask = (head < H)[:, None] & inside[None, :]
-    a, b = _halves_kernel(q, q_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
-    tl.store(q + at, a.to(q.dtype.element_ty), mask)
-    tl.store(q + at + HALF, b.to(q.dtype.element_ty), mask)
+    mask = (head < HEADS)[:, None] & inside[None, :]
+    _norm_and_rotate_in_place(q, q_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
 
     at = token * k_row + kv_head[:, None] * DIM + lane[None, :]
-    mask = (kv_head < HKV)[:, None] & inside[None, :]
-    a, b = _halves_kernel(k, k_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
-    tl.store(k + at, a.to(k.dtype.element_ty), mask)
-    tl.store(k + at + HALF, b.to(k.dtype.element_ty), mask)
+    mask = (kv_head < KV_HEADS)[:, None] & inside[None, :]
+    a, b = _norm_and_rotate_in_place(k, k_weight, at, mask, lane, cos, sin, eps, HALF, NORM, ROTATE)
 
-    slot = (tl.load(page + token).to(tl.int64) * HKV + kv_head) * PAGE + tl.load(offset + token)
-    put = slot[:, None] * DIM + lane[None, :]
-    tl.store(k_cache + put, a.to(k.dtype.element_ty), mask)
-    tl.store(k_cache + put + HALF, b.to(k.dtype.element_ty), mask)
+    # the token's entry in each head's page
+    entry = (tl.load(page + token).to(tl.int64) * KV_HEADS + kv_head) * PAGE + tl.load(offset + token)
+    put = entry[:, None] * DIM + lane[None, :]
+    tl.store(k_cache + put, a, mask)
+    tl.store(k_cache + put + HALF, b, mask)
     at = token * v_row + kv_head[:, None] * DIM + lane[None, :]
     tl.store(v_cache + put, tl.load(v + at, mask), mask)
     tl.store(v_cache + put + HALF, tl.load(v + at + HALF, mask), mask)

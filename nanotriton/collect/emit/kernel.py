@@ -343,7 +343,7 @@ def base_name(text: str) -> str:
     """`self.act.negative_slope` -> `negative_slope`."""
     found = re.findall(r"[A-Za-z_]\w*", text)
     last = found[-1] if found else "value"
-    return "factor" if last == "shape" else last
+    return {"shape": "factor", "max": "largest"}.get(last, last)  # `max` is Python's
 
 
 def last_uses(stage: Stage) -> dict[Node, Node]:

@@ -17,8 +17,8 @@ SCAN = {  # (of a block, how the carry joins it, the carry after it, what it sta
 LOG_ADD = """\
 @triton.jit
 def log_add(a, b):
-    top = tl.maximum(a, b)
-    return top + tl.log(tl.exp(a - top) + tl.exp(b - top))
+    distance = tl.where(a == b, 0.0, tl.abs(a - b))
+    return tl.maximum(a, b) + libdevice.log1p(tl.exp(-distance))
 """
 BLOCK = 1024
 
