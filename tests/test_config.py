@@ -142,6 +142,14 @@ def test_an_option_without_effect_is_refused(capsys, script, argv, says):
     assert stop.value.code == 2 and error.startswith(f"error: {says}") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("script", [train_grpo, train_sft, sample])
+def test_what_is_called_ignored_are_options(script):
+    for changes in ({}, {"model": "m"}, {"model": "m", "data": "d"}, {"model": "m", "eval_tasks": 0}):
+        known = config.options(script.Config)
+        cfg = config.make(script.Config, **{k: v for k, v in changes.items() if k in known})
+        assert cfg.ignored().keys() <= known.keys()
+
+
 @pytest.mark.parametrize(
     "script, argv",
     [
