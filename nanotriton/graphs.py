@@ -204,6 +204,7 @@ class Graphs:
         return reader(captured.tokens[:rows], captured.logprobs[:rows])
 
     def _capture(self, layout: Layout) -> Captured:
+        """Run the step of this layout on padding alone, and capture it."""
         buffer = torch.empty(layout.size, dtype=torch.uint8, device=self.device)
         layout.fill(buffer, {})
         x = layout.views(buffer)

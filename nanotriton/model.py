@@ -412,7 +412,8 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(x, change) -> the same after this layer, each [T, hidden_size].
 
-        x is the residual stream without the change, which is None before the first layer.
+        x is the residual stream without the change. The change is None where there is none to add: before the
+        first layer, and after one that is recomputed in the backward (`whole`).
         """
         # The weights that the products after the norms read, to be read ahead; None if the model is trained.
         qkv, gate_up = (merged and merged[0] for merged in (self.self_attn.qkv, self.mlp.gate_up))

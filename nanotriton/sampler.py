@@ -362,69 +362,77 @@ class Sampler:
         number = {key: i for i, key in enumerate(contexts)}
         return list(contexts.values()), [number[_context_key(sequence)] for sequence in admitted]
 
-    def _sampling(self, s: Scheduler, slots: np.ndarray) -> dict[str, np.ndarray]:
+    def _sampling(self, scheduler: Scheduler, slots: np.ndarray) -> dict[str, np.ndarray]:
         """What drawing a token needs, by row: fields of Inputs."""
         out = {
             "slot": slots,
-            "temperature": s.temperature[slots],
-            "u": uniforms(s.seed[slots], s.count[slots]),
+            "temperature": scheduler.temperature[slots],
+            "u": uniforms(scheduler.seed[slots], scheduler.count[slots]),
         }
-        if (s.top_k[slots] > 0).any() or (s.top_p[slots] < 1).any():
-            out |= {"top_k": s.top_k[slots], "top_p": s.top_p[slots]}
+        if (scheduler.top_k[slots] > 0).any() or (scheduler.top_p[slots] < 1).any():
+            out |= {"top_k": scheduler.top_k[slots], "top_p": scheduler.top_p[slots]}
         return out
 
-    def _decode(self, s: Scheduler, slots: np.ndarray) -> Callable:
+    def _decode(self, scheduler: Scheduler, slots: np.ndarray) -> Callable:
         """One token more for each of these slots: feed the newest, whose key and value go to its tail.
 
         -> a reader of the tokens, in the order of `slots`.
         """
-        lines, rows = s.tiles(slots, self.per_tile)
-        tail = s.count[slots]  # the token being fed is the last of the tail
+        lines, rows = scheduler.tiles(slots, self.per_tile)
+        tail = scheduler.count[slots]  # the token being fed is the last of the tail
         page_index, offset = np.divmod(tail - 1, self.page_size)
-        arrays = self._sampling(s, slots) | {
-            "position": s.prompt_len[slots] + tail - 1,
+        arrays = self._sampling(scheduler, slots) | {
+            "position": scheduler.prompt_len[slots] + tail - 1,
             "tail_len": tail,
             "page_index": page_index,
-            "page": s.tail_table[slots, page_index],
+            "page": scheduler.tail_table[slots, page_index],
             "offset": offset,
             "tile_group": lines,
-            "tile_len": s.prompt_len[slots[rows[:, 0]]],
+            "tile_len": scheduler.prompt_len[slots[rows[:, 0]]],  # all rows of a tile have one prompt
             "tile_rows": rows,
         }
         self.stats["decode_steps"] += 1
         self.stats["decode_rows"] += len(slots)
-        s.drawn(slots)
+        scheduler.drawn(slots)
         if self.graphs:
             return self.graphs.run(arrays, self.kv.pages)
-        tables = torch.from_numpy(s.tail_table), torch.from_numpy(s.prefix_table)
+        tables = torch.from_numpy(scheduler.tail_table), torch.from_numpy(scheduler.prefix_table)
         return reader(*self.step(Inputs.of(arrays, self.device), *tables))
 
     def step(
-        self, x: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor
+        self, inputs: Inputs, tail_table: torch.Tensor, prefix_table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The device's part of a decode step -> tokens [B] int64 and logprobs [B] fp32.
 
         The tables of pages are [slots, W] and [groups, W] int32. On CUDA nothing is waited for.
         """
         batch = DecodeBatch(
-            x.slot, x.tail_len, tail_table, x.tile_group, x.tile_len, x.tile_rows, prefix_table
+            inputs.slot,
+            inputs.tail_len,
+            tail_table,
+            inputs.tile_group,
+            inputs.tile_len,
+            inputs.tile_rows,
+            prefix_table,
         )
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return decode_attention(q, *self.kv.layer(layer), batch)
 
-        cached = CachedAttention(self.kv, x.page, x.offset, attend)
-        return self._draw(self.model(self.last[x.slot], x.position, cached), x)
+        cached = CachedAttention(self.kv, inputs.page, inputs.offset, attend)
+        return self._draw(self.model(self.last[inputs.slot], inputs.position, cached), inputs)
 
-    def _draw(self, hidden: torch.Tensor, x: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, hidden: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """hidden [B, hidden_size] -> tokens, logprobs [B], from fp32 logits. Each slot keeps its newest."""
         weight = self.model.head_weight
         if hidden.is_cuda and hidden.dtype == weight.dtype != torch.float32:
             logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
         else:
             logits = hidden.float() @ weight.float().t()
-        tokens, logprobs = sample_tokens(logits, x.temperature, x.u, self.valid_vocab, x.top_k, x.top_p)
-        self.last[x.slot] = tokens
+        tokens, logprobs = sample_tokens(
+            logits, inputs.temperature, inputs.u, self.valid_vocab, inputs.top_k, inputs.top_p
+        )
+        self.last[inputs.slot] = tokens
         return tokens, logprobs
 
 

@@ -175,6 +175,15 @@ def test_interpreted_decode_where_every_row_is_alone(case, splits, monkeypatch):
 
 
 @pytest.mark.interpreted
+def test_interpreted_decode_after_the_twin_has_had_the_same_batch():
+    """Each keeps what it makes of a batch apart from what the other made."""
+    sizes, prompts, tails = CASES["padding"]
+    made = make_case(sizes, prompts, tails, heads=2, kv_heads=1, dim=16, page=16, per_tile=4)
+    expected = decode_attention_torch(*made)
+    torch.testing.assert_close(decode._decode_cuda(*made), expected)
+
+
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dim, splits", [(16, 2), (32, 2), (80, 1), (80, 2), (100, 2), (256, 2)])
 def test_interpreted_decode_takes_any_head_size(dim, splits, monkeypatch):
     """Where the tile is wider than the head, what lies behind a head in memory, other heads and tokens, stays out."""

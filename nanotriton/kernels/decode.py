@@ -61,11 +61,15 @@ def decode_attention(
 # far: (top, total, acc), the largest score [BLOCK], the sum of weights 2 ** (score - top) [BLOCK], and the
 # sum of the values so weighted [BLOCK, LANES]. -1e30 is the score of no key. It is finite, so that a state
 # without keys makes no NaN.
+#
+# Page tables, lengths and tiles are DecodeBatch's (decode_twin.py). q_row, table_stride and page_stride are
+# the elements from one row, line or page to the next. SHARE: heads per KV head. R: rows of a tile, at most.
+# BLOCK: queries of a program, padded to a power of two. PAGE: tokens of a page. DIM: elements of a head.
 
 
 @triton.jit
-def _query_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
-    """For a tile [BLOCK, LANES], one query a line: the queries that are live, and of those DIM elements."""
+def _mask_of_heads(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
+    """For n heads of queries or keys, [n, LANES]: those that are live [n], and of each its DIM elements."""
     mask = live[:, None]
     if LANES > DIM:
         mask = mask & (d < DIM)[None, :]
@@ -74,7 +78,7 @@ def _query_mask(live, d, DIM: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _pages_of_split(length, split, PAGE: tl.constexpr, SPLITS: tl.constexpr):
-    """Of a run of so many tokens, the pages that a split reads: (the first, the one after the last)."""
+    """Of `length` tokens, the pages that a split reads: (the first, the one after the last)."""
     pages = tl.cdiv(length, PAGE)
     part = tl.cdiv(pages, SPLITS)
     return split * part, tl.minimum(split * part + part, pages)
@@ -104,7 +108,7 @@ def _add_pages(
 ):
     """The state after pages first to last of a page table's line are read too: online softmax, base 2.
 
-    cache: where the keys and the values of one KV head begin, and elements from page to page. length: tokens
+    q: the queries. cache: where the keys and the values of one KV head begin, and page_stride. length: tokens
     that the whole line holds.
     """
     top, total, acc = state
@@ -114,7 +118,7 @@ def _add_pages(
     for j in range(first, last):
         start = tl.load(line + j).to(tl.int64) * page_stride
         live = j * PAGE + n < length  # half a page of a tail, on average, is not read
-        mask = _query_mask(live, d, DIM, LANES)
+        mask = _mask_of_heads(live, d, DIM, LANES)
         k = tl.load(k_head + start + inside, mask=mask, other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         score = tl.where(live[None, :], score, -1e30)
@@ -201,7 +205,7 @@ def _prefix_kernel(
     row = tl.load(tile_rows + tile * R + query // SHARE, mask=query < R * SHARE, other=-1)
     live = row >= 0
     head = kv_head * SHARE + query % SHARE
-    mask = _query_mask(live, d, DIM, LANES)
+    mask = _mask_of_heads(live, d, DIM, LANES)
     tile_q = tl.load(q + row[:, None] * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     state = _no_keys(BLOCK, LANES)
     cache = k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM, page_stride
@@ -258,7 +262,7 @@ def _tail_kernel(
     query, d = tl.arange(0, BLOCK), tl.arange(0, LANES)
     live = query < SHARE
     head = kv_head * SHARE + query
-    mask = _query_mask(live, d, DIM, LANES)
+    mask = _mask_of_heads(live, d, DIM, LANES)
     tile_q = tl.load(q + row * q_row + head[:, None] * DIM + d[None, :], mask=mask, other=0.0)
     cache = k_cache + kv_head * PAGE * DIM, v_cache + kv_head * PAGE * DIM, page_stride
     state = _no_keys(BLOCK, LANES)

@@ -381,6 +381,7 @@ def _swiglu_forward_kernel(
 
 @triton.jit
 def _swiglu_backward_kernel(gate_ptr, up_ptr, dout_ptr, dgate_ptr, dup_ptr, size, BLOCK: tl.constexpr):
+    """Each program BLOCK elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     g = tl.load(gate_ptr + at, mask, 0.0).to(tl.float32)

@@ -116,8 +116,9 @@ def _norm_and_rotate_in_place(
         turned = a * cos - b * sin
         b = b * cos + a * sin
         a = turned
-    a, b = a.to(x.dtype.element_ty), b.to(x.dtype.element_ty)
+    a = a.to(x.dtype.element_ty)
     tl.store(x + at, a, mask)
+    b = b.to(x.dtype.element_ty)
     tl.store(x + at + HALF, b, mask)
     return a, b
 
