@@ -6,6 +6,7 @@ from dataclasses import asdict
 from nanotriton import config
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.preflight import POLICY, Finding, preflight
+from nanotriton.log import counted
 from nanotriton.options import JudgeOptions
 from nanotriton.run import Run
 from nanotriton.tasks.sets import read_tasks
@@ -55,7 +56,7 @@ def examined(
     if not look:
         found |= {(option, task.name): Finding(True, "") for option, task in asked}
     elif asked:
-        run.say(f"checking {len(asked)} tasks: each is loaded, run, and judged with its own Model")
+        run.say(f"checking {counted(len(asked), 'task')}: each is loaded, run, and judged with its own Model")
         mine = world.share(asked)
         device = str(world.device)
         # an executor of its own: it ends before the model takes the memory
@@ -86,4 +87,4 @@ def tell(tasks: GivenTasks, found: dict[tuple[str, str], Finding], run: Run) -> 
             run.say(f"  {name}: {'note' if finding.fit else 'left out'}: {finding.reason}")
     fit = sum(found[tasks.option, task.name].fit for task in tasks.tasks)
     what = "trains on" if tasks.option == "--tasks" else "is measured on up to"
-    run.say(f"{tasks.option} {tasks.path}: the run {what} {fit} of {len(tasks)} tasks")
+    run.say(f"{tasks.option} {tasks.path}: the run {what} {fit} of {counted(len(tasks), 'task')}")

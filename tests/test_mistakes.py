@@ -15,9 +15,11 @@ import train_grpo
 import train_sft
 from nanotriton import config, stop
 from nanotriton.config import ConfigError
+from nanotriton.model import ModelError
 from nanotriton.run import Run, launch
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text
+from nanotriton.weights import load_config
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -143,6 +145,16 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     )
     assert "File name too long" in mistake(capsys, *sft, "--out", str(tmp_path), "--name", "x" * 300)
     assert "cannot write in /proc/sft: " in mistake(capsys, *sft, "--out", "/proc")
+
+
+def test_a_runs_folder_in_place_of_its_model_says_where_the_model_is(tmp_path, capsys):
+    run = Run(train_sft.Config(out=str(tmp_path)), World(), "sft").folder
+    for script in (sft, grpo):
+        told = mistake(capsys, *script, "--out", str(tmp_path), "--name", "b", "--model", str(run))
+        assert f"{run}: this is the folder of a run; it has no model yet: a run writes it at its end" in told
+    (run / "model").mkdir()
+    with pytest.raises(ModelError, match=f"this is the folder of a run; its model is {run}/model$"):
+        load_config(run)
 
 
 def test_a_full_disk_is_one_line(capsys):
