@@ -162,6 +162,16 @@ def test_a_continued_run_keeps_its_tasks(folder, tmp_path, monkeypatch):
     assert [task.name for task in fit_tasks(given, run, JudgeOptions())[0]] == ["weak"]
 
 
+def test_a_continued_run_that_does_not_know_a_task_examines_all(folder, tmp_path):
+    """Such as one that another version began, which named the rows of a file otherwise."""
+    run = Quiet(tmp_path)
+    run.append(FILE, [{"option": "--tasks", "task": "good", "fit": False, "reason": "x"}])
+    run.continued = True
+    own = fit_tasks([GivenTasks("--tasks", str(folder))], run, JudgeOptions(), look=False)[0]
+    assert "good" in [task.name for task in own]
+    assert len(run.read(FILE)) == len(BAD) + 4
+
+
 def test_a_run_without_a_task_stops(tmp_path):
     file = tmp_path / "only.py"
     file.write_text(broken("weak"))
