@@ -55,6 +55,10 @@ class Config:
         config.json_object("--template", self.template)
         config.writable(self.out)
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        return dict.fromkeys(("served_model", "key_env"), "without --endpoint") if self.model else {}
+
 
 if __name__ == "__main__":
     # before torch is imported, which takes seconds: --help, a mistake and Ctrl-C are answered at once
@@ -72,6 +76,7 @@ from nanotriton.endpoint.client import Client
 from nanotriton.executor import Executor
 from nanotriton.executor.preflight import POLICY, preflight
 from nanotriton.executor.processes import check_card
+from nanotriton.log import counted
 from nanotriton.run import check_model, launch
 from nanotriton.search import Attempt
 from nanotriton.tasks.module import module_task
@@ -170,9 +175,10 @@ def verified(cfg: Config, task: Task, right: list[Attempt]) -> Attempt | None:
 def notes(cfg: Config, task: Task, writer: Writer, best: Attempt) -> list[str]:
     """The lines of the kernel's file that say where it comes from."""
     where = torch.cuda.get_device_name() if cfg.device == "cuda" else "a CPU"
+    asked = counted(cfg.n, "answer")
     return [
         f"Module: {cfg.module or task.name} of {cfg.file}.",
-        f"Written by: {writer.name}, round {best.round} of at most {cfg.rounds}, one of {cfg.n} answers.",
+        f"Written by: {writer.name}, round {best.round} of at most {cfg.rounds}, one of {asked}.",
         f"Judged on: {where}, torch {torch.__version__}, triton {triton.__version__}.",
     ]
 

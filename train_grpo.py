@@ -98,6 +98,22 @@ class Config(config.Options):
         self.losses.validate(self.loss)
         self.paid.validate()
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        found = self.losses.ignored()
+        if not self.tasks:
+            found["order"] = "without --tasks"
+        if not self.tasks and not self.trace.heldout:
+            found["preflight"] = "without --tasks or --heldout"
+        if not self.trace.eval_tasks:
+            found |= dict.fromkeys(("heldout", "eval_every"), "with --eval-tasks 0")
+        if self.model:
+            small = dict.fromkeys(
+                config.options(SmallModelOptions), "with --model: it is for the small model"
+            )
+            return found | small
+        return found | {"template": "without --model: the small model has no chat template"}
+
 
 # The defaults above are for the small model. A pretrained one moves gently, answers at length, and is big to
 # save.
@@ -124,6 +140,7 @@ import train_sft
 from nanotriton import distributed, grpo, schedule
 from nanotriton.data import score
 from nanotriton.heldout import measure
+from nanotriton.log import counted
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
 from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, conclude, report
@@ -217,8 +234,8 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
     stats = []
     if not regularized:
         # A group without spread has no gradient. Its logprobs count in statistics, which are of all samples.
-        dull = [row for row in rows if not row.episode.spread]
-        rows = [row for row in rows if row.episode.spread]
+        dull = [row for row in rows if not row.episode.taught]
+        rows = [row for row in rows if row.episode.taught]
         if totals.tokens > totals.taught:  # if a rank has any, all go: scoring gathers their shards
             for micro, logp, entropy in score_rows(dull, trainer):
                 stats.append(sample_stats(micro, logp, entropy, first))
@@ -358,16 +375,19 @@ def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
 
 
 def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
-    """The advantage of each sample, and whether its group has rewards that differ."""
-    advantages, spread = grpo.advantages(
-        [e.reward for e in episodes],
-        [e.group for e in episodes],
+    """The advantage of each sample, whether it teaches, and whether its group has rewards that differ."""
+    rewards, groups = [e.reward for e in episodes], [e.group for e in episodes]
+    advantages, taught = grpo.advantages(
+        rewards,
+        groups,
         trainer.cfg.advantage,
         std_floor=trainer.reward_of.noise,  # noise of the clock is not blown up to unit variance
     )
-    for episode, advantage, differs in zip(episodes, advantages.tolist(), spread.tolist()):
-        episode.advantage = advantage
-        episode.spread = differs
+    _, spread = grpo.advantages(rewards, groups, "mean")
+    for number, episode in enumerate(episodes):
+        episode.advantage = advantages[number].item()
+        episode.taught = bool(taught[number])
+        episode.spread = bool(spread[number])
 
 
 # ---- the run
@@ -390,8 +410,10 @@ def main(cfg: Config, world: World) -> None:
         run.say(note)
 
     if not cfg.tasks:
-        run.say(f"{run.folder}: drawing training tasks ({cfg.steps * cfg.prompts})")
+        run.say(f"{run.folder}: drawing {counted(cfg.steps * cfg.prompts, 'training task')}")
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
+    if cfg.trace.eval_tasks and not test:
+        run.say("nothing is measured before and after: --heldout names tasks for that")
     base = cfg.model or train_sft.small_model(cfg, world)
     trainer = make_trainer(cfg, run, base, tasks, test, reward_of, prompt)
     judge = cfg.judge

@@ -72,6 +72,21 @@ class Config(config.Options):
         if self.width % 32:
             raise config.ConfigError(f"--width {self.width}: a multiple of 32 is expected")
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        found = {}
+        if self.data:
+            found |= dict.fromkeys(("examples", "teacher"), "with --data")
+        if self.data and self.eval_tasks:
+            found["eval_tasks"] = "with --data: no task is held out then"
+        if self.data or not self.eval_tasks:
+            found["max_tokens"] = "where nothing is sampled, as with --data or --eval-tasks 0"
+        if self.steps:
+            found["epochs"] = f"with --steps {self.steps}: 0 makes it as many steps as --epochs says"
+        if self.model:
+            return found | dict.fromkeys(("vocab", "layers", "width"), "with --model: its own is taken")
+        return found | {"template": "without --model: the small model has no chat template"}
+
 
 # The defaults above are for the small model; these for a pretrained one, and AutoTriton's (arXiv 2507.05687,
 # section 4.1).
@@ -95,7 +110,7 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
-from nanotriton.log import took
+from nanotriton.log import counted, took
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
@@ -124,7 +139,7 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
     if run.finished(alone):
         return str(run.folder / "model")
     if not cfg.data:
-        run.say(f"{run.folder}: drawing training pairs ({cfg.examples})")
+        run.say(f"{run.folder}: drawing {counted(cfg.examples, 'training pair')}")
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
@@ -295,12 +310,12 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
             raise config.ConfigError(f"pair {number}: {error}") from None
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
     if not kept:
-        raise config.ConfigError(f"--max-len {cfg.max_len}: every one of the {len(pairs)} pairs is longer")
+        raise config.ConfigError(f"--max-len {cfg.max_len}: all of {counted(len(pairs), 'pair')} too long")
     if run:
         prompt, completion = (sum(map(len, side)) / len(kept) for side in zip(*kept))  # mean tokens
         run.say(
-            f"{len(kept)} pairs, prompts of {prompt:.0f} and completions of {completion:.0f} tokens; "
-            f"{len(pairs) - len(kept)} too long, left out"
+            f"{counted(len(kept), 'pair')}, prompts of {prompt:.0f} and completions of {completion:.0f} "
+            f"tokens; {len(pairs) - len(kept)} too long, left out"
         )
     return kept
 

@@ -3,6 +3,8 @@
 import socket
 from collections import Counter
 
+import torch
+
 from nanotriton.rollout import Episode
 from nanotriton.world import World
 
@@ -24,7 +26,7 @@ class Advice:
         episodes: this rank's. numbers: the step's, over all ranks, as metrics.jsonl has them. All ranks call
         it together.
         """
-        problem = problem_of(numbers)
+        problem = problem_of(numbers, episodes, world)
         if not problem:
             return self.failing_rank(step, episodes, numbers, world)
         status, share = commonest(numbers["statuses"])
@@ -60,13 +62,26 @@ class Advice:
         return f"  no sample of rank {rank} ({line}{more}; the others train on; {PAGE} says what to look at"
 
 
-def problem_of(numbers: dict) -> str:
-    """What is wrong with a step, or ""."""
+def problem_of(numbers: dict, episodes: list[Episode], world: World) -> str:
+    """What is wrong with a step, or "". All ranks call it together, with the same numbers."""
     if numbers["scored"] == 0:
-        return "no sample has a reward"
-    if numbers["no_spread"] == 1:
+        return unrewarded(episodes, world)
+    # --advantage rejection learns from equal rewards too: then there are tokens with a policy term
+    if numbers["no_spread"] == 1 and not numbers["tokens"]:
         return f"no group has rewards that differ, so nothing is learned (mean {numbers['reward']:.3g})"
     return ""
+
+
+def unrewarded(episodes: list[Episode], world: World) -> str:
+    """Why no sample of any rank has a reward: the judge scored none, or what it scored was not paid."""
+    scored = [e for e in episodes if e.verdict.scored]
+    whole = sum(e.finish_reason != "length" for e in scored)
+    scored, whole = world.all_sum(torch.tensor([len(scored), whole], dtype=torch.float64)).tolist()
+    if not scored:
+        return "no sample has a reward"
+    if not whole:
+        return "no sample has a reward, as all were cut at --max-tokens (--truncated mask leaves them out)"
+    return "your reward() returned None for all samples"
 
 
 def commonest(statuses: dict[str, int]) -> tuple[str, float]:

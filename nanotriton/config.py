@@ -28,6 +28,7 @@ import sys
 import textwrap
 import types
 import typing
+from collections.abc import Iterable
 from inspect import getsource
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -242,10 +243,10 @@ def spelled(option: str, value: Any, default: Any) -> tuple[str, bool]:
     return " ".join([flag, *(shlex.quote(str(word)) for word in words)]), True
 
 
-def nearest(word: str, known: list[str], otherwise: str = "") -> str:
+def nearest(word: str, known: list[str]) -> str:
     """The end of a message: the word of `known` that is most like `word`, if one is."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
-    return f"; did you mean {close[0]}?" if close else otherwise
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def convert(flag: str, text: str, kind: Any) -> Any:
@@ -319,14 +320,27 @@ def parse(cls: type, argv: list[str] | None = None) -> Any:
         print((sys.modules[cls.__module__].__doc__ or "").strip() + "\n\noptions:\n" + help_text(cls))
         raise SystemExit(0)
     try:
-        config = make(cls, **read(cls, argv))
+        given = read(cls, argv)
+        config = make(cls, **given)
         if hasattr(config, "validate"):
             config.validate()
+        if hasattr(config, "ignored"):
+            refuse_ignored(config.ignored(), given)
         if getattr(config, "out", "").endswith((".json", ".md")):
             writable(config.out)
         return config
     except ConfigError as error:
         die(error)
+
+
+def refuse_ignored(reasons: dict[str, str], given: Iterable[str]) -> None:
+    """ConfigError for an option that was given, and changes nothing: whoever gives it relies on it.
+
+    reasons: {an option without effect: what it would need}.
+    """
+    for option in given:
+        if option in reasons:
+            raise ConfigError(f"--{option.replace('_', '-')} has no effect {reasons[option]}")
 
 
 def read(cls: type, argv: list[str]) -> dict[str, Any]:
@@ -355,8 +369,10 @@ def option_of(flag: str, kinds: dict[str, Any]) -> tuple[str, bool]:
     if positive != name and unwrap(kinds.get(positive, str))[0] is bool:
         return positive, True
     if name not in kinds:
-        known = ["--" + n.replace("_", "-") for n in kinds]
-        raise ConfigError(f"unknown option {flag}{nearest(flag, known, '; --help lists them')}")
+        # without their dashes, which make any two short options alike
+        close = difflib.get_close_matches(name.lower(), kinds, n=1, cutoff=0.7)
+        end = f"; did you mean --{close[0].replace('_', '-')}?" if close else "; --help lists them"
+        raise ConfigError(f"unknown option {flag}{end}")
     return name, False
 
 

@@ -67,7 +67,7 @@ def advantages(
     eps: float = 1e-6,
     std_floor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The advantage of each sample over its group -> (advantage [B] float64, spread [B] bool).
+    """The advantage of each sample over its group -> (advantage [B] float64, taught [B] bool).
 
         mean      A = R - mean(R)                                      Dr. GRPO, arXiv 2503.20783
         mean_std  A = (R - mean(R)) / (max(std(R), std_floor) + eps)   GRPO, arXiv 2402.03300; std with ddof 1
@@ -76,11 +76,12 @@ def advantages(
                   is imitated, as in rejection-sampling fine-tuning
 
     rewards [B]: a sample with None or NaN leaves the batch (the infrastructure failed, the answer was cut
-    off). It takes no part in its group's mean and std, its advantage is 0 and its spread False. group_ids
+    off). It takes no part in its group's mean and std, its advantage is 0, and it teaches nothing. group_ids
     [B]: any integers, one a prompt *index* (by text, equal prompts would merge). std_floor: the reward's
-    noise, in its own units, so that noise is not blown up to unit variance. spread: whether the sample's
-    group has rewards that differ. Where it has none, the advantage is exactly 0. Max and min decide, since
-    the mean of equal rewards may be off by an ulp. For `rejection` it is whether the sample is paid.
+    noise, in its own units, so that noise is not blown up to unit variance. taught: whether the sample has
+    a policy term, because its group has spread, rewards that differ. Where it has none, the advantage is
+    exactly 0. Max and min decide, since the mean of equal rewards may be off by an ulp. For `rejection` it is
+    whether the sample is paid.
 
     >>> [x.tolist() for x in advantages([1.0, 0.0, 0.5, 0.5, None], [7, 7, 3, 3, 3], kind="mean")]
     [[0.5, -0.5, 0.0, 0.0, 0.0], [True, True, False, False, False]]

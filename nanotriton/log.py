@@ -75,6 +75,15 @@ def show_times(seconds: dict[str, float]) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(0, "task"), counted(1, "task"), counted(2, "task")
+    ('0 tasks', '1 task', '2 tasks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them, rounded up to the next unit but one.
 

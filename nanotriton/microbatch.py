@@ -37,7 +37,7 @@ def merge(episodes: Sequence[Episode]) -> list[Row]:
     """Equal episodes become one row."""
     rows: dict[tuple, Row] = {}
     for episode in episodes:
-        key = (*episode.prompt_ids, -1, *episode.ids, episode.advantage, episode.spread)
+        key = (*episode.prompt_ids, -1, *episode.ids, episode.advantage, episode.taught)
         rows.setdefault(key, Row(episode, [])).equals.append(episode)
     return list(rows.values())
 
@@ -51,7 +51,7 @@ class MicroBatch:
     seq_ids: Tensor  # [N] int64, the row of each token
     copies: Tensor  # [N] fp32, the episodes that are equal to the token's row
     mask: Tensor  # [N] bool, false in the empty row only
-    taught: Tensor  # [N] bool, whether the token's group has spread: only then it has a policy term
+    taught: Tensor  # [N] bool, whether the token has a policy term, as Episode.taught says
     advantage: Tensor  # [N] fp32
     sampled: Tensor  # [N] fp32, the logprobs that the sampler recorded
     old: Tensor  # [N] fp32, the trainer's before any update; the sampler's where those weren't asked for
@@ -70,7 +70,7 @@ def microbatch(rows: list[Row], device: torch.device) -> MicroBatch:
         seq_ids,
         copies,
         mask=copies > 0,
-        taught=torch.tensor([e.spread for e in episodes], device=device)[seq_ids],
+        taught=torch.tensor([e.taught for e in episodes], device=device)[seq_ids],
         advantage=torch.tensor([e.advantage for e in episodes], device=device)[seq_ids],
         sampled=torch.tensor(list(chain(*(e.logprobs for e in episodes))), device=device),
         old=torch.tensor(list(chain(*(e.old or e.logprobs for e in episodes))), device=device),
@@ -91,12 +91,12 @@ def denominators(episodes: list[Episode], loss: str, max_tokens: int, world: Wor
     """Count this rank's episodes, and sum over the ranks."""
     lengths = torch.tensor([len(e.ids) for e in episodes], dtype=torch.long)  # [B]
     sequence = torch.arange(len(episodes)).repeat_interleave(lengths)  # [N], the episode of each token
-    spread = torch.tensor([e.spread for e in episodes], dtype=torch.bool)[sequence]  # [N]
-    every = torch.ones_like(spread)  # [N]
+    taught = torch.tensor([e.taught for e in episodes], dtype=torch.bool)[sequence]  # [N]
+    every = torch.ones_like(taught)  # [N]
     counts = [
-        grpo.count(every if grpo.LOSSES[loss].dull_groups else spread, sequence, loss, max_tokens),
+        grpo.count(every if grpo.LOSSES[loss].dull_groups else taught, sequence, loss, max_tokens),
         grpo.count(every, sequence, loss, max_tokens),
-        spread.sum().double(),
+        taught.sum().double(),
         every.sum().double(),
     ]
     return Totals(*world.all_sum(torch.stack(counts).to(world.device)))

@@ -44,6 +44,15 @@ class LossOptions(Options):
         if self.dual_clip is not None and loss == "cispo":
             raise ConfigError("--dual-clip: not with --loss cispo, whose ratio is bounded anyway")
 
+    def ignored(self) -> dict[str, str]:
+        """{an option that does nothing beside these: why}"""
+        found = {}
+        if self.mismatch == "bypass":
+            found |= dict.fromkeys(("mismatch_low", "mismatch_high"), "with --mismatch bypass")
+        if not self.kl:
+            found["kl_estimator"] = "with --kl 0"
+        return found
+
 
 @dataclass
 class SmallModelOptions(Options):

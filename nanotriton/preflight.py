@@ -6,6 +6,7 @@ from dataclasses import asdict
 from nanotriton import config
 from nanotriton.executor.executor import Executor
 from nanotriton.executor.preflight import POLICY, Finding, preflight
+from nanotriton.log import counted
 from nanotriton.options import JudgeOptions
 from nanotriton.run import Run
 from nanotriton.tasks.sets import read_tasks
@@ -22,8 +23,13 @@ class GivenTasks:
         self.tasks, others = read_tasks(option, path)
         self.others = {name: Finding(False, reason) for name, reason in others.items()}
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """(option, name) of each task, and of each that is none."""
+        return [(self.option, name) for name in [*(task.name for task in self.tasks), *self.others]]
+
     def __len__(self) -> int:
-        return len(self.tasks) + len(self.others)
+        return len(self.names)
 
 
 def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions, look: bool = True) -> list[list[Task]]:
@@ -32,9 +38,12 @@ def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions, look: bool
     look: judge each of them first; otherwise all that are tasks at all are taken (--no-preflight).
 
     Says which are not, and why. A run that is continued keeps what was found out when it began, so that it
-    trains on the same tasks. ConfigError if none is left of those that are given.
+    trains on the same tasks; where it knows nothing of one, all are examined again. ConfigError if none is
+    left of those that are given.
     """
-    found = (stored(run) if run.continued else {}) or examined(given, run, judge, look)
+    found = stored(run) if run.continued else {}
+    if not all(name in found for tasks in given for name in tasks.names):
+        found = examined(given, run, judge, look)
     for tasks in given:
         tell(tasks, found, run)
     for tasks in given:
@@ -55,7 +64,7 @@ def examined(
     if not look:
         found |= {(option, task.name): Finding(True, "") for option, task in asked}
     elif asked:
-        run.say(f"checking {len(asked)} tasks: each is loaded, run, and judged with its own Model")
+        run.say(f"checking {counted(len(asked), 'task')}: each is loaded, run, and judged with its own Model")
         mine = world.share(asked)
         device = str(world.device)
         # an executor of its own: it ends before the model takes the memory
@@ -80,10 +89,10 @@ def tell(tasks: GivenTasks, found: dict[tuple[str, str], Finding], run: Run) -> 
     """A line for each task that is left out or odd, and how many are left."""
     if not tasks.path:
         return
-    for name in sorted([task.name for task in tasks.tasks] + list(tasks.others)):
-        finding = found[tasks.option, name]
+    for option, name in sorted(tasks.names):
+        finding = found[option, name]
         if finding.reason:
             run.say(f"  {name}: {'note' if finding.fit else 'left out'}: {finding.reason}")
     fit = sum(found[tasks.option, task.name].fit for task in tasks.tasks)
     what = "trains on" if tasks.option == "--tasks" else "is measured on up to"
-    run.say(f"{tasks.option} {tasks.path}: the run {what} {fit} of {len(tasks)} tasks")
+    run.say(f"{tasks.option} {tasks.path}: the run {what} {fit} of {counted(len(tasks), 'task')}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanotriton import grpo
 from nanotriton.advice import commonest
-from nanotriton.log import took
+from nanotriton.log import counted, took
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock, Run
 from nanotriton.verdict import STATUSES
@@ -150,7 +150,7 @@ def result(numbers: dict[str, Any], rewards: list[float]) -> str:
     """
     if "heldout_after" in numbers:
         name, before, after = "success", numbers["heldout_before"], numbers["heldout_after"]
-        of = f"on {numbers['heldout_tasks']} test tasks"
+        of = f"on {counted(numbers['heldout_tasks'], 'test task')}"
     else:
         name, before, after = "mean reward", rewards[0], rewards[-1]
         of = "from the first step to the last"

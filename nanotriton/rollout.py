@@ -36,7 +36,8 @@ class Episode:
     reward: float | None = None  # None: the sample leaves the batch
     parts: dict[str, float] = field(default_factory=dict)  # named parts of the reward, if it has any
     advantage: float = 0.0
-    spread: bool = False  # the group has rewards that differ, so the advantage means something
+    spread: bool = False  # the group has rewards that differ
+    taught: bool = False  # it has a policy term: its group has spread, or, for rejection, it is paid
 
     def row(self, step: int, split: str) -> dict:
         """The row that samples.jsonl keeps. The candidate is nanotriton.rules.extract's of the completion;

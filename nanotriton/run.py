@@ -22,7 +22,7 @@ from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
-from nanotriton.log import FILES, Log, duration
+from nanotriton.log import FILES, Log, counted, duration
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.pace import Pace
 from nanotriton.resume import check_kind, check_settings, read_settings
@@ -243,8 +243,9 @@ class Run(Log):
         if not path.exists():
             return False
         done = json.loads(path.read_text())["steps"]
-        steps = f"{done} step{'s' * (done != 1)}"
-        line = f"{self.folder} is finished after {steps}: its model is {self.folder / 'model'}"
+        line = (
+            f"{self.folder} is finished after {counted(done, 'step')}: its model is {self.folder / 'model'}"
+        )
         if alone:
             # a limit of time ended it, or the number of its steps
             longer = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from nanotriton.config import ConfigError
 from nanotriton.executor.executor import Executor
+from nanotriton.log import counted
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.schedule import Stream, seed_of
 from nanotriton.tasks.prompt import NO_CODE, Prompt, correction, spoken
@@ -120,8 +121,7 @@ def counts(attempts: Sequence[Attempt]) -> str:
     statuses = Counter(attempt.verdict.status for attempt in attempts).most_common()
     rounds = attempts[-1].round if attempts else 0
     listed = ", ".join(f"{count} {status}" for status, count in statuses)
-    plural = "s" if rounds != 1 else ""
-    return f"{len(attempts)} answers in {rounds} round{plural}: {listed}"
+    return f"{counted(len(attempts), 'answer')} in {counted(rounds, 'round')}: {listed}"
 
 
 def row(attempt: Attempt) -> str:

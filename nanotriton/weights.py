@@ -100,6 +100,10 @@ def load_config(name: str | Path) -> ModelConfig:
     folder = find_folder(name)
     generation = folder / "generation_config.json"
     raw = read_json(folder / "config.json")
+    if "save_every" in raw and "model_type" not in raw:
+        model = folder / "model"
+        its = f"its model is {model}" if model.is_dir() else "it has no model yet: a run writes it at its end"
+        raise ModelError(f"{folder}: this is the folder of a run; {its}")
     try:
         return ModelConfig.from_hf(raw, read_json(generation) if generation.is_file() else None)
     except ModelError as error:

@@ -34,7 +34,8 @@ def episodes(*groups: list[tuple[str, float | None]]) -> list[Episode]:
     for number, members in enumerate(groups):
         spread = len({reward for _, reward in members if reward is not None}) > 1
         for status, reward in members:
-            verdict = Verdict(status, message=f"all about {status}" * (status != "correct"))
+            stage = "task" * (status == "unsupported" and reward is None)
+            verdict = Verdict(status, stage, f"all about {status}" * (status != "correct"))
             made.append(
                 Episode(
                     Task("t", "s"), [1], [2], [-1.0], "stop", verdict=verdict, group=number, reward=reward
@@ -96,6 +97,24 @@ def test_a_step_without_spread_says_what_to_look_at_and_not_each_time(said):
 def test_a_step_in_which_nothing_is_scored_says_so(said):
     told = said(episodes([("unsupported", None)] * 2, [("weak_task", None), ("unsupported", None)]))
     assert "scored 0.000" in told and "no sample has a reward: 75% are unsupported" in told
+
+
+def test_a_reward_that_forgets_to_return_is_told_and_not_blamed_on_the_judge(said):
+    told = said(episodes([("correct", None), ("wrong_value", None)], [("correct", None)] * 2))
+    assert "your reward() returned None for all samples: 75% are correct; docs/" in told
+
+
+def test_samples_that_were_all_masked_for_their_length_are_told(said):
+    cut = episodes([("no_code", None), ("no_code", None)])
+    for sample in cut:
+        sample.finish_reason = "length"
+    assert "all were cut at --max-tokens (--truncated mask leaves them out): 100% are no_code" in said(cut)
+
+
+def test_equal_rewards_that_are_imitated_are_no_problem(said):
+    """--advantage rejection has tokens to learn from, but the groups have no spread all the same."""
+    line = said(episodes([RIGHT, RIGHT]), tokens=5.0)
+    assert line.count("\n") == 1 and "no_spread 1.000" in line
 
 
 def test_all_right_is_nothing_to_learn_from_either(said):

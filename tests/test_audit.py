@@ -154,7 +154,7 @@ def test_a_run_with_an_undeserved_reward(tmp_path):
         timeout=120,
     )
     assert done.returncode == 1, done.stderr
-    assert "3 of 3 rewarded candidates judged again, 2 differ" in done.stdout
+    assert "3 of 3 distinct rewarded candidates judged again, 2 differ; the page is" in done.stdout
     assert (
         f"{names[1]}, step 3: reward 1, judged again wrong_value" in done.stdout
         and "judged again rule_violation" in done.stdout
@@ -200,3 +200,13 @@ def test_suspicion_orders_the_page():
 
 def test_code_cannot_close_its_block():
     assert fenced("x = '````'").startswith("`````python\n")
+
+
+def test_the_conclusion_says_what_was_left_out():
+    sample = lambda status: audit.Sample(Task("t", ""), "", {}, 1.0, after=Verdict(status))
+    some = [sample("correct"), sample("wrong_value"), sample("infra_error")]
+    assert audit.conclusion(some[:1], 1) == "1 of 1 distinct rewarded candidate judged again, 0 differ"
+    told = audit.conclusion(some, 2312)
+    assert told == (
+        "3 of 2312 distinct rewarded candidates judged again, 1 differ, 1 could not be (--limit 2312 judges all)"
+    )

@@ -99,7 +99,7 @@ def test_modules_that_are_not_there_are_named_and_the_rest_is_made(tmp_path, mod
     rows = [given("compose", 1), given("compose", 7), given("compose", 8)]
     lines = [manifest.line(row) for row in rows]
     with pytest.raises(
-        ValueError, match=r"2 modules are in none of --modules \(2 of files\), such as m7"
+        ValueError, match=r"none of --modules has 2 modules \(2 of files\), such as m7"
     ) as told:
         rebuilt(tmp_path, lines, [str(modules)])
     assert "\n" not in str(told.value) and "sft.jsonl has the other 1" in str(told.value)
@@ -110,7 +110,7 @@ def test_modules_that_are_not_there_are_named_and_the_rest_is_made(tmp_path, mod
 
 def test_a_text_that_was_not_verified_is_not_written(tmp_path):
     line = manifest.line(drawn()) | {"solution": "0" * 64}
-    with pytest.raises(ValueError, match="1 pairs came out otherwise than they were verified"):
+    with pytest.raises(ValueError, match="1 pair came out otherwise than verified, such as"):
         rebuilt(tmp_path, [line], [])
     assert (tmp_path / "out" / "sft.jsonl").read_text() == ""
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import pytest
 
+import sample
 import train_grpo
 import train_sft
 from nanotriton import config
@@ -107,6 +108,66 @@ def test_presets_give_way_to_what_is_given_on_a_command_line_and_in_python(given
     assert copy.deepcopy(in_python) == pickle.loads(pickle.dumps(in_python)) == in_python
 
 
+@pytest.mark.parametrize(
+    "script, argv, says",
+    [
+        (train_grpo, "--order given", "--order has no effect without --tasks"),
+        (train_grpo, "--no-preflight", "--preflight has no effect without --tasks or --heldout"),
+        (
+            train_grpo,
+            "--model m --sft-steps 5",
+            "--sft-steps has no effect with --model: it is for the small",
+        ),
+        (train_grpo, "--model m --sft-teacher habits", "--sft-teacher has no effect with --model"),
+        (
+            train_grpo,
+            "--template {}",
+            "--template has no effect without --model: the small model has no chat",
+        ),
+        (train_grpo, "--eval-tasks 0 --heldout x", "--heldout has no effect with --eval-tasks 0"),
+        (train_grpo, "--mismatch-high 3", "--mismatch-high has no effect with --mismatch bypass"),
+        (train_grpo, "--model m --kl-estimator k2", "--kl-estimator has no effect with --kl 0"),
+        (train_sft, "--epochs 2", "--epochs has no effect with --steps 1600: 0 makes it as many steps as"),
+        (train_sft, "--data x --examples 3", "--examples has no effect with --data"),
+        (train_sft, "--data x --eval-tasks 3", "--eval-tasks has no effect with --data"),
+        (train_sft, "--eval-tasks 0 --max-tokens 3", "--max-tokens has no effect where nothing is sampled"),
+        (train_sft, "--model m --layers 3", "--layers has no effect with --model: its own is taken"),
+        (sample, "--file x --model m --key-env X", "--key-env has no effect without --endpoint"),
+    ],
+)
+def test_an_option_without_effect_is_refused(capsys, script, argv, says):
+    with pytest.raises(SystemExit) as stop:
+        config.parse(script.Config, argv.split())
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.startswith(f"error: {says}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("script", [train_grpo, train_sft, sample])
+def test_what_is_called_ignored_are_options(script):
+    for changes in ({}, {"model": "m"}, {"model": "m", "data": "d"}, {"model": "m", "eval_tasks": 0}):
+        known = config.options(script.Config)
+        cfg = config.make(script.Config, **{k: v for k, v in changes.items() if k in known})
+        assert cfg.ignored().keys() <= known.keys()
+
+
+@pytest.mark.parametrize(
+    "script, argv",
+    [
+        (train_grpo, "--tasks t --order given --no-preflight"),
+        (train_grpo, "--heldout t --no-preflight"),
+        (train_grpo, "--sft-steps 5"),
+        (train_grpo, "--model m --kl 0.1 --kl-estimator k2 --mismatch token_mask --mismatch-high 3"),
+        (train_grpo, "--model m --recipe autotriton --template {} --kl 0"),
+        (train_grpo, "--eval-tasks 0"),
+        (train_sft, "--steps 0 --epochs 2"),
+        (train_sft, "--model m --epochs 2 --data x --eval-tasks 0"),
+        (train_sft, "--layers 3 --examples 9 --max-tokens 9"),
+    ],
+)
+def test_what_has_an_effect_is_taken_and_so_are_defaults_without_one(script, argv):
+    config.parse(script.Config, argv.split())
+
+
 def test_a_part_that_somebody_else_has_too_is_left_alone():
     part = Part(high=0.9)
     assert Whole(model="m", part=part).part == Part(0.3, 0.9) and part == Part(0.1, 0.9)
@@ -118,6 +179,13 @@ def test_the_training_scripts_are_the_same_from_python():
         flags = config.parse(script.Config, ["--model", "m", *argv])
         python = script.Config(model="m", **({"recipe": "autotriton"} if argv else {}))
         assert python == flags and python.lr < script.Config().lr / 100
+
+
+@pytest.mark.parametrize("flag", ["--reward", "--order", "--group", "--heldout"])
+def test_another_scripts_option_is_not_taken_for_one_that_is_unlike_it(flag):
+    known = {name: field.type for name, field in config.options(train_sft.Config).items()}
+    with pytest.raises(config.ConfigError, match=f"unknown option {flag}; --help lists them"):
+        config.option_of(flag, known)
 
 
 @pytest.mark.parametrize(

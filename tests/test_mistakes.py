@@ -15,9 +15,11 @@ import train_grpo
 import train_sft
 from nanotriton import config, stop
 from nanotriton.config import ConfigError
+from nanotriton.model import ModelError
 from nanotriton.run import Run, launch
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text
+from nanotriton.weights import load_config
 from nanotriton.world import World
 
 ROOT = Path(__file__).parent.parent
@@ -145,6 +147,16 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     assert "cannot write in /proc/sft: " in mistake(capsys, *sft, "--out", "/proc")
 
 
+def test_a_runs_folder_in_place_of_its_model_says_where_the_model_is(tmp_path, capsys):
+    run = Run(train_sft.Config(out=str(tmp_path)), World(), "sft").folder
+    for script in (sft, grpo):
+        told = mistake(capsys, *script, "--out", str(tmp_path), "--name", "b", "--model", str(run))
+        assert f"{run}: this is the folder of a run; it has no model yet: a run writes it at its end" in told
+    (run / "model").mkdir()
+    with pytest.raises(ModelError, match=f"this is the folder of a run; its model is {run}/model$"):
+        load_config(run)
+
+
 def test_a_full_disk_is_one_line(capsys):
     def full(cfg, world):
         raise OSError(errno.ENOSPC, "No space left on device", "out/metrics.jsonl")
@@ -217,7 +229,7 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
         "metrics.jsonl", [{"stage": "sft", "step": 1}]
     )
-    drawing = f"{tmp_path}/laptop: drawing training tasks (1)\n"
+    drawing = f"{tmp_path}/laptop: drawing 1 training task\n"
     told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7", before=drawing)
     assert (
         "laptop/sft holds a run that was started with --sft-steps 1600 (it may grow), --sft-teacher exact: "

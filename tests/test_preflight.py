@@ -7,7 +7,7 @@ import pytest
 from nanotriton import config
 from nanotriton.executor.__main__ import main
 from nanotriton.executor.common import probe
-from nanotriton.executor.preflight import POLICY, Finding, finding, preflight
+from nanotriton.executor.preflight import NO_VALUES, POLICY, Finding, finding, preflight
 from nanotriton.log import Log
 from nanotriton.options import JudgeOptions
 from nanotriton.preflight import FILE, GivenTasks, fit_tasks
@@ -25,7 +25,8 @@ BAD = {
     "too_large": (("torch.randn(", "torch.empty(1 << 33).sum() + torch.randn("), "memory"),
     "random": ((LAST, f"x = x + torch.rand_like(x)\n        {LAST}"), "draws random numbers"),
     "weak": ((LAST, "return torch.zeros_like(x)"), "zeros would pass"),
-    "reads_values": ((LAST, "return x if x.sum().item() > 0 else 2 * x"), "not recordable"),
+    "reads_values": ((LAST, "return x if x.sum().item() > 0 else 2 * x"), NO_VALUES),
+    "decides": ((LAST, "return x if x.max() > 0 else 2 * x"), f"int(), float(), if): {NO_VALUES}"),
     "no_tensor": ((LAST, "return 'text'"), "must return tensors"),
 }
 
@@ -159,6 +160,16 @@ def test_a_continued_run_keeps_its_tasks(folder, tmp_path, monkeypatch):
     run.continued = True
     monkeypatch.setattr("nanotriton.preflight.preflight", None)
     assert [task.name for task in fit_tasks(given, run, JudgeOptions())[0]] == ["weak"]
+
+
+def test_a_continued_run_that_does_not_know_a_task_examines_all(folder, tmp_path):
+    """Such as one that another version began, which named the rows of a file otherwise."""
+    run = Quiet(tmp_path)
+    run.append(FILE, [{"option": "--tasks", "task": "good", "fit": False, "reason": "x"}])
+    run.continued = True
+    own = fit_tasks([GivenTasks("--tasks", str(folder))], run, JudgeOptions(), look=False)[0]
+    assert "good" in [task.name for task in own]
+    assert len(run.read(FILE)) == len(BAD) + 4
 
 
 def test_a_run_without_a_task_stops(tmp_path):

@@ -70,6 +70,24 @@ def reported(cfg, episodes, world) -> Told:
     return run
 
 
+@pytest.mark.parametrize(
+    "kind, statuses, taught, spread",
+    [
+        ("rejection", ["correct"] * 2, [True, True], [False, False]),
+        ("rejection", ["correct", "no_code"], [True, False], [True, True]),
+        ("rejection", ["no_code"] * 2, [False, False], [False, False]),
+        ("rejection", ["correct", "no_code", "infra_error"], [True, False, False], [True, True, False]),
+        ("mean_std", ["correct"] * 2, [False, False], [False, False]),
+        ("mean_std", ["correct", "no_code"], [True, True], [True, True]),
+    ],
+)
+def test_what_teaches_and_whether_rewards_differ_are_two_things(kind, statuses, taught, spread):
+    trainer, episodes = rewarded(["--advantage", kind], statuses)
+    assert [e.taught for e in episodes] == taught and [e.spread for e in episodes] == spread
+    numbers = reported(trainer.cfg, episodes, World()).numbers
+    assert numbers["no_spread"] == float(not any(spread))
+
+
 def test_parts_are_summed_and_logged(tmp_path):
     (file := tmp_path / "mine.py").write_text(PARTS)
     trainer, episodes = rewarded(

@@ -65,6 +65,7 @@ def test_where_it_is_timed_all_rounds_are_used_and_the_fastest_is_best():
     assert said[1].startswith("That was judged timeout: too slow") and said[1].endswith("again, corrected.")
     assert second[2] == first[2]  # our failure: the same is asked again
     assert search.counts(attempts) == "6 answers in 2 rounds: 4 correct, 1 timeout, 1 infra_error"
+    assert search.counts(attempts[:1]).startswith("1 answer in 1 round: 1 ")
     text = search.row(attempts[3])
     assert text.split() == ["2", "1", "correct", "1.25x", "1.0e-07"]
 

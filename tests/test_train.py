@@ -186,7 +186,7 @@ def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_proces
 @pytest.mark.parametrize(
     "argv, says",
     [
-        (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--model", "/nowhere/at/all"], "--sft-steps has no effect with --model"),
         (["--tasks", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--reward", "/nowhere.py"], "no such reward file"),
         (["--kll", "1"], "did you mean --kl"),

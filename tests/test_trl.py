@@ -144,7 +144,7 @@ def ours(batch, rows: int, **options):
         old = batch.old[k, :n].tolist()
         sampled = batch.sampled[k, :n].tolist() if cfg.losses.mismatch != "bypass" else old
         episode = Episode(Task("t", "t"), prompt, completion, sampled, "stop", old=old, reward=0.0)
-        episode.advantage, episode.spread = ADVANTAGES[k], TAUGHT[k]
+        episode.advantage, episode.taught = ADVANTAGES[k], TAUGHT[k]
         episodes.append(episode)
     model = ours_of(llama(0))
     reference = ours_of(llama(7)).requires_grad_(False) if cfg.losses.kl else None

@@ -43,7 +43,7 @@ def episode(ids: list[int], advantage: float | None, group: int = 0, gap: float 
     e = Episode(
         Task("t", "s"), PROMPT, ids, sampled, "stop", old=logp if gap else None, group=group, reward=0.0
     )
-    e.advantage, e.spread = advantage or 0.0, advantage is not None
+    e.advantage, e.taught = advantage or 0.0, advantage is not None
     return e
 
 

@@ -15,6 +15,7 @@ from bench.channels.metrics import bootstrap, geometric_mean, mean, sign_test
 from bench.channels.report import load
 from bench.results import write_json
 from nanotriton.config import die
+from nanotriton.log import counted
 
 USAGE = "usage: python -m bench.channels.compare A.json B.json [--policy P] [--out FILE.json]"
 HEAD = [
@@ -112,7 +113,7 @@ def markdown(found: dict, names: list[str]) -> str:
     lines += [f"- {n}: {100 * x:.0f} -> {100 * y:.0f}" for n, (x, y) in found["changed"].items()]
     only_a, only_b = found["only_in_a"], found["only_in_b"]
     if only_a or only_b:
-        lines.append(f"Left out: {only_a} problems that only A has, {only_b} that only B has.")
+        lines.append(f"Left out: {counted(only_a, 'problem')} of A alone, {only_b} of B alone.")
     return "\n".join(lines)
 
 

@@ -205,7 +205,8 @@ def tell(failures: list[str]) -> int:
     for failure in failures[:10]:
         print(failure, file=sys.stderr)
     if failures:
-        print(f"{len(failures)} candidates are missing; the same command tries them again", file=sys.stderr)
+        missing = log.counted(len(failures), "missing candidate")
+        print(f"{missing}: the same command tries again", file=sys.stderr)
     return 1 if failures else 0
 
 

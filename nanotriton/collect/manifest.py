@@ -122,12 +122,11 @@ def complaint(manifest: str, written: int, missing: list[dict], changed: list[di
     if missing:
         origins = Counter(entry.get("origin") or "an unnamed source" for entry in missing)
         told = ", ".join(f"{n} of {name}" for name, n in origins.most_common())
-        parts.append(f"{len(missing)} modules are in none of --modules ({told}), such as {missing[0]['key']}")
+        modules = log.counted(len(missing), "module")
+        parts.append(f"none of --modules has {modules} ({told}), such as {missing[0]['key']}")
     if changed:
-        parts.append(
-            f"{len(changed)} pairs came out otherwise than they were verified, such as {changed[0]['key']}: "
-            f"{changed[0]['why']}"
-        )
+        pairs, example = log.counted(len(changed), "pair"), changed[0]
+        parts.append(f"{pairs} came out otherwise than verified, such as {example['key']}: {example['why']}")
     return f"{manifest}: {'; '.join(parts)}; sft.jsonl has the other {written}, missing.jsonl names these"
 
 

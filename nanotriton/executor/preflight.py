@@ -15,6 +15,7 @@ from nanotriton.verdict import Verdict
 POLICY = "none"  # the executor's: the task's own Model is PyTorch, and any other policy refuses that
 
 ON_THE_CPU = "inputs are made on the CPU, and the judge moves them to where candidates run"
+NO_VALUES = "let no value decide in Python: torch.where in place of an if, a tensor in place of .item()"
 # What is added to a reason in which these words stand.
 HINTS = {
     "not compiled with CUDA": ON_THE_CPU,
@@ -25,7 +26,9 @@ HINTS = {
     "would pass": "forward, or what get_inputs draws, must make answers differ",
     "takes more than": "smaller inputs, or a GPU",
     "needs more memory": "smaller inputs",
-    "read on the host": "a candidate that does the same is not recordable either",
+    "on the host": NO_VALUES,
+    "copied to the host": NO_VALUES,
+    "shape depends on values": "let forward return a shape that its inputs' shapes decide",
 }
 
 
@@ -58,7 +61,10 @@ def finding(verdict: Verdict) -> Finding:
     candidate: PyTorch is recorded call by call, and not all that a Model does stands in such a recording
     (running averages of a batch norm don't), while a kernel may do all of it. Such a task stays.
     """
-    reason = hinted(verdict.message or verdict.status)
+    message = verdict.message or verdict.status
+    if verdict.recordable is False:  # what follows is advice to a candidate, not to the author of a task
+        message = message.partition("; ")[0]
+    reason = hinted(message)
     if verdict.correct:
         return Finding(fit=True)
     if verdict.status == "infra_error":  # our failure, which says nothing of the task

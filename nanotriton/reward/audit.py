@@ -149,7 +149,8 @@ def page(samples: list[Sample], worst: int, source: str) -> str:
     lines = [
         f"# Audit of {source}",
         "",
-        f"{len(samples)} distinct rewarded candidates were judged again under policy strict; {len(differ)} differ.",  # noqa: E501
+        f"Judged again under policy strict: {log.counted(len(samples), 'distinct rewarded candidate')}; "
+        f"with another verdict: {len(differ)}.",
         "",
     ]
     ranked = sorted(samples, key=lambda s: (-s.points, s.task.name, s.candidate))[:worst]
@@ -237,11 +238,22 @@ def main(argv: list[str]) -> int:
         print(
             f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}"  # noqa: E501
         )
-    unjudged = f", {len(failed)} could not be" if failed else ""
-    print(
-        f"{len(samples)} of {total} rewarded candidates judged again, {len(differ)} differ{unjudged}; the page is {out}"  # noqa: E501
-    )
+    print(f"{conclusion(samples, total)}; the page is {out}")
     return 1 if differ or failed else 0
+
+
+def conclusion(samples: list[Sample], total: int) -> str:
+    """What came of the samples that were judged again, of so many distinct ones in all."""
+    differ = sum(sample.differs for sample in samples)
+    failed = sum(not sample.after.judged for sample in samples)
+    line = (
+        f"{len(samples)} of {log.counted(total, 'distinct rewarded candidate')} judged again, {differ} differ"
+    )
+    if failed:
+        line += f", {failed} could not be"
+    if len(samples) < total:
+        line += f" (--limit {total} judges all)"
+    return line
 
 
 if __name__ == "__main__":
