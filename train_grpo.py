@@ -140,6 +140,7 @@ import train_sft
 from nanotriton import distributed, grpo, schedule
 from nanotriton.data import score
 from nanotriton.heldout import measure
+from nanotriton.log import counted
 from nanotriton.microbatch import MicroBatch, Totals, denominators, merge, microbatch, sample_stats
 from nanotriton.preflight import GivenTasks, fit_tasks
 from nanotriton.report import Step, Update, conclude, report
@@ -408,6 +409,8 @@ def main(cfg: Config, world: World) -> None:
     if note:
         run.say(note)
 
+    if not cfg.tasks:
+        run.say(f"{run.folder}: drawing {counted(cfg.steps * cfg.prompts, 'training task')}")
     tasks, dev, test = task_sets(cfg, *fit_tasks(given, run, cfg.judge, cfg.trace.preflight))
     if cfg.trace.eval_tasks and not test:
         run.say("nothing is measured before and after: --heldout names tasks for that")

@@ -110,7 +110,7 @@ import torch
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
-from nanotriton.log import counted
+from nanotriton.log import counted, took
 from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
@@ -127,8 +127,8 @@ Text = tuple[Prompt, str]  # a prompt and its completion
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
 
-def main(cfg: Config, world: World) -> str:
-    """Train, measure on held-out tasks, and return the folder of the model."""
+def main(cfg: Config, world: World, alone: bool = True) -> str:
+    """Train, measure on held-out tasks, and return the folder of the model. alone: see Run.finished()."""
     distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     prompt = read_prompt(cfg.prompt)  # a mistake in what was named comes out before --fresh deletes anything
     if cfg.data:
@@ -136,12 +136,15 @@ def main(cfg: Config, world: World) -> str:
     if cfg.model:
         check_model(cfg.model)
     run = Run(cfg, world, "sft", grows="steps" if cfg.steps else "epochs")
-    if run.finished():
+    if run.finished(alone):
         return str(run.folder / "model")
+    if not cfg.data:
+        run.say(f"{run.folder}: drawing {counted(cfg.examples, 'training pair')}")
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
     pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
+    run.say(f"loading {source}")
     model, _ = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
     steps = cfg.steps or math.ceil(cfg.epochs * len(pairs) / cfg.batch)
@@ -175,6 +178,7 @@ def main(cfg: Config, world: World) -> str:
         run.evaluated("eval", steps, steps, **result)
     run.plot()
     run.summary(steps=steps, **result, seconds=round(run.seconds(), 1), seed=cfg.seed)
+    run.say(f"{run.folder} is done in {took(run.seconds())}: its model is {run.folder / 'model'}")
     return str(run.folder / "model")
 
 
@@ -255,6 +259,7 @@ def scratch_model(cfg: Config, run: Run, texts: list[Text]) -> str:
     folder = run.folder / "scratch"
     # else it is there, and the checkpoints are of it
     if run.main and not (run.folder / "metrics.jsonl").exists():
+        run.say(f"training a tokenizer of {cfg.vocab} tokens on them")
         read = [text for prompt, completion in texts for text in (prompt.bare, completion)]
         train_tokenizer(read, cfg.vocab, str(folder))
         tokenizer = Tokenizer(str(folder))
@@ -321,7 +326,7 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
 def small_model(grpo: Any, world: World) -> str:
     """Make the model that a GRPO run starts from, or find it made -> its folder. grpo: train_grpo.Config."""
     try:
-        return main(small_config(grpo), world)
+        return main(small_config(grpo), world, alone=False)
     except config.ConfigError as error:
         told = str(error)
         for option in ("steps", "examples", "teacher"):

@@ -22,6 +22,7 @@ from nanotriton.trackers import Trackers
 
 FILES = ("metrics.jsonl", "samples.jsonl")
 EVERY = 20.0  # seconds between two lines of progress in a log file
+LINE_EVERY = 1.0  # seconds between the console's lines of two steps, at least
 PLOT_EVERY = 30.0  # seconds between two drawings of curves.png, at least
 PLOT_SHARE = 0.02  # of a run's time that goes into drawing, at most
 
@@ -62,6 +63,18 @@ def show(value: Any) -> str:
     return str(value)
 
 
+def show_times(seconds: dict[str, float]) -> str:
+    """The parts that a step's time went into, but for those under a hundredth of it.
+
+    >>> show_times({"sample": 12.34, "wait": 0.03, "logprobs": 1.0}), show_times({"train": 0.0412})
+    ('sample 12.3s logprobs 1.0s', 'train 0.04s')
+    """
+    least = sum(seconds.values()) / 100
+    return " ".join(
+        f"{k} {v:.1f}s" if v >= 0.1 else f"{k} {v:.1g}s" for k, v in seconds.items() if v >= least
+    )
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun.
 
@@ -89,6 +102,18 @@ def duration(seconds: float) -> str:
     return f"{hours // 24}d{hours % 24:02d}h"
 
 
+def took(seconds: float) -> str:
+    """Seconds that are over, to the second; to the minute from an hour on.
+
+    >>> took(44.6), took(460), took(3 * 3600 + 5 * 60 + 9)
+    ('45s', '7m40s', '3h05m')
+    """
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{seconds}s"
+    return f"{minutes}m{seconds:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
 class Log:
     """The trace of one run, written by the main rank only (other ranks call the same methods, which do
     nothing).
@@ -98,6 +123,7 @@ class Log:
         self.folder, self.main = Path(folder), main
         self.trackers = Trackers()  # run.py has those that were asked for
         self.next_plot = time.monotonic() + PLOT_EVERY
+        self.next_line = 0.0
         if main:
             self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -166,18 +192,30 @@ class Log:
         note: str = "",
         **numbers: Any,
     ) -> None:
-        """One step: every number to metrics.jsonl; the note and `show_keys` to the console."""
+        """One step: every number to metrics.jsonl; the note and `show_keys` to the console, where steps that
+        take less than LINE_EVERY don't have a line each.
+        """
         times = {k: round(v, 4) for k, v in seconds.items()}
         row = {"stage": stage, "step": step, **numbers, "seconds": times}
         self.append("metrics.jsonl", [row])
         self.trackers.step(row)
-        shown = "  ".join(f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
-        self.say(
-            f"{stage} {step:>4}/{of}  {note}{'  ' * bool(note)}{shown}  "
-            + " ".join(f"{k} {v:.1f}s" for k, v in seconds.items() if v >= 0.05)
-        )
+        if self.has_line(stage, step == of):
+            shown = (f"{k} {show(numbers[k])}" for k in show_keys if numbers.get(k) is not None)
+            self.say("  ".join(filter(None, [f"{stage} {step:>4}/{of}", note, *shown, show_times(seconds)])))
         if time.monotonic() >= self.next_plot:
             self.plot()
+
+    def has_line(self, stage: str, last: bool) -> bool:
+        """Whether the console has a line of this step: of a measurement, of the last step, and else of the
+        first after LINE_EVERY.
+        """
+        if "/" in stage:
+            return True
+        now = time.monotonic()
+        if now < self.next_line and not last:
+            return False
+        self.next_line = now + LINE_EVERY
+        return True
 
     def samples(self, rows: Iterable[dict]) -> None:
         """Rows of {step, split, group, task, task_source, completion, verdict, reward, advantage,

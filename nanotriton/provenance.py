@@ -159,8 +159,8 @@ def check_inputs(folder: Path, cfg: Any, otherwise: str) -> str:
 def keep_inputs(folder: Path, cfg: Any) -> None:
     """Write inputs.json, and copies of the files that are small; a model's are not copied."""
     place = folder / "provenance"
-    shutil.rmtree(place, ignore_errors=True)  # of a start that ended before anything was done
-    place.mkdir(parents=True)
+    shutil.rmtree(place / "inputs", ignore_errors=True)  # of a start that ended before anything was done
+    place.mkdir(parents=True, exist_ok=True)
     (place / "inputs.json").write_text(json.dumps(fingerprints(cfg), indent=1) + "\n")
     values = config.flat(cfg)
     for option in PATHS:

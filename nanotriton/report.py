@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nanotriton import grpo
 from nanotriton.advice import commonest
+from nanotriton.log import counted, took
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock, Run
 from nanotriton.verdict import STATUSES
@@ -128,22 +129,43 @@ def summary(run: Run, cfg: Any) -> dict:
         for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
     }
     sft = run.folder / "sft" / "summary.json"
+    seconds_sft = json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0
+    seconds = run.seconds()
     return out | {
         "heldout_samples": tests[-1]["success_n"] if tests else 0,
         "heldout_tasks": tests[-1]["greedy_n"] if tests else 0,
-        "seconds_sft": json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0,
-        "seconds_grpo": round(run.seconds(), 1),
+        "seconds_sft": seconds_sft,
+        "seconds_grpo": round(seconds, 1),
+        "seconds": round(seconds_sft + seconds, 1),
         "seed": cfg.seed,
         "steps": run.done,
         "shuffle_rewards": cfg.paid.shuffle_rewards,
     }
 
 
+def result(numbers: dict[str, Any], rewards: list[float]) -> str:
+    """A run in one line: what it began with, and what it came to.
+
+    numbers: of summary.json. rewards: the mean reward of each step, for a run without held-out tasks.
+    """
+    if "heldout_after" in numbers:
+        name, before, after = "success", numbers["heldout_before"], numbers["heldout_after"]
+        of = f"on {counted(numbers['heldout_tasks'], 'test task')}"
+    else:
+        name, before, after = "mean reward", rewards[0], rewards[-1]
+        of = "from the first step to the last"
+    return f"{name} {before:.3f} -> {after:.3f} {of}, in {took(numbers['seconds'])}"
+
+
 def conclude(run: Run, cfg: Any) -> None:
     """The last curves and numbers of a run that is done, and a word on where they are."""
+    if not run.main:
+        return  # the files are the main rank's
     run.plot()
-    run.summary(**summary(run, cfg))
+    numbers = summary(run, cfg)
+    run.summary(**numbers)
     run.say(
         f"{run.folder} is done: curves.png, samples.jsonl, summary.json, and model/, a Hugging Face folder"
     )
     run.say(f"to look at it: python -m nanotriton.browse {run.folder}")
+    run.say(result(numbers, [row["reward"] for row in run.read() if row["stage"] == "grpo"]))

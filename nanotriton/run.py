@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
@@ -23,8 +22,9 @@ from nanotriton import config, distributed, lora, provenance, stop
 from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
-from nanotriton.log import FILES, Log, duration
+from nanotriton.log import FILES, Log, counted, duration
 from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.pace import Pace
 from nanotriton.resume import check_kind, check_settings, read_settings
 from nanotriton.sampler import Sampler
 from nanotriton.tokenizer import Tokenizer
@@ -36,7 +36,6 @@ from nanotriton.world import World, leave, setup
 # not our faults
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 DISK |= {errno.EIO, errno.ESTALE}
-RECENT = 11  # ends of steps that say how long one takes
 T = TypeVar("T")
 
 
@@ -129,6 +128,7 @@ class Run(Log):
         was = read_settings(path)
         began = (was or {}).pop("began", None)
         otherwise = self.way_out(folder, cfg, was)
+        self.settings, self.grows, self.otherwise = settings, grows, otherwise
         world.barrier()  # every rank has looked
         self.agree(world, lambda: self.take(folder, cfg))
         super().__init__(folder, world.is_main)
@@ -163,7 +163,7 @@ class Run(Log):
         self.spent, self.started = 0.0, time.perf_counter()
         self.done = self.saved = 0  # steps
         self.mark: dict[str, int] = {}  # sizes of the files after the last step
-        self.ends = deque([self.started], maxlen=RECENT)  # of the last steps, by the clock
+        self.pace = Pace(settings["eval_every"], settings.get("minutes", 0.0))
         self.advice = Advice()
 
     def start_over(self) -> None:
@@ -234,15 +234,27 @@ class Run(Log):
             )
         return tokenizer
 
-    def finished(self) -> bool:
-        """Whether this run ended before: its summary is there."""
+    def finished(self, alone: bool = True) -> bool:
+        """Whether this run ended before: its summary is there. Says so, and what would continue it.
+
+        alone: it is no part of another run, whose options would mean something else.
+        """
         path = self.folder / "summary.json"
-        if path.exists():
-            self.say(
-                f"{self.folder} is finished: {path} has its numbers; a larger --steps or --minutes continues "
-                "it, --fresh starts over"
+        if not path.exists():
+            return False
+        done = json.loads(path.read_text())["steps"]
+        line = (
+            f"{self.folder} is finished after {counted(done, 'step')}: its model is {self.folder / 'model'}"
+        )
+        if alone:
+            # a limit of time ended it, or the number of its steps
+            longer = (
+                "minutes" if self.settings.get("minutes") and done < self.settings["steps"] else self.grows
             )
-        return path.exists()
+            line += f", {path.name} has its numbers; a larger --{longer} continues it; "
+            line += f"for a new run give {self.otherwise}"
+        self.say(line)
+        return True
 
     def resume(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Load the newest checkpoint, if there is one, and cut the files back to it -> the finished steps."""
@@ -251,7 +263,7 @@ class Run(Log):
         self.measured = self.world.gather(self.rewind(state["position"], step))[0]
         self.spent, self.started = state["seconds"], time.perf_counter()
         self.done = self.saved = step
-        self.ends = deque([self.started], maxlen=RECENT)
+        self.pace.start()
         self.mark = self.position()
         self.say(
             f"continuing {self.folder} after step {step}"
@@ -311,9 +323,10 @@ class Run(Log):
     def step(self, stage: str, step: int, of: int, *args: Any, note: str = "", **numbers: Any) -> None:
         """A step, or a measurement; the console also tells how long the steps that are left will take."""
         if stage == self.stage:
-            self.ends.append(time.perf_counter())
-            each = (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1)  # measurements and saving included
-            note = f"eta {duration(each * (of - step))}  {note}".rstrip()
+            self.pace.step()
+            note = f"eta {duration(self.pace.left(step, of, self.seconds()))}  {note}".rstrip()
+        else:
+            self.pace.measured()
         super().step(stage, step, of, *args, note=note, **numbers)
         self.checkpoints.finish(wait=False)
 

@@ -56,6 +56,7 @@ def make_trainer(
     ConfigError if a prompt of the user's own tasks is too long for the model.
     """
     world = run.world
+    run.say(f"loading {base}")
     tokenizer = run.tokenizer(base, cfg.template)
     shared = cfg.optimizer == "adam8"  # the sampler reads the parameters that are trained
     copies = (not shared) + (cfg.losses.kl > 0) / world.world_size  # the sampler's, and the reference's shard

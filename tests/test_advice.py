@@ -52,6 +52,7 @@ def said(tmp_path, capsys):
 
     def console(samples: list[Episode], step: int = 1, **stats: float) -> str:
         capsys.readouterr()
+        run.next_line = 0.0  # as if the step before had taken its time
         names = {"tokens": 0.0, "entropy": 1.0} | stats
         found = {name: torch.tensor([value, 1.0]) for name, value in names.items()}
         report(run, step, train_grpo.Config(steps=9), Step(samples, [Update(0.0, 0.0, [found])], Clock()))

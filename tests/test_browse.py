@@ -78,6 +78,19 @@ def test_a_page_holds_every_sample_and_number_of_a_run(tmp_path, capsys):
     assert "browse.html is written: 1 run, " in capsys.readouterr().out
 
 
+def test_a_page_lies_with_its_runs_and_not_where_the_command_was_given(tmp_path, capsys, monkeypatch):
+    """In a checkout git would see it."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("out/a", "out/b", "other/c"):
+        write_run(tmp_path / name, metrics(2))
+    for given in (["../out"], ["../out/b", "../other/c"]):
+        browse.main(given)
+        assert capsys.readouterr().out.startswith("../out/browse.html is written: 2 runs")
+        (tmp_path / "out" / "browse.html").unlink()
+    assert not any((tmp_path / "here").iterdir())
+
+
 def test_texts_lie_in_chunks_of_a_bounded_size():
     packed = samples.Packed()
     for row in many_samples(3000):

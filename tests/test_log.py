@@ -131,6 +131,28 @@ def test_smooth_is_a_mean_from_the_first_value_on():
     assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
 
 
+def test_short_steps_have_a_line_now_and_then_and_all_their_rows(tmp_path, monkeypatch, capsys):
+    """1600 lines of SFT, of a fourteenth of a second each, would hide what stands between them."""
+    now = 100.0
+    monkeypatch.setattr("nanotriton.log.time.monotonic", lambda: now)
+    log = Log(tmp_path)
+    for step in range(1, 51):
+        now += 0.07
+        log.step("sft", step, 50, {"train": 0.07}, ("loss",), loss=1.0)
+        if step == 20:
+            log.step("sft/eval", step, 50, {}, ("eval_loss",), eval_loss=2.0)
+    said = capsys.readouterr().out.splitlines()
+    # 14 or 15 steps a second
+    assert [int(line.split()[1].split("/")[0]) for line in said] == [1, 16, 20, 31, 46, 50]
+    assert said[0] == "sft    1/50  loss 1.000  train 0.07s"
+    assert said[2] == "sft/eval   20/50  eval_loss 2.000"
+    assert [row["step"] for row in log.read() if row["stage"] == "sft"] == list(range(1, 51))
+    for step in (1, 2):
+        now += 1.0
+        log.step("grpo", step, 9, {"sample": 1.0}, ())
+    assert len(capsys.readouterr().out.splitlines()) == 2  # those of steps that take their time
+
+
 def test_equal_samples_are_one_row_with_their_number(tmp_path):
     log = Log(tmp_path)
     log.samples([{"completion": "a"}, {"completion": "é"}, {"completion": "a"}])

@@ -98,12 +98,12 @@ def test_the_small_model_is_what_train_sft_makes():
     )
 
 
-def mistake(capsys, main, cls, *argv: str) -> str:
-    """What a script says of a mistake, in this process: one line."""
+def mistake(capsys, main, cls, *argv: str, before: str = "") -> str:
+    """What a script says of a mistake, in this process: one line. before: what it says before that."""
     with pytest.raises(SystemExit) as stop:
         launch(main, config.parse(cls, list(argv)))
     out, err = capsys.readouterr()
-    assert stop.value.code == 2 and err.count("\n") == 1 and err.startswith("error: ") and out == ""
+    assert stop.value.code == 2 and err.count("\n") == 1 and err.startswith("error: ") and out == before
     return err
 
 
@@ -229,7 +229,8 @@ def test_what_sft_refuses_is_told_in_the_options_of_grpo(tmp_path, capsys):
     Run(train_sft.Config(out=str(tmp_path / "laptop"), eval_tasks=1), World(), "sft").append(
         "metrics.jsonl", [{"stage": "sft", "step": 1}]
     )
-    told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7")
+    drawing = f"{tmp_path}/laptop: drawing 1 training task\n"
+    told = mistake(capsys, *grpo, "--out", str(tmp_path), "--sft-steps", "7", before=drawing)
     assert (
         "laptop/sft holds a run that was started with --sft-steps 1600 (it may grow), --sft-teacher exact: "
         in told

@@ -152,7 +152,7 @@ def test_sft_learns_and_a_killed_run_continues_to_the_same_end(tmp_path):
     losses = [r["loss"] for r in rows(tmp_path / "a/sft/metrics.jsonl") if r["stage"] == "sft"]
     assert losses[-1] < losses[0] - 1
     with subprocess.Popen(command(tmp_path / "b"), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        next(line for line in process.stdout if "sft    3/6" in line)
+        next(line for line in process.stdout if "sft    1/6" in line)
         os.kill(process.pid, signal.SIGKILL)
     again = subprocess.run(command(tmp_path / "b"), cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0 and "after step 2" in again.stdout, again.stderr

@@ -283,6 +283,22 @@ def test_code_that_changed_is_told_and_kept(tmp_path, monkeypatch):
     assert rows[0]["untracked"] == ["new.py"]
 
 
+def test_a_start_that_was_stopped_early_is_kept_too(tmp_path):
+    """While SFT made the model, say, when the GRPO run has no metrics yet. Its inputs may be others now."""
+    started = lambda **more: (
+        Run(config.make(train_grpo.Config, out=str(tmp_path), **more), World(), "grpo").folder
+    )
+    (tmp_path / "r.py").write_text(REWARD)
+    folder = started(reward=str(tmp_path / "r.py"))
+    assert (folder / "provenance" / "inputs" / "reward" / "r.py").exists()
+    started()
+    assert len((folder / "provenance" / "starts.jsonl").read_text().splitlines()) == 2
+    assert not (folder / "provenance" / "inputs").exists()
+    assert json.loads((folder / "provenance" / "inputs.json").read_text()) == {}
+    started(fresh=True)
+    assert len((folder / "provenance" / "starts.jsonl").read_text().splitlines()) == 1
+
+
 def test_without_git_a_run_still_says_what_it_can(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("NANOTRITON_COMMIT", raising=False)

@@ -157,7 +157,7 @@ def test_stopped_at_any_moment_it_continues_to_the_same_end_and_leaves_no_proces
         text=True,
         start_new_session=True,
     )
-    want = {"ctrl-c": "sft    3/6", "kill worker": "grpo    1/2", "kill agent": "grpo/test    0/2"}[how]
+    want = {"ctrl-c": "sft    1/6", "kill worker": "grpo    1/2", "kill agent": "grpo/test    0/2"}[how]
     for line in process.stdout:
         if want in line:
             break

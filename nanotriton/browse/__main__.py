@@ -3,7 +3,8 @@
     python -m nanotriton.browse RUN [RUN ...] [--out page.html] [--rows 20000]
 
 RUN is a run's folder, or a folder of runs. Runs that differ in nothing but their seed are drawn as one curve
-with its spread. The page of one run is written into its folder, that of several into the current one.
+with its spread. The page of one run is written into its folder, that of several beside the folder
+of the first.
 Exit status: 0 the page is written, 2 bad usage.
 """
 
@@ -25,7 +26,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, or a folder of runs"
     )
     parser.add_argument(
-        "--out", type=Path, help="the page (default: browse.html, beside a single run's files)"
+        "--out",
+        type=Path,
+        help="the page (default: browse.html in the folder of a single run, or beside that of the first)",
     )
     parser.add_argument(
         "--rows",
@@ -44,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(argv)
     try:
         runs = find_runs(options.runs)
-        out = options.out or (runs[0].folder if len(runs) == 1 else Path()) / "browse.html"
+        first = runs[0].folder
+        out = options.out or (first if len(runs) == 1 else first.parent) / "browse.html"
         config.writable(str(out))
         text = page(runs, options.rows)
         out.write_text(text, encoding="utf-8")
