@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from nanotriton.executor.judge import draws
+from nanotriton.executor.judge.faint import SIGMAS, SLOPE, regress
 from nanotriton.executor.judge.reference import Reference
-from tests.test_draws import accepted_by_many, refused, task
+from tests.test_draws import accepted_by_many, judge, refused, task
 
 
 def two_passes(x, dims, eps, place=torch.rsqrt):
@@ -90,3 +91,51 @@ def test_a_softplus_of_several_operators_is_another_matter():
     """Its kernels take the logarithm of 1 + exp(x), whose tail is 0."""
     reference = Reference(task("return torch.log1p(torch.exp(x))", "torch.randn(24, 32)"))
     accepted_by_many(reference, lambda m, x: (1 + x.exp()).log())
+
+
+# ---- few rows, each with one rounding for all of its elements
+FEW = (
+    "torch.randn(4, 1337)",
+    "return (x - x.amin(1, keepdim=True)) / (x.amax(1, keepdim=True) - x.amin(1, keepdim=True) + 1e-5)",
+)
+
+
+def test_one_rounding_a_row_is_no_missing_effect():
+    """One reciprocal a row is honest: it was refused with one secret in fifteen, as if elements were independent."""
+
+    def one_reciprocal_a_row(m, x):
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        return (x - low) * (1 / (high - low + 1e-5))
+
+    def without_eps(m, x):
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        return (x - low) / (high - low)
+
+    reference = Reference(task(FEW[1], FEW[0]))
+    for secret in (b"25", b"31", b"47", b"60"):  # with these it was
+        judge(reference, reference.trials(secret, ""), one_reciprocal_a_row, twice=False)
+    assert refused(reference, without_eps)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_an_effect_that_is_left_out_shows_in_few_rows(rows):
+    torch.manual_seed(rows)
+    w = torch.randn(rows, 400, dtype=torch.float64)
+    effect = 1e-7 * torch.randn(400, dtype=torch.float64).expand(rows, 400)
+    own = w.float()
+    slope, deviation = regress((w - 2 * effect).float(), own, w, w - effect)
+    assert abs(slope + 2) < 0.5 and abs(slope) > SLOPE + SIGMAS * deviation
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_an_error_that_slices_share_counts_once_a_slice(dim):
+    """Twenty draws of errors that have nothing to do with the effect, which differs from slice to slice too."""
+    torch.manual_seed(dim)
+    for _ in range(20):
+        shape = (5, 1) if dim == 0 else (1, 5)
+        full = (5, 300) if dim == 0 else (300, 5)
+        w = torch.rand(full, dtype=torch.float64) + 1
+        error, effect = (w * 1e-6 * torch.randn(shape, dtype=torch.float64) for _ in range(2))
+        noise = 1e-9 * torch.randn(full, dtype=torch.float64)
+        slope, deviation = regress(w + error + noise, w, w, w - effect)
+        assert abs(slope) <= SLOPE + SIGMAS * deviation

@@ -6,9 +6,13 @@ One value tells nothing then: the effect is smaller than what rounding may do. M
 rounding is independent of it. So each weight and each input whose effect is faint is halved, in the float64
 reference alone, and the candidate's errors are regressed on the change. An answer without the tensor's
 effect has a slope of -2 there, and an honest one has none.
+
+Rounding may be shared: a row that is multiplied by one rounded number has one error for all its elements.
+Then a row counts as one value, and a few rows tell nothing.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -26,6 +30,7 @@ RESOLVED = 0.25  # of an effect: the reference's own rounding may be off by so m
 ENOUGH = 32  # elements at which it does
 SAMPLE = 1 << 18  # elements of an output that are looked at
 SLOPE, SIGMAS = 0.5, 6.0  # what is allowed: so much, and standard errors
+SHARED = 4.0  # times what independent errors have in common by chance
 
 
 def check_faint(reference: Reference, trial: Trial, got: object, answer: Answer) -> None:
@@ -100,12 +105,13 @@ def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.T
     such errors. (0, 0) where too little is left.
     """
     step = max(1, own.numel() // SAMPLE)
+    shape, place = own.shape, torch.arange(own.numel(), device=own.device)[::step]
     g, o, w, h = (t.detach().reshape(-1)[::step].double() for t in (g, own, w, halved))
     effect = w - h
     kept = ((o - w).abs() <= RESOLVED * 2 * effect.abs()) & (effect != 0) & g.isfinite() & w.isfinite()
     if int(kept.sum()) < ENOUGH:
         return 0.0, 0.0
-    error, effect, w = (g - w)[kept], effect[kept], w[kept]
+    error, effect, w, place = (g - w)[kept], effect[kept], w[kept], place[kept]
     common = torch.linalg.qr(torch.stack([torch.ones_like(w), w], 1))[0]
     error, left = (x - common @ (common.T @ x) for x in (error, effect))
     power = float(left.square().sum())
@@ -113,4 +119,52 @@ def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.T
         return 0.0, 0.0
     slope = float((error * left).sum()) / power
     rest = error - slope * left
-    return slope, math.sqrt(float((rest * left).square().sum())) / power
+    deviation = math.sqrt(float((rest * left).square().sum())) / power
+    if abs(slope) > SLOPE + SIGMAS * deviation:  # else what elements share can't matter
+        for slices in slicings(shape, place):
+            if share(rest, w, slices):
+                deviation = max(deviation, deviation_of_sums(rest * left, slices) / power)
+    return slope, deviation
+
+
+def slicings(shape: torch.Size, place: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Ways to cut an output into slices whose elements may share a rounded number, as a row shares its sum.
+
+    place: flat indices of the elements. Each way gives the number of each one's slice, from 0 on: by the
+    index in one dimension, and by the indices in all others.
+    """
+    for dim, size in enumerate(shape):
+        inner = math.prod(shape[dim + 1 :])
+        others = place // (inner * size) * inner + place % inner
+        for number in (place // inner % size, others):
+            slices = torch.unique(number, return_inverse=True)[1]
+            if 1 < int(slices.max()) + 1 < len(place):
+                yield slices
+
+
+def share(rest: torch.Tensor, w: torch.Tensor, slices: torch.Tensor) -> bool:
+    """Whether the elements of a slice have errors in common: a constant, or a factor of w.
+
+    If all are independent, a slice's part of `rest` along such an error is on average as large as an element.
+    """
+    element = float(rest.square().mean())
+    for common in (torch.ones_like(w), w):
+        along = sums(rest * common, slices).square() / sums(common.square(), slices).clamp(min=1e-300)
+        if float(along.mean()) > SHARED * element:
+            return True
+    return False
+
+
+def deviation_of_sums(x: torch.Tensor, slices: torch.Tensor) -> float:
+    """The standard deviation of the sum of x if slices are independent and their elements are not.
+
+    Three numbers were fitted, which few slices can't tell from their errors; infinite for three or fewer.
+    """
+    of_slices = sums(x, slices)
+    count = len(of_slices)
+    return math.sqrt(float(of_slices.square().sum()) * count / (count - 3)) if count > 3 else math.inf
+
+
+def sums(x: torch.Tensor, slices: torch.Tensor) -> torch.Tensor:
+    """The sum of x over each slice."""
+    return x.new_zeros(int(slices.max()) + 1).index_add_(0, slices, x)
