@@ -96,7 +96,7 @@ def test_a_softplus_of_several_operators_is_another_matter():
 # ---- few rows, each with one rounding for all of its elements
 FEW = (
     "torch.randn(4, 1337)",
-    "return (x - x.amin(1, keepdim=True)) / (x.amax(1, keepdim=True) - x.amin(1, keepdim=True) + 1e-5)",
+    "return (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True) + 1e-5)",
 )
 
 
