@@ -268,7 +268,7 @@ def test_a_journal_that_was_cut_off_loses_only_its_last_line(tmp_path):
 def test_sources_that_are_none_are_told_in_one_line(tmp_path):
     bad = tmp_path / "rows.jsonl"
     bad.write_text('{"triton_code": "x"}\n')
-    with pytest.raises(ValueError, match="line 1: it has no module.s source; an object with pytorch_code"):
+    with pytest.raises(ValueError, match="line 1: it has no module's source; an object with pytorch"):
         list(modules([str(bad)]))
     with pytest.raises(ValueError, match="no such file, folder or installed package"):
         list(modules(["no_package_of_this_name"]))
