@@ -6,7 +6,9 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
+from torch.utils._triton import has_triton
 
 from nanotriton.collect.inductor import compiled
 from nanotriton.collect.inductor_host import Buffer, Host
@@ -150,6 +152,14 @@ def test_what_others_log_is_heard_afterwards(caplog):
     compiled(MODULES["map"])
     logging.getLogger("other").warning("heard")
     assert "heard" in caplog.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_process_that_has_asked_torch_for_a_card_can_compile_and_knows_none_afterwards():
+    """torch keeps the answer, which transformers, say, asks for as it is imported."""
+    assert not has_triton()
+    assert "@triton.jit" in compiled(MODULES["map"])
+    assert not has_triton()
 
 
 def test_of_several_buffers_the_first_says_how_many_elements_there_are():

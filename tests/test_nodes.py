@@ -67,19 +67,28 @@ def end(agents: list[subprocess.Popen], out: Path) -> list[int]:
     return statuses
 
 
-def kill_second_rank(agents: list[subprocess.Popen], out: Path, when: str) -> str:
-    """kill -9 the second rank when the first one has printed this -> what the first one's agent printed."""
+def kill_second_rank(agents: list[subprocess.Popen], out: Path, stage: str, step: int) -> str:
+    """kill -9 the second rank when this step is in the metrics -> what the first one's agent printed."""
     files = outputs(out, 2)
     due = time.monotonic() + 900
-    while not any(when in file.read_text() for file in files):
+    while not has_step(out, stage, step):
         assert time.monotonic() < due and all(agent.poll() is None for agent in agents), files[0].read_text()
         time.sleep(0.02)
-    first = next(k for k in range(2) if when in files[k].read_text())
+    first = next(k for k in range(2) if "it begins" in files[k].read_text())
     agent = agents[1 - first].pid
     (rank,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     os.kill(int(rank), signal.SIGKILL)
     assert all(status != 0 for status in end(agents, out))
     return files[first].read_text()
+
+
+def has_step(out: Path, stage: str, step: int) -> bool:
+    """Whether this step of this stage is in a whole row of metrics."""
+    lines = [
+        line for file in out.rglob("metrics.jsonl") for line in file.read_text().splitlines(keepends=True)
+    ]
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return any(row["stage"] == stage and row["step"] == step for row in rows)
 
 
 def errors(said: str) -> list[str]:
@@ -102,8 +111,8 @@ def trace(out: Path) -> dict[str, object]:
 def test_two_agents_train_as_one_and_a_killed_rank_ends_both(tmp_path, stage):
     one, two = tmp_path / "one", tmp_path / "two"
     assert end(start(stage, one, 1), one) == [0], (one / "agent-0").read_text()
-    # a step's line comes before its checkpoint, so that of the first step is there
-    said = kill_second_rank(start(stage, two, 2), two, f"{stage}    2/3")
+    # a step's metrics come before its checkpoint, so that of the first step is there
+    said = kill_second_rank(start(stage, two, 2), two, stage, 2)
     assert errors(said) == [GONE], said
     statuses = end(start(stage, two, 2), two)
     said = "".join(file.read_text() for file in outputs(two, 2))

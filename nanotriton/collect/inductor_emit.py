@@ -129,7 +129,16 @@ def pretend_h100() -> Iterator[None]:
         for module, name in tracing:
             with contextlib.suppress(ImportError, AttributeError):  # another torch may not have it
                 stack.enter_context(mock.patch(f"torch._inductor.fx_passes.{module}.{name}", constant(None)))
+        forget_cards()
+        stack.callback(forget_cards)
         yield
+
+
+def forget_cards() -> None:
+    """torch keeps what it found out about this machine's cards, of which none can run Triton."""
+    for kept in vars(torch.utils._triton).values():
+        if hasattr(kept, "cache_clear"):
+            kept.cache_clear()
 
 
 def to_fake(model: torch.nn.Module, mode: FakeTensorMode, dynamic: bool) -> None:
