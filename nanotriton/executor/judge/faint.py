@@ -105,13 +105,12 @@ def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.T
     such errors. (0, 0) where too little is left.
     """
     step = max(1, own.numel() // SAMPLE)
-    shape, place = own.shape, torch.arange(own.numel(), device=own.device)[::step]
     g, o, w, h = (t.detach().reshape(-1)[::step].double() for t in (g, own, w, halved))
     effect = w - h
     kept = ((o - w).abs() <= RESOLVED * 2 * effect.abs()) & (effect != 0) & g.isfinite() & w.isfinite()
     if int(kept.sum()) < ENOUGH:
         return 0.0, 0.0
-    error, effect, w, place = (g - w)[kept], effect[kept], w[kept], place[kept]
+    error, effect, w = (g - w)[kept], effect[kept], w[kept]
     common = torch.linalg.qr(torch.stack([torch.ones_like(w), w], 1))[0]
     error, left = (x - common @ (common.T @ x) for x in (error, effect))
     power = float(left.square().sum())
@@ -121,7 +120,8 @@ def regress(g: torch.Tensor, own: torch.Tensor, w: torch.Tensor, halved: torch.T
     rest = error - slope * left
     deviation = math.sqrt(float((rest * left).square().sum())) / power
     if abs(slope) > SLOPE + SIGMAS * deviation:  # else what elements share can't matter
-        for slices in slicings(shape, place):
+        place = torch.arange(0, own.numel(), step, device=own.device)[kept]
+        for slices in slicings(own.shape, place):
             if share(rest, w, slices):
                 deviation = max(deviation, deviation_of_sums(rest * left, slices) / power)
     return slope, deviation
