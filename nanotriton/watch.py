@@ -207,9 +207,6 @@ class Watch(threading.Thread):
 
     def end_process(self, failure: str) -> None:
         """Another rank has failed: tell it and end this process, whatever its main thread is doing."""
-        if not self.world.is_main:
-            with contextlib.suppress(RuntimeError):  # the store is gone: nobody asks who has heard
-                self.heard()
         self.failing.wait(SAME)
         if self.failing.is_set():
             self.over.wait(PATIENCE * 3 + ENDING)  # the main thread tells, and ends the process

@@ -8,6 +8,7 @@ statuses in JSON.
 """
 
 import errno
+import faulthandler
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from nanotriton.config import ConfigError
 from nanotriton.run import program
 
 agreed = world.agree
+LATE = 150  # seconds after which a rank says where it is, and ends
 watch.BEAT, watch.PATIENCE, watch.SAME, watch.ENDING = 0.1, 4.0, 0.5, 5.0
 
 
@@ -116,6 +118,7 @@ def start(name, port):
         if not child:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
             os.dup2(os.open(f"{name}-{rank}", os.O_CREAT | os.O_WRONLY), 2)
+            faulthandler.dump_traceback_later(LATE, exit=True)
             if name == "no_gpu":
                 world.agree = agree
             program(lambda cfg, world: globals()[name](world), None)

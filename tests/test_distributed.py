@@ -34,6 +34,7 @@ from nanotriton.run import Run, launch
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 from nanotriton.world import World, idle_cores, setup
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 LENGTHS = [9, 4, 12, 7, 3, 11, 6, 5]
@@ -139,8 +140,6 @@ def torchrun(*words, nodes=None, timeout=150):
     base = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "1"]
     layout = ["--standalone", "--nproc-per-node", "2"]
     if nodes:
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
         layout = [
             "--nnodes",
             str(nodes),
@@ -149,7 +148,7 @@ def torchrun(*words, nodes=None, timeout=150):
             "--rdzv-backend",
             "c10d",
             "--rdzv-endpoint",
-            f"localhost:{port}",
+            f"localhost:{free_port()}",
         ]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     agents = [

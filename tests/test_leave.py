@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[1]
 # Stands for Gloo's thread, which wants the interpreter when that is gone.
 LEAVES = """
@@ -67,12 +69,8 @@ def test_a_rank_leaves_without_the_teardown_and_with_everything_else(tmp_path):
 
 @pytest.mark.parametrize(("cfg", "codes"), [("ends", "[5, 5]"), ("fails", "[1, 1]")])
 def test_no_rank_ends_before_all_have_written(tmp_path, cfg, codes):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    done = run(RANKS, cfg, folder=tmp_path, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = run(RANKS, cfg, folder=tmp_path, **meet)
     assert done.stdout == f"{codes}\n", done.stderr
     if cfg == "ends":
         assert [(tmp_path / f"ended {rank}").read_text() for rank in range(2)] == ["True", "True"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nanotriton.watch import AGAIN
+from tests.ports import free_port
 from tests.test_train import ROOT, processes
 
 RUNS = {
@@ -30,9 +31,7 @@ def start(stage: str, out: Path, nodes: int) -> list[subprocess.Popen]:
     """
     layout = ["--standalone"]
     if nodes == 2:
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
-        layout = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+        layout = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}"]
     command = [*AGENT, str(2 // nodes), *layout, *RUNS[stage].split(), "--out", str(out)]
     env = os.environ | {"NANOTRITON_TEST": str(out), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     out.mkdir(exist_ok=True)

@@ -3,7 +3,6 @@
 failing_ranks.py is their program, which says what happens to them.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import torch
 
 from nanotriton import watch
 from nanotriton.world import gpu_trouble
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 HOST = re.escape(socket.gethostname())
@@ -60,9 +60,7 @@ def ended(tmp_path_factory) -> dict[str, tuple[list[int], list[str]]]:
     """What happens -> (exit statuses, what each rank said), all of them at the same time."""
     folder = tmp_path_factory.mktemp("ranks")
     names = [*CASES, "killed_first"]
-    with contextlib.ExitStack() as free:
-        open_ = [free.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in names]
-        ports = [str(server.getsockname()[1]) for server in open_]
+    ports = map(str, free_ports(len(names)))
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     env["MASTER_ADDR"] = "127.0.0.1"
     command = [sys.executable, ROOT / "tests" / "failing_ranks.py", *chain(*zip(names, ports, strict=True))]

@@ -21,6 +21,7 @@ from nanotriton.model import ModelConfig, ModelError, Transformer
 from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import fill, load_config, load_model, save_model, shard_rows
 from nanotriton.world import World
+from tests.ports import free_port
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -225,7 +226,7 @@ def test_fsdp_ranks_fill_their_rows_and_save_the_whole(tmp_path):
         **os.environ,
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+        "MASTER_PORT": str(free_port()),
     }
     ranks = [
         subprocess.Popen(command, env={**env, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
