@@ -19,6 +19,7 @@ from nanotriton.executor.gpu.compiler import compile_kernel
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.process import confinement
 from nanotriton.executor.sandbox import calls, files, linux, sandbox
+from nanotriton.executor.sandbox.zygote import renumber
 from nanotriton.plan.plan import Kernel
 from nanotriton.plan.signature import signature
 from nanotriton.tasks.task import Task
@@ -299,6 +300,25 @@ def test_nobody_else_is_made_to_wait(tmp_path):
     }.items():
         assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1]
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize("numbers", [(99, 100, 101), (101, 100, 99), (2, 0, 1), (1, 2, 100)])
+def test_a_child_gets_the_files_that_it_was_sent_whatever_their_numbers(tmp_path, numbers):
+    """A zygote with a hundred children has files of any number."""
+    files = [os.open(tmp_path / str(i), os.O_CREAT | os.O_RDWR) for i in range(len(numbers))]
+    for i, file in enumerate(files):
+        os.write(file, b"%d" % i)
+    child = os.fork()
+    if not child:
+        high = [fcntl.fcntl(file, fcntl.F_DUPFD, 200) for file in files]
+        for file, number in zip(high, numbers, strict=True):
+            os.dup2(file, number)
+        renumber(list(numbers))
+        found = [os.pread(i, 8, 0) for i in range(len(numbers))]
+        os._exit(found != [b"%d" % i for i in range(len(numbers))])
+    assert os.waitpid(child, 0)[1] == 0
+    for file in files:
+        os.close(file)
 
 
 def test_threads_still_work(tmp_path):

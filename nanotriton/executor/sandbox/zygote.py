@@ -101,7 +101,8 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
 
 def renumber(fds: list[int]) -> None:
     """Make these file descriptors 0, 1, 2, .., and close all others."""
-    high = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]  # out of the way first
+    # out of the way first, to numbers that nothing has: many children at a time take many
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]
     for i, fd in enumerate(high):
         os.dup2(fd, i)
     os.closerange(len(fds), os.sysconf("SC_OPEN_MAX"))
