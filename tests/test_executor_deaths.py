@@ -19,7 +19,7 @@ from nanotriton.executor.common import probe
 from nanotriton.executor.judge.job import check_ended, not_its_own
 from nanotriton.executor.sandbox import files, sandbox
 from nanotriton.executor.sandbox import zygote as zygotes
-from nanotriton.executor.sandbox.protocol import BEACON
+from nanotriton.executor.sandbox.protocol import BEACON, MESSAGE_BYTES, pair, receive, send
 from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
@@ -291,3 +291,16 @@ def test_what_ends_before_its_candidate_begins_is_our_failure(tmp_path, begin):
     with pytest.raises(Fault) as fault:
         check_ended(ended, limits)
     assert fault.value.status == ("timeout" if begin else "infra_error")
+
+
+def test_a_message_is_read_whole_or_not_sent():
+    """A verdict that was cut ended the scheduler, and with it every verdict to come."""
+    ours, theirs = pair()
+    longest = {"names": ["x" * (MESSAGE_BYTES - len('{"names": [""]}'))]}
+    send(ours, longest)
+    assert receive(theirs) == (longest, [])
+    with pytest.raises(ValueError, match="bytes"):
+        send(ours, {"names": ["x" * MESSAGE_BYTES]})
+    ours.close()
+    assert receive(theirs) == (None, [])
+    theirs.close()
