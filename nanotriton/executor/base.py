@@ -56,7 +56,7 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
 def _fork_worker(control: socket.socket, main: Callable, request: dict, fds: list[int]) -> int:
     """Fork a worker that runs `main`, and return its process id."""
     base = os.getpid()
-    pid = os.fork()
+    pid = forks.fork()
     if pid:
         return pid
     try:
