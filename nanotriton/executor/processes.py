@@ -219,13 +219,10 @@ def ask_for_worker(
 ) -> Process:
     """Let a base fork a worker. Its process id comes later, but work may be sent to it at once.
 
-    memory: bytes for each of its processes. Raises OSError if the base is dead.
+    memory: bytes for each of its processes. Raises ConnectionError if the base is dead, and another OSError
+    if there is no file or memory left.
     """
-    ours, theirs = pair()
-    fd = os.memfd_create("beacon")
-    os.ftruncate(fd, BEACON.size)
     folder = os.path.join(root, f"worker-{number}")
-    process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, folder)
     on_gpu = base.flavour in ("cuda", "gpu")
     options = {
         "folder": folder,
@@ -237,14 +234,11 @@ def ask_for_worker(
         "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
         "card": asdict(card),
     }
-    try:
-        send(base.sock, options, (theirs.fileno(), fd))
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        os.close(fd)
+    ours, theirs = pair()
+    with theirs, open(os.memfd_create("beacon"), "r+b") as file:
+        file.truncate(BEACON.size)
+        process = Process(ours, mmap.mmap(file.fileno(), BEACON.size), base.flavour, folder)
+        send(base.sock, options, (theirs.fileno(), file.fileno()))
     base.unnamed.append(process)
     return process
 

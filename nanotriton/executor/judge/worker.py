@@ -27,7 +27,7 @@ from nanotriton.executor.child.record import record_child
 from nanotriton.executor.child.script import script_child
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
-from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
+from nanotriton.executor.common.limits import REFERENCES, REPLAYERS, SHORTAGES
 from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
@@ -343,8 +343,9 @@ class Worker:
             self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
         # an error of ours: die, and leave word in the beacon of whose job it was, so that only this
         # one is suspected
-        except Exception:
-            BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
+        except Exception as error:
+            if getattr(error, "errno", None) not in SHORTAGES:
+                BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
             raise
         else:
             if spawn.target == "compile":
