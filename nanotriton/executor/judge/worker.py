@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections import OrderedDict
 from select import POLLIN, poll
@@ -420,5 +421,9 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
         # the zygote died: the executor starts another pair
         with contextlib.suppress(EOFError, ConnectionError):
             Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
+    except OSError as error:
+        if error.errno not in SHORTAGES:
+            raise
+        print(f"executor: a worker ends, and another begins: {error}", file=sys.stderr, flush=True)
     finally:
         remove_folder(options["folder"])
