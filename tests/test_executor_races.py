@@ -166,3 +166,14 @@ def test_a_verdict_of_a_candidate_that_was_given_up_is_no_news():
     process = SimpleNamespace(entries={}, alone=True, finished=0)
     Executor._worker_says(None, process, {"job": 7, "verdict": {"status": "correct"}})
     assert process.finished == 1 and not process.alone
+
+
+def test_an_executor_without_a_thread_is_one_line_and_leaves_no_folder(monkeypatch, tmp_path):
+    def none_left(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("threading.Thread.start", none_left)
+    with pytest.raises(OSError, match="the executor does not start: can't start new thread"):
+        Executor(workers=1)
+    assert not list(tmp_path.iterdir())

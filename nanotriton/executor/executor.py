@@ -16,6 +16,7 @@ This module imports neither torch nor triton.
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import logging
 import os
@@ -83,7 +84,8 @@ class Executor:
     memory_gib: for each process, beside what it needs to begin with. None: a share of what this machine has,
         and 4 at least. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
-    Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
+    Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on. OSError
+    if there is no thread or folder to be had.
     """
 
     def __init__(
@@ -138,7 +140,11 @@ class Executor:
         self._groups: list[int] = []  # process groups, for the last resort
         self._finalizer = weakref.finalize(self, end_processes, self._groups, self.root, os.getpid())
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._finalizer()
+            raise OSError(errno.EAGAIN, f"the executor does not start: {error}") from None
 
     def __enter__(self) -> "Executor":
         return self

@@ -400,24 +400,15 @@ class Worker:
 
 def main(sock: socket.socket, beacon: int, options: dict) -> None:
     """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
-    zygote = Zygote(TARGETS, readable_paths())
-    os.makedirs(options["folder"], mode=0o700, exist_ok=True)
-    if options["memory"]:
-        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller
-        # blocks is lost to the limit.
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
-        sandbox.limit_memory(options["memory"])
-    # the zygote records; this process stops pretending that there is a GPU
-    if options["flavour"] in ("record", "gpu"):
-        from nanotriton.executor.child import recorder
-
-        recorder.uninstall()
-    if options["flavour"] == "gpu":  # and takes the real one
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        os.environ |= ALLOCATOR
-        if options["visible"] is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
     try:
+        zygote = Zygote(TARGETS, readable_paths())
+        os.makedirs(options["folder"], mode=0o700, exist_ok=True)
+        if options["memory"]:
+            # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between
+            # smaller blocks is lost to the limit.
+            libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+            sandbox.limit_memory(options["memory"])
+        see_devices(options)
         # the zygote died: the executor starts another pair
         with contextlib.suppress(EOFError, ConnectionError):
             Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
@@ -427,3 +418,16 @@ def main(sock: socket.socket, beacon: int, options: dict) -> None:
         print(f"executor: a worker ends, and another begins: {error}", file=sys.stderr, flush=True)
     finally:
         remove_folder(options["folder"])
+
+
+def see_devices(options: dict) -> None:
+    """The zygote records. This process stops pretending that there is a GPU, and may take a real one."""
+    if options["flavour"] in ("record", "gpu"):
+        from nanotriton.executor.child import recorder
+
+        recorder.uninstall()
+    if options["flavour"] == "gpu":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ |= ALLOCATOR
+        if options["visible"] is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]

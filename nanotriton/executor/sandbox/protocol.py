@@ -21,6 +21,7 @@ LOG_BYTES = 1 << 20  # that a child may print
 MESSAGE_BYTES = 128 << 10  # of a message: less than what a Unix socket takes at once, by Linux's default
 HEADER_BYTES = 8 << 20  # of a result's header: as Python's objects JSON takes twenty times its size
 LENGTH_BYTES = 8  # of the header's length
+REMOVING = 10.0  # seconds that it may take to remove a folder
 STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
 
 
@@ -123,6 +124,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def remove_folder(path: str) -> None:
     """Remove a folder that dying children may still be writing to for a moment."""
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + REMOVING
     while os.path.exists(path) and time.monotonic() < deadline:
         shutil.rmtree(path, ignore_errors=True)
