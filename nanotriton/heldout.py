@@ -10,6 +10,7 @@ import torch
 
 from nanotriton import stop
 from nanotriton.executor.executor import Executor
+from nanotriton.log import ratio
 from nanotriton.rollout import judged, rollout
 from nanotriton.run import Run
 from nanotriton.sampler import Sampler
@@ -79,7 +80,7 @@ def heldout(
         right, total = run.world.all_sum(
             torch.tensor([sum(e.verdict.correct for e in scored), len(scored)], dtype=torch.float64)
         ).tolist()
-        result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
+        result |= {key: ratio(right, total), f"{key}_n": int(total)}
         if key == "success":
             shares = [[e.verdict.correct for e in group if e.verdict.scored] for group in groups]
             result["success_se"] = clustered_error(run.world.gather(shares))
