@@ -29,8 +29,8 @@ from nanotriton.executor.sandbox.zygote import SLOW
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 LEAST = 4 << 30  # bytes that a process may take, on any machine
-# -P: no process imports what lies in the folder where it is started: a user's numbers.py is not Python's
-PYTHON = [sys.executable, "-P", "-c"]
+# Of Python. -P: nothing is imported from the folder in which it is started: a user's numbers.py is not Python's
+FLAGS = ("-P", "-c")
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # The variables of the environment that the processes inherit. Candidates can read the memory that they are
 # forked from, so there are no keys and no tokens among them.
@@ -158,7 +158,7 @@ def ask_driver(visible: str | None) -> Card:
         env = environment(folder)
         if visible is not None:
             env["CUDA_VISIBLE_DEVICES"] = visible
-        command = [*PYTHON, "from nanotriton.executor.gpu.ask import main; main()"]
+        command = [sys.executable, *FLAGS, "from nanotriton.executor.gpu.ask import main; main()"]
         options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
             done = subprocess.run(command, timeout=ANSWERING, **options)
@@ -203,7 +203,7 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
-    command = [*PYTHON, f"from nanotriton.executor.base import base_main; {call}"]
+    command = [sys.executable, *FLAGS, f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command,
         env=env,
