@@ -29,7 +29,7 @@ from nanotriton.executor.sandbox.zygote import SLOW
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 LEAST = 4 << 30  # bytes that a process may take, on any machine
-# Of Python. -P: nothing is imported from the folder in which it is started: a user's numbers.py is not Python's
+# -P: Python imports nothing from the folder in which it is started, where numbers.py may be a user's
 FLAGS = ("-P", "-c")
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # The variables of the environment that the processes inherit. Candidates can read the memory that they are
