@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from nanotriton.model import ModelError, as_ids
+from nanotriton.model_config import ModelError, as_ids
 from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 
 PROMPT = (

@@ -29,7 +29,8 @@ from torch.distributed.tensor import DTensor
 
 from nanotriton import lora
 from nanotriton.config import reason
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

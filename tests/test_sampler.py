@@ -15,7 +15,8 @@ from nanotriton.attention import packed
 from nanotriton.graphs import Captured, Graphs
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.kv_cache import PagePool
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.sampler import Request, Sampler, main
 from nanotriton.scheduler import Scheduler
 from nanotriton.weights import save_model
