@@ -128,10 +128,12 @@ class Tokenizer:
         return {"default": template} if template else {}
 
     def _check_fits(self, config: dict) -> None:
+        """ModelError for a tokenizer with ids that the model's embedding has no row for."""
         rows = config.get("vocab_size")
         if isinstance(rows, int) and self.vocab_size > rows:
             raise ModelError(
-                f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows"  # noqa: E501
+                f"{self.folder}: the tokenizer has {self.vocab_size} ids, "
+                f"the model's embedding only {rows} rows"
             )
 
     def _id(self, role: str) -> int | None:
