@@ -23,9 +23,8 @@ from tokenizers import Tokenizer as Backend
 from nanotriton.model_config import ModelError, as_ids
 from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 
-PROMPT = (
-    "nanotriton_prompt"  # in tokenizer_config.json: "source" for a model that was trained here from nothing
-)
+# in tokenizer_config.json: "source" for a model that was trained here from nothing
+PROMPT = "nanotriton_prompt"
 ANSWER = "the assistant's words"  # stands in a conversation that shows what the chat template puts behind
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
