@@ -191,9 +191,8 @@ def kernelbench_allclose(got, own) -> bool:
         limit = KERNELBENCH.get(o.dtype, 1e-4)
         if g.shape != o.shape:
             return False
-        size = (
-            values.CHUNK if o.device.type == "cpu" else values.GPU_CHUNK
-        )  # allclose makes several temporaries
+        # allclose makes several temporaries
+        size = values.CHUNK if o.device.type == "cpu" else values.GPU_CHUNK
         for a, b in zip(g.reshape(-1).split(size), o.reshape(-1).split(size)):
             if b.is_floating_point() and b.itemsize == 1:  # torch has no arithmetic in float8
                 a, b = a.half(), b.half()
