@@ -169,6 +169,38 @@ def test_nothing_outlives_the_parent(signum):
     wait_for(lambda: not folder.exists(), "the folder to go")
 
 
+BASE = """
+import os, signal, socket, sys, types
+from nanotriton.executor import base
+idle = types.SimpleNamespace(prepare=lambda *_: None)
+sys.modules["nanotriton.executor.judge.worker"] = idle
+sys.modules["nanotriton.executor.judge"] = types.SimpleNamespace(worker=idle)
+sys.modules["nanotriton.executor.common.card"] = types.SimpleNamespace(Card=lambda: None)
+parent = os.getppid()
+def dying():  # it is there when it is looked for, and its death is told in the same moment
+    os.kill(os.getpid(), signal.SIGTERM)
+    return parent
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+ours.shutdown(socket.SHUT_WR)
+base.sandbox.die_with_parent = lambda *_: None
+os.getppid = dying
+base.base_main(theirs.detach(), parent, "cpu", sys.argv[1], {})
+"""
+
+
+def test_a_base_whose_parent_dies_while_it_ends_leaves_nothing(tmp_path):
+    """The parent's socket is closed before its death is told."""
+    (folder := tmp_path / "root").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(BASE), str(folder)],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert done.returncode == -signal.SIGKILL and done.stderr == "" and not folder.exists()
+
+
 def test_folders_of_dead_executors_are_swept(tmp_path, monkeypatch):
     """When every process is killed at once nobody is left to clean up: the next executor does, and spares the living."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -45,12 +45,19 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
             workers = {p for p in workers if os.waitpid(p, os.WNOHANG) == (0, 0)} | {pid}
             send(control, {"pid": pid})
     finally:
+        # a parent that dies closes its socket first: the signal of its death may come at any moment from here
+        signal.signal(signal.SIGTERM, lambda *_: end_orphaned(root))
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        if os.getppid() != parent:  # nobody else is left to do it
-            remove_folder(root)
-            os.killpg(0, signal.SIGKILL)  # and the processes that a child has left which may fork
+        if os.getppid() != parent:
+            end_orphaned(root)
+
+
+def end_orphaned(root: str) -> None:
+    """End where nobody else is left to remove the executor's folder."""
+    remove_folder(root)
+    os.killpg(0, signal.SIGKILL)  # this process, and those that a child has left which may fork
 
 
 def _fork_worker(control: socket.socket, main: Callable, request: dict, fds: list[int]) -> int:
