@@ -281,20 +281,24 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 # -----------------------------------------------------------------------------------------------------------
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
     """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this
-    returns."""
-    header, at = {}, 0
+    returns. OSError where it can't be written, which safetensors' own writer tells in another way."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, x in named.items():
         size = x.numel() * x.element_size()
         header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(head)) + head)
-        for x in named.values():
-            f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        f.flush()
-        os.fsync(f.fileno())
+    try:
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(head)) + head)
+            for x in named.values():
+                f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as error:
+        error.filename = str(path)  # which a failed write() does not tell
+        raise
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from nanotriton import lora
+from nanotriton.checkpoint import write_tensors
 from nanotriton.config import reason
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
@@ -353,8 +353,7 @@ def save_model(
                 tensors[name] = full.to("cpu", dtype).contiguous()
             del full
         if writer:
-            save_file(tensors, folder / f"{file}.tmp", metadata={"format": "pt"})
-            (folder / f"{file}.tmp").chmod(0o644)  # safetensors makes files that only their owner reads
+            write_tensors(folder / f"{file}.tmp", tensors)
     if not writer:
         return
     for file, value in files.items():
