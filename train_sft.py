@@ -59,9 +59,8 @@ class Config(config.Options):
     max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted); with --model 8192
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
     eval_every: Annotated[int, ">= 1"] = 100  # steps between measurements of the held-out loss
-    eval_tasks: Annotated[int, ">= 0"] = (
-        64  # held-out tasks whose kernels are executed at the end; with --data none
-    )
+    # held-out tasks whose kernels are executed at the end; with --data none
+    eval_tasks: Annotated[int, ">= 0"] = 64
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there; with --model 2048
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints; with --model 100
     tensorboard: bool = False  # also write TensorBoard's events into the run's folder
@@ -111,7 +110,8 @@ from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer

@@ -28,7 +28,8 @@ from nanotriton import lora
 from nanotriton.checkpoint import local
 from nanotriton.config import ConfigError
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.weights import fill, load_config
 from nanotriton.world import World
 

@@ -23,7 +23,8 @@ from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import FILES, Log, counted, duration
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.pace import Pace
 from nanotriton.resume import check_kind, check_settings, read_settings
 from nanotriton.sampler import Sampler

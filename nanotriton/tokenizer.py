@@ -20,12 +20,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from nanotriton.model import ModelError, as_ids
+from nanotriton.model_config import ModelError, as_ids
 from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 
-PROMPT = (
-    "nanotriton_prompt"  # in tokenizer_config.json: "source" for a model that was trained here from nothing
-)
+# in tokenizer_config.json: "source" for a model that was trained here from nothing
+PROMPT = "nanotriton_prompt"
 ANSWER = "the assistant's words"  # stands in a conversation that shows what the chat template puts behind
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -128,10 +127,12 @@ class Tokenizer:
         return {"default": template} if template else {}
 
     def _check_fits(self, config: dict) -> None:
+        """ModelError for a tokenizer with ids that the model's embedding has no row for."""
         rows = config.get("vocab_size")
         if isinstance(rows, int) and self.vocab_size > rows:
             raise ModelError(
-                f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows"  # noqa: E501
+                f"{self.folder}: the tokenizer has {self.vocab_size} ids, "
+                f"the model's embedding only {rows} rows"
             )
 
     def _id(self, role: str) -> int | None:

@@ -29,7 +29,8 @@ from torch.distributed.tensor import DTensor
 
 from nanotriton import lora
 from nanotriton.config import reason
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -64,9 +65,8 @@ def find_folder(name: str | Path) -> Path:
         return path
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:
-        raise ModelError(
-            f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected"  # noqa: E501
-        )
+        problem = "not a folder" if path.exists() else "no such folder"
+        raise ModelError(f"{name}: {problem}; a Hugging Face folder or a hub id, owner/name, is expected")
     from huggingface_hub import snapshot_download  # imported late: it is slow, and only downloads need it
 
     try:

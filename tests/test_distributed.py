@@ -27,7 +27,8 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
 from nanotriton.heldout import heldout
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import Episode
 from nanotriton.run import Run, launch

@@ -57,9 +57,8 @@ def load_problems(data: str, channel: str) -> list[Problem]:
             file, description = item["file"], item.get("description", "") if channel == "T" else ""
             output = item["output"] if channel == "G" else ""
         except (KeyError, TypeError):
-            raise ValueError(
-                f"{folder}: item {number + 1} of channel {channel} has no file{' or output' if channel == 'G' else ''}"  # noqa: E501
-            ) from None
+            lacking = "file or output" if channel == "G" else "file"
+            raise ValueError(f"{folder}: item {number + 1} of channel {channel} has no {lacking}") from None
         if file in seen:
             raise ValueError(f"{folder}: two items of channel {channel} are called {file}")
         seen.add(file)

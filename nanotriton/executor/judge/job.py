@@ -80,12 +80,11 @@ def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()
     """A child's own answer, or Fault if it left none or says that the candidate failed (with one of
     CHILD_STATUSES and `also`)."""
     if not ended.begun and ended.header is None:
-        raise Fault(
-            "infra_error",
-            f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}",  # noqa: E501
-        )
+        how = ended.killed or f"signal {ended.signal}, code {ended.code}"
+        raise Fault("infra_error", f"the process ended before the candidate began: {how}")
+    stage = ended.stage or "start"
     if ended.killed == "timeout":
-        raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
+        raise Fault("timeout", f"{stage}: not done after {limits.seconds:g} s")
     if ended.killed == "output_limit" or ended.signal == 25:
         raise Fault(
             "output_limit",
@@ -98,14 +97,10 @@ def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()
     if ended.signal == 24:
         raise Fault("timeout", f"{ended.stage}: more than {limits.seconds:g} s of CPU time")
     if ended.signal:
-        raise Fault(
-            "crashed",
-            f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})",  # noqa: E501
-        )
+        name = SIGNALS.get(ended.signal, "unknown")
+        raise Fault("crashed", f"{stage}: the process died of signal {ended.signal} ({name})")
     if ended.header is None:
-        raise Fault(
-            "crashed", f"{ended.stage or 'start'}: the process ended with code {ended.code} and no answer"
-        )
+        raise Fault("crashed", f"{stage}: the process ended with code {ended.code} and no answer")
     status = ended.header.get("status")
     if status is None:
         return ended.header
