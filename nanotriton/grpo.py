@@ -112,7 +112,7 @@ def advantages(
 
 
 def per_group(x: Tensor, group: Tensor, valid: Tensor, reduce: str) -> Tensor:
-    """[B] -> [B]: the sum ("sum"), maximum ("amax") or minimum ("amin") of the valid x of each one's group."""
+    """The valid x [B] of each one's group, reduced -> [B]. reduce: "sum", "amax" or "amin"."""
     out = x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)
     return out[group]
 
@@ -298,8 +298,8 @@ def mismatch(
     mask: Tensor,
     seq_ids: Tensor,
     mode: str = "bypass",
-    high: float = 2.0,
     low: float = 0.0,
+    high: float = 2.0,
     kind: str = "dapo",
 ) -> tuple[Tensor, Tensor | None]:
     """Correct for a sampler whose probabilities are not quite the trainer's.

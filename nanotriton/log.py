@@ -1,5 +1,4 @@
-"""The trace of a run: one console line a step, metrics.jsonl, samples.jsonl, curves.png,
-summary.json.
+"""The trace of a run: the console's lines, metrics.jsonl, samples.jsonl, curves.png, summary.json.
 
 Every row of metrics.jsonl has `stage`, `step` and its numbers; wall-clock times are apart, under `seconds`,
 so that the rest is the same to the byte when a seed is run twice. Positions in both files are part of a
@@ -28,8 +27,9 @@ PLOT_SHARE = 0.02  # of a run's time that goes into drawing, at most
 
 
 def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
-    """Progress, of the first rank: on a terminal a bar that leaves nothing behind, in a log file a line every
-    EVERY seconds.
+    """Progress, of the first rank.
+
+    On a terminal it is a bar that leaves nothing behind, in a log file a line every EVERY seconds.
     """
     kw |= {"leave": False, "disable": os.environ.get("RANK", "0") != "0"}
     if sys.stderr.isatty():
@@ -192,8 +192,9 @@ class Log:
         note: str = "",
         **numbers: Any,
     ) -> None:
-        """One step: every number to metrics.jsonl; the note and `show_keys` to the console, where steps that
-        take less than LINE_EVERY don't have a line each.
+        """One step: every number to metrics.jsonl; the note and `show_keys` to the console.
+
+        Steps that take less than LINE_EVERY don't have a line each there.
         """
         times = {k: round(v, 4) for k, v in seconds.items()}
         row = {"stage": stage, "step": step, **numbers, "seconds": times}
