@@ -118,7 +118,7 @@ def soften(x: Tensor, generator: torch.Generator) -> None:
 
 
 def skew(x: Tensor, generator: torch.Generator) -> None:
-    """A symmetric matrix is none any more: each element above the diagonal gets a factor from -1 to 1."""
+    """Break a matrix's symmetry: each element above the diagonal gets a factor of its own, from -1 to 1."""
     factors = torch.rand(x.shape, generator=generator).mul_(2).sub_(1).to(x.device, x.dtype)
     x.copy_(torch.where(torch.ones_like(x, dtype=torch.bool).triu(1), x * factors, x))
 

@@ -35,9 +35,9 @@ from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
-from nanotriton.executor.judge.module import Interruption
+from nanotriton.executor.judge.module import ContextLost, Interruption
 from nanotriton.executor.judge.process import process_mode
-from nanotriton.executor.judge.reference import ContextLost, Reference
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.clock import own_time
