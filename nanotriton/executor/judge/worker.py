@@ -375,33 +375,35 @@ class Worker:
         except ContextLost as lost:
             self.note_loss(job.task, lost.kind)
         except StopIteration:
-            self.finish(job, folder, {"status": "correct"})
-        except Unrecordable as fault:
-            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
-        except TaskFault as fault:
-            self.last = "task"
-            self.finish(job, folder, {"status": fault.status, "message": fault.message})
+            self.finish(job, folder, "correct")
         except Fault as fault:
-            self.finish(job, folder, {"status": fault.status, "message": fault.message})
+            if isinstance(fault, TaskFault):
+                self.last = "task"
+            self.finish(job, folder, fault.status, fault.message, isinstance(fault, Unrecordable))
         except Overtime:  # the alarm went off just as the stage was over
-            self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
+            self.finish(job, folder, "timeout", f"not done after {job.timeout:g} s")
         except Exception:
             # An error of ours: die, and leave word in the beacon of whose job it was, so that only this one
             # is suspected.
             BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
             raise
         else:
-            if spawn.target == "compile":
-                self.compilers.submit(running, spawn.args, spawn.limits)
-                return
-            if not os.path.isdir(folder):
-                os.mkdir(folder, 0o700)
-                with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
-                    file.write(job.source)
-            child = self.zygote.spawn(
-                spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options
-            )
-            self.waiting[child] = running
+            self.spawn(running, spawn)
+
+    def spawn(self, running: Running, spawn: Spawn) -> None:
+        """Start the child that a job wants. A kernel to compile goes to a server instead."""
+        if spawn.target == "compile":
+            self.compilers.submit(running, spawn.args, spawn.limits)
+            return
+        folder = running.folder
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)
+            with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
+                file.write(running.job.source)
+        child = self.zygote.spawn(
+            spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options
+        )
+        self.waiting[child] = running
 
     def resume(self, mode: Generator[Spawn, Ended, None], ended: Ended | None) -> Spawn:
         """Compute until a child is wanted, and undo what the task's code has set meanwhile."""
@@ -423,16 +425,19 @@ class Worker:
             if isinstance(reference, Reference):
                 reference.settle()
 
-    def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
+    def finish(self, job: Job, folder: str, status: str, message: str = "", fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""
         if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
             self.gpu.own(None)
         shutil.rmtree(folder, ignore_errors=True)
         # One line of what may be as long as a name in the candidate, or hold an assertion's own line breaks
         # and escapes.
-        text = " ".join(verdict.get("message", "").split())
-        verdict["message"] = "".join(c if c.isprintable() else "?" for c in text[:MESSAGE])
-        verdict["stage"] = STAGES.get(verdict["status"], self.last)
+        text = " ".join(message.split())[:MESSAGE]
+        verdict = {
+            "status": status,
+            "message": "".join(c if c.isprintable() else "?" for c in text),
+            "stage": STAGES.get(status, self.last),
+        }
         cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
         send(
             self.sock,
