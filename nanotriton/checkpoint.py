@@ -90,8 +90,9 @@ class Checkpointer:
         best: bool = False,
         background: bool = False,
     ) -> None:
-        """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same
-        on every rank.
+        """Write everything and only then make it the newest.
+
+        `state` is the caller's, of JSON types, the same on every rank.
 
         With background=True this returns when all is copied to host memory; a thread writes it, and
         finish() makes it the newest. Raises CheckpointError on every rank if any can't write (a full
@@ -185,8 +186,9 @@ class Checkpointer:
     def load(
         self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[int, dict[str, Any]]:
-        """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it
-        doesn't fit.
+        """Parameters, moments and settings of the optimizer, random states.
+
+        Raises CheckpointError if it doesn't fit.
 
         With another number of ranks each takes the random states of one of the old ones; nothing that
         matters is drawn from them (samples have seeds of their own).

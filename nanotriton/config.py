@@ -103,8 +103,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def json_object(flag: str, text: str) -> dict[str, Any]:
-    """The JSON object that the value of a flag holds; {} for an empty value. ConfigError for anything
-    else.
+    """The JSON object that the value of a flag holds; {} for an empty value.
+
+    ConfigError for anything else.
     """
     try:
         value = json.loads(text or "{}")
@@ -125,8 +126,9 @@ def reason(error: Exception) -> str:
 
 
 def writable(path: str) -> None:
-    """Make the folder of a file of results, or ConfigError. It is called before minutes are spent on the
-    results.
+    """Make the folder of a file of results, or ConfigError.
+
+    It is called before minutes are spent on the results.
     """
     file = Path(path)
     try:

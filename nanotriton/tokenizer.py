@@ -186,8 +186,10 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids; ValueError for an id that the vocabulary doesn't have. Bytes that are no UTF-8
-        become U+FFFD."""
+        """The text of ids; ValueError for an id that the vocabulary doesn't have.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
         ids = list(ids)
         self.check(ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)

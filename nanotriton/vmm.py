@@ -38,8 +38,10 @@ class _Access(ctypes.Structure):  # CUmemAccessDesc
 
 
 class Memory:
-    """`size` bytes of a CUDA device at one address. Holds nothing until `take`; MemoryError if the device
-    hasn't so much."""
+    """`size` bytes of a CUDA device at one address.
+
+    Holds nothing until `take`; MemoryError if the device hasn't so much.
+    """
 
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists
@@ -108,8 +110,10 @@ class Memory:
 
 
 class LockedMemory(Memory):
-    """Memory that keeps what is in it while it is locked. No kernel can reach it then: there is nothing at
-    its address."""
+    """Memory that keeps what is in it while it is locked.
+
+    No kernel can reach it then: there is nothing at its address.
+    """
 
     def __init__(self, size: int, device: torch.device):
         super().__init__(size, device)

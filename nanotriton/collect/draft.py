@@ -240,8 +240,9 @@ def uses(text: str, name: str) -> bool:
 
 
 def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple]:
-    """Sizes for every name that the texts use. Half of the large ones are round numbers, as people's are; the
-    small ones seldom are.
+    """Sizes for every name that the texts use.
+
+    Half of the large ones are round numbers, as people's are; the small ones seldom are.
     """
     text = " ".join([*draft.inputs.values(), *draft.init])
     found: dict[str, tuple] = {}

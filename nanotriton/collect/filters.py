@@ -30,8 +30,10 @@ class Decontaminator:
 
     @classmethod
     def of(cls, folders: list[str]) -> "Decontaminator":
-        """Reads every .py file under the folders. Raises ValueError (one line) for a folder that
-        holds none."""
+        """Reads every .py file under the folders.
+
+        Raises ValueError (one line) for a folder that holds none.
+        """
         texts: dict[str, str] = {}
         for folder in folders:
             files = sorted(Path(folder).rglob("*.py")) if Path(folder).is_dir() else []

@@ -129,8 +129,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
-    """The weight in hidden's dtype. On CUDA whole, since padded sizes suit the matrix units and the kernels
-    mask."""
+    """The weight in hidden's dtype.
+
+    On CUDA whole, since padded sizes suit the matrix units and the kernels mask.
+    """
     return (weight if weight.is_cuda else weight[:valid]).to(hidden.dtype)
 
 

@@ -143,8 +143,10 @@ class Tells:
         return self.any and any(self._tells(node) for node in walk(*nodes))
 
     def chooses(self, callee: ast.AST) -> bool:
-        """Whether a tell decides which function an expression is. A function whose answer depends on one
-        is always the same."""
+        """Whether a tell decides which function an expression is.
+
+        A function whose answer depends on one is always the same.
+        """
         if isinstance(callee, ast.Attribute):
             return self.any and (callee.attr in self.attributes or self.depends(callee.value))
         if isinstance(callee, ast.Name):
