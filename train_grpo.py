@@ -188,9 +188,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         clock("reward")  # what did not hide behind sampling
 
         # A group of equal rewards teaches nothing: --resample puts a fresh task in its place (DAPO, 3.2).
-        with_spread = 0  # groups, of this rank
-        for group in groups:
-            with_spread += grpo.has_spread([episode.reward for episode in group])
+        with_spread = sum(grpo.has_spread(rewards_of(group)) for group in groups)
         missing -= sum(world.gather(with_spread))
         clock("wait")  # for the rank that sampled longest
         if not missing:
@@ -379,9 +377,14 @@ def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
         episode.reward = value
 
 
+def rewards_of(episodes: list[Episode]) -> list[float | None]:
+    """Their rewards. None: the sample leaves the batch."""
+    return [episode.reward for episode in episodes]
+
+
 def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
     """The advantage of each sample, whether it teaches, and whether its group has rewards that differ."""
-    rewards, groups = [e.reward for e in episodes], [e.group for e in episodes]
+    rewards, groups = rewards_of(episodes), [e.group for e in episodes]
     advantages, taught = grpo.advantages(
         rewards,
         groups,

@@ -8,8 +8,7 @@
     folder/best                      the name of the best one, which is never deleted
 
 Each rank writes what it holds, so nothing is gathered. Rows are cut along the first dimension in rank order,
-so any number
-of ranks can read what another number wrote.
+so any number of ranks can read what another number wrote.
 """  # noqa: E501
 
 import json
@@ -105,7 +104,9 @@ class Checkpointer:
         named = {n: x.to("cpu", copy=True) if background else x for n, x in tensors(model, optimizer)}
         texts = {f"{self.files}.json": json.dumps(random_states())}
         if self.world.is_main:
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            groups = [dict(group) for group in optimizer.param_groups]
+            for group in groups:
+                del group["params"]
             row = {"step": step, "ranks": self.world.world_size, "optimizer": groups, "state": state}
             texts["state.json"] = json.dumps(row, indent=1)
         writer = Writer(lambda: self._write(temporary, named, texts))

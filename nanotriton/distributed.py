@@ -381,8 +381,7 @@ def moments_to_come(optimizer: torch.optim.Optimizer) -> int:
     return each * sum(local(p).numel() for p in params if not optimizer.state.get(p))
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
-    """Let all parameters have this learning rate -> the rate itself."""
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Let all parameters have this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-    return lr

@@ -115,9 +115,7 @@ def took(seconds: float) -> str:
 
 
 class Log:
-    """The trace of one run, written by the main rank only (other ranks call the same methods, which do
-    nothing).
-    """
+    """The trace of one run. The main rank writes it; on other ranks the same methods do nothing."""
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
@@ -140,10 +138,10 @@ class Log:
         }
 
     def rewind(self, position: dict[str, int], step: int = 0) -> dict:
-        """Cut the files back to their sizes at the checkpoint of this step, but keep the measurement made
-        right after it.
+        """Cut the files back to their sizes at the checkpoint of this step.
 
-        Returns that measurement's row of metrics.jsonl; {} if there is none, or if it had not ended.
+        The measurement that was made right after it is kept. Returns that measurement's row of metrics.jsonl;
+        {} if there is none, or if it had not ended.
         """
         if not self.main:
             return {}
@@ -207,8 +205,9 @@ class Log:
             self.plot()
 
     def has_line(self, stage: str, last: bool) -> bool:
-        """Whether the console has a line of this step: of a measurement, of the last step, and else of the
-        first after LINE_EVERY.
+        """Whether the console has a line of this step.
+
+        It has one of a measurement, of the last step, and else of the first step after LINE_EVERY.
         """
         if "/" in stage:
             return True

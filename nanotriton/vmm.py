@@ -1,5 +1,6 @@
-"""GPU memory that can be given back and taken again at the same address, so that CUDA graphs that point into
-it stay valid.
+"""GPU memory that can be given back and taken again at the same address.
+
+So CUDA graphs that point into it stay valid.
 
 CUDA's virtual memory calls (driver API, section "Virtual Memory Management"): an address range is
 reserved once; physical memory is created, mapped into it, and unmapped. torch's allocator knows nothing

@@ -123,10 +123,8 @@ def _pick_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """One row: the block in which the cumulative mass passes u, then the id in it.
-
-    Cumulative sums are in fp64.
-    """
+    """One row: the block in which the cumulative mass passes u, then the id in it. Cumulative sums are in
+    fp64."""
     row = tl.program_id(0)
     t = tl.load(temperature + row)
     b = tl.arange(0, BLOCKS)

@@ -284,7 +284,7 @@ class Tells:
         """Whether a function's answer, or which of its ways out it takes, depends on a tell."""
         nodes = walk(*function.body)
         inner = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        others = {id(node) for node in walk(*(part for node in inner for part in node.body))}
+        others = {id(part) for function in inner for part in walk(*function.body)}
         for node in nodes:
             if id(node) in others:  # what a function inside of it answers
                 continue

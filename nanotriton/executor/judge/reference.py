@@ -96,12 +96,10 @@ class Reference:
         self.prints = Allowance(task.name)
         self.names: dict = {}  # of the task's module
         self.literals = literals(task.source)
-
         # what is going on
         self.examined = False
         self.answering = False  # an answer is computed: nobody else writes to what is drawn
         self.unsettled: str | None = None  # the kind of inputs that a GPU may still be computing with
-
         # what is kept
         self.kept = Kept(vault)
         self.drawn_inputs = Drawn()
@@ -116,14 +114,12 @@ class Reference:
         self.moves = Moves()  # what never differs, moved
         self.unvaried: list[str] = []  # what no trial varies
         self.before = "plain"  # the kind of the first of several calls
-
         # of what it computes
         self.facts = Facts()
         self.called: set[str] = set()  # the names of what it calls
         self.picky = False  # whether it calls operators that refuse some values
         self.reduced = False  # whether it multiplies in TF32 on its device
         self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
-
         # of its weights and of its state
         # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
         self.moved_buffers: set[str] = set()
