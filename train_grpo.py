@@ -401,7 +401,9 @@ def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
 # ---- the run
 def main(cfg: Config, world: World) -> None:
     """Check what was asked for, load it, train, and say what came of it."""
-    # mistakes come out before anything is trained, or deleted by --fresh
+    # mistakes come out before anything is trained, or deleted by --fresh; of your own loss and advantage too
+    grpo.loss_named(cfg.loss)
+    grpo.advantages([0.0, 1.0], [0, 0], cfg.advantage)
     distributed.check_optimizer(cfg.optimizer, world, cfg.lora)
     timed = cfg.judge.time or cfg.paid.speed > 0
     if timed:

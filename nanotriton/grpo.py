@@ -390,7 +390,11 @@ def summarize(
 
     Each becomes a mean over its tokens on all ranks, but for maxima (`..._max`) and numbers (`...tokens`). A
     statistic need not be in every part, but each rank has the same ones; all_sum and all_max are World's.
+    ValueError for one that is not of that form.
     """
+    for key, value in chain(*(part.items() for part in parts)):
+        if getattr(value, "shape", None) != (2,):
+            raise ValueError(f"statistic {key!r}: statistic() makes one of per-token values; got {value!r}")
     keys = list(dict.fromkeys(chain(*parts)))
     if not keys:
         return {}

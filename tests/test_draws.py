@@ -7,6 +7,7 @@ import torch
 from nanotriton.executor.common.training import every_parameter, parameters_of, train_
 from nanotriton.executor.judge import draws, moves
 from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.constants import NAMED
 from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
@@ -350,6 +351,8 @@ def test_what_cannot_be_moved_is_named():
     assert reference.unvaried == ["inputs[1]", "inputs[2]"]
     drawn = Reference(task("return x + y", "torch.randn(4, 20), torch.zeros(4, 20)", "x, y"))
     assert drawn.unvaried == []
+    many = Reference(task("return x + len(y)", "torch.randn(4, 20), ['word'] * 9000", "x, y"))
+    assert many.unvaried == [f"inputs[1][{i}]" for i in range(NAMED)]  # a verdict is no longer for more words
 
 
 def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():

@@ -29,6 +29,8 @@ from nanotriton.executor.sandbox.zygote import SLOW
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 LEAST = 4 << 30  # bytes that a process may take, on any machine
+# -P: Python imports nothing from the folder in which it is started, where numbers.py may be a user's
+FLAGS = ("-P", "-c")
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # The variables of the environment that the processes inherit. Candidates can read the memory that they are
 # forked from, so there are no keys and no tokens among them.
@@ -156,7 +158,7 @@ def ask_driver(visible: str | None) -> Card:
         env = environment(folder)
         if visible is not None:
             env["CUDA_VISIBLE_DEVICES"] = visible
-        command = [sys.executable, "-c", "from nanotriton.executor.gpu.ask import main; main()"]
+        command = [sys.executable, *FLAGS, "from nanotriton.executor.gpu.ask import main; main()"]
         options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
             done = subprocess.run(command, timeout=ANSWERING, **options)
@@ -201,7 +203,7 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
-    command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
+    command = [sys.executable, *FLAGS, f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command,
         env=env,
@@ -219,13 +221,10 @@ def ask_for_worker(
 ) -> Process:
     """Let a base fork a worker. Its process id comes later, but work may be sent to it at once.
 
-    memory: bytes for each of its processes. Raises OSError if the base is dead.
+    memory: bytes for each of its processes. Raises ConnectionError if the base is dead, and another OSError
+    if there is no file or memory left.
     """
-    ours, theirs = pair()
-    fd = os.memfd_create("beacon")
-    os.ftruncate(fd, BEACON.size)
     folder = os.path.join(root, f"worker-{number}")
-    process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, folder)
     on_gpu = base.flavour in ("cuda", "gpu")
     options = {
         "folder": folder,
@@ -237,14 +236,11 @@ def ask_for_worker(
         "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
         "card": asdict(card),
     }
-    try:
-        send(base.sock, options, (theirs.fileno(), fd))
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        os.close(fd)
+    ours, theirs = pair()
+    with theirs, open(os.memfd_create("beacon"), "r+b") as file:
+        file.truncate(BEACON.size)
+        process = Process(ours, mmap.mmap(file.fileno(), BEACON.size), base.flavour, folder)
+        send(base.sock, options, (theirs.fileno(), file.fileno()))
     base.unnamed.append(process)
     return process
 

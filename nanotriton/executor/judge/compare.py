@@ -96,9 +96,10 @@ def same_structure(got, want, path: str = "the answer") -> None:
     if container is None:
         alike = same_leaf(got, want)
     else:
-        alike = isinstance(got, container) and len(got) == len(want)
-    if alike and container is dict:
-        alike = list(got) == list(want)
+        alike = isinstance(got, container) and (container is dict or len(got) == len(want))
+    if alike and container is dict and list(got) != list(want):
+        was, should = str(list(got))[:200], str(list(want))[:200]  # got's are a stranger's
+        raise Fault("wrong_shape", f"{path} has the keys {was}; the reference's has {should}, in this order")
     if not alike:
         raise Fault("wrong_shape", f"{path} is {describe(got)}; the reference returns {describe(want)}")
     if container:

@@ -27,6 +27,9 @@ from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
 LOWEST = -8  # a smaller integer names no dimension
+# Of what is left, so many are named, and by so many characters: a verdict is a message of limited length,
+# and a task may be given a list of thousands of words.
+NAMED, LETTERS = 50, 100
 
 
 def same_tensors(one: list, other: list) -> list[int]:
@@ -167,7 +170,8 @@ class Search:
         names += [f"init_inputs[{i}]" for i in sorted(self.choices | self.floats - self.found.init.keys())]
         model, given = self.reference.names["Model"], len(self.reference.draw("plain", self.seed))
         names += never_given(partial(model.forward, None), given, "forward")
-        return names + never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
+        names += never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
+        return [name[:LETTERS] for name in names[:NAMED]]
 
 
 def repeats_another(number: int, drawn: dict[int, list[torch.Tensor]]) -> bool:

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections import OrderedDict
 from collections.abc import Generator
@@ -30,7 +31,7 @@ from nanotriton.executor.child.record import record_child
 from nanotriton.executor.child.script import script_child
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
-from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
+from nanotriton.executor.common.limits import REFERENCES, REPLAYERS, SHORTAGES
 from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
@@ -382,10 +383,11 @@ class Worker:
             self.finish(job, folder, fault.status, fault.message, isinstance(fault, Unrecordable))
         except Overtime:  # the alarm went off just as the stage was over
             self.finish(job, folder, "timeout", f"not done after {job.timeout:g} s")
-        except Exception:
+        except Exception as error:
             # An error of ours: die, and leave word in the beacon of whose job it was, so that only this one
             # is suspected.
-            BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
+            if getattr(error, "errno", None) not in SHORTAGES:
+                BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
             raise
         else:
             self.spawn(running, spawn)
@@ -447,26 +449,34 @@ class Worker:
 
 def main(sock: socket.socket, beacon: int, options: dict) -> None:
     """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
-    zygote = Zygote(TARGETS, readable_paths())
-    os.makedirs(options["folder"], mode=0o700, exist_ok=True)
-    if options["memory"]:
-        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller
-        # blocks is lost to the limit.
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
-        sandbox.limit_memory(options["memory"])
-    # the zygote records; this process stops pretending that there is a GPU
+    try:
+        zygote = Zygote(TARGETS, readable_paths())
+        os.makedirs(options["folder"], mode=0o700, exist_ok=True)
+        if options["memory"]:
+            # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between
+            # smaller blocks is lost to the limit.
+            libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+            sandbox.limit_memory(options["memory"])
+        see_devices(options)
+        # the zygote died: the executor starts another pair
+        with contextlib.suppress(EOFError, ConnectionError):
+            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
+    except OSError as error:
+        if error.errno not in SHORTAGES:
+            raise
+        print(f"executor: a worker ends, and another begins: {error}", file=sys.stderr, flush=True)
+    finally:
+        remove_folder(options["folder"])
+
+
+def see_devices(options: dict) -> None:
+    """The zygote records. This process stops pretending that there is a GPU, and may take a real one."""
     if options["flavour"] in ("record", "gpu"):
         from nanotriton.executor.child import recorder
 
         recorder.uninstall()
-    if options["flavour"] == "gpu":  # and takes the real one
+    if options["flavour"] == "gpu":
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ |= ALLOCATOR
         if options["visible"] is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
-    try:
-        # the zygote died: the executor starts another pair
-        with contextlib.suppress(EOFError, ConnectionError):
-            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
-    finally:
-        remove_folder(options["folder"])
