@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from nanotriton import config
 from nanotriton.lora import PREFIX, merged
-from nanotriton.model import Linear, ModelError, Transformer
+from nanotriton.model import Linear, Transformer
+from nanotriton.model_config import ModelError
 from nanotriton.weights import find_folder, load_config, load_model, save_model
 
 
@@ -75,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
         save_model(model, args.out, folder)
     except ModelError as error:
         config.die(error)
+    except OSError as error:
+        config.die(f"--out {args.out}: cannot write there: {config.reason(error)}")
     print(f"{args.out}: {args.base} with {len(args.adapters)} adapter(s) merged")
 
 

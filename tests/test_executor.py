@@ -367,3 +367,16 @@ def test_an_expected_task_is_examined_before_its_candidates_come(executors, mode
     executor.submit(TASK, RIGHT + f"\n# after {mode}\n").result()  # one worker takes them in turn
     verdict, examined = executor.submit(task, RIGHT).result(), executor._known[task.key, ""].result()
     assert verdict.status == "correct" and verdict.cost["task"] < examined.cost["task"] / 2
+
+
+def test_nothing_is_imported_from_the_working_directory(tmp_path, monkeypatch):
+    """A user's numbers.py there is not Python's, and a task means the same wherever it is judged."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numbers.py").write_text("raise SystemExit('not this one')\n")
+    (tmp_path / "helper.py").write_text("")
+    with Executor(workers=1) as executor:
+        helped = Task("helped", f"import helper\n{TASK.source}")
+        verdicts = [executor.submit(task, RIGHT) for task in (TASK, helped)]
+        right, missing = (future.result() for future in verdicts)
+    assert right.correct
+    assert missing.stage == "task" and "No module named 'helper'" in missing.message

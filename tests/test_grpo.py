@@ -286,3 +286,10 @@ def test_a_wrong_option_is_one_clear_line(call):
     with pytest.raises(ValueError) as error:
         call()
     assert "\n" not in str(error.value) and len(str(error.value)) > 20
+
+
+@pytest.mark.parametrize("value", [torch.tensor(0.5), 0.5, torch.ones(3)])
+def test_a_statistic_of_another_form_is_named(value):
+    parts = [{"mine": grpo.statistic(torch.ones(2), torch.ones(2), torch.ones(2))}, {"mine": value}]
+    with pytest.raises(ValueError, match=r"statistic 'mine': statistic\(\) makes one of per-token values"):
+        grpo.summarize(parts)

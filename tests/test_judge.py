@@ -1,6 +1,7 @@
 """The judge: what it accepts and rejects, on tensors, with the candidate a Python function."""
 
 import gc
+import re
 
 import pytest
 import torch
@@ -92,12 +93,13 @@ def test_what_is_not_the_answer(got, status):
 def test_structures_are_compared_key_by_key():
     tree = {"a": torch.ones(2), "b": (torch.zeros(1), 3)}
     assert compare(tree, Answer(tree, None, None, [])) == 0
-    for wrong in (
-        {"a": torch.ones(2)},
-        {"b": tree["b"], "a": tree["a"]},
-        {"a": torch.ones(2), "b": [torch.zeros(1), 3]},
+    for wrong, says in (
+        ({"a": torch.ones(2)}, "has the keys ['a']; the reference's has ['a', 'b'], in this order"),
+        ({"b": tree["b"], "a": tree["a"]}, "has the keys ['b', 'a']; the reference's has ['a', 'b'], in"),
+        ({"a": torch.ones(2), "b": [torch.zeros(1), 3]}, "['b'] is a list of 2; the reference returns"),
+        ([torch.ones(2), 3], "the answer is a list of 2; the reference returns a dict of 2"),
     ):
-        with pytest.raises(Fault, match="the reference returns"):
+        with pytest.raises(Fault, match=re.escape(says)):
             compare(wrong, Answer(tree, None, None, []))
     with pytest.raises(Fault, match="4"):
         compare({"a": torch.ones(2), "b": (torch.zeros(1), 4)}, Answer(tree, None, None, []))

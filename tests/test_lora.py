@@ -14,7 +14,8 @@ from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.config import ConfigError
 from nanotriton.lora import merged
-from nanotriton.model import ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelError
 from nanotriton.weights import load_config, load_model, save_model
 from nanotriton.world import World
 
@@ -141,6 +142,19 @@ def test_what_does_not_fit_is_one_line(folder, tmp_path):
         merge.merge_adapter(model, tmp_path)
     with pytest.raises(ConfigError, match="--lora"):
         distributed.check_optimizer("adam8", World(), rank=8)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(folder, tmp_path, capsys):
+    model, _ = make(folder)
+    lora.save_adapter(model, tmp_path / "adapter", str(folder))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        merge.main([str(folder), str(tmp_path / "adapter"), "--out", str(tmp_path / "file" / "model")])
+    assert end.value.code == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --out {tmp_path}/file/model: cannot write there: Not a directory\n"
+    )
 
 
 def test_the_factors_are_rounded_before_they_are_multiplied():

@@ -48,6 +48,7 @@ def test_a_task_of_kernelbench_stays_as_it_is(tmp_path):
         HEAD + NET + "\nexample_inputs = torch.randn(3, 4)\n",
         HEAD + NET + "\nexample_inputs = torch.randn(\n    3,\n    4,\n)\n",
         HEAD + NET + "\nROWS = 3\nexample_inputs = tuple(torch.randn(ROWS, 4) for _ in range(1))\n",
+        HEAD + NET + "\nexample_inputs = list((torch.randn(3, 4),))\n",
         "\ufeff" + HEAD + NET + INPUTS,
         HEAD + NET.replace("width=4", "width") + INPUTS + "\ndef get_init_inputs():\n    return [4]\n",
         "import torch\nimport torch.nn\n" + NET.replace("nn.", "torch.nn.") + INPUTS,
@@ -73,6 +74,13 @@ def test_inputs_are_drawn_anew_at_each_call(tmp_path):
     names: dict = {}
     exec(task.source, names)
     assert not names["get_inputs"]()[0].equal(names["get_inputs"]()[0])
+
+
+def test_inputs_may_be_given_by_name(tmp_path):
+    """As get_inputs() may give them: the judge puts a dict's entries in their places."""
+    names: dict = {}
+    exec(task_of(tmp_path, HEAD + NET + "\nexample_inputs = dict(x=torch.randn(3, 4))\n").source, names)
+    assert names["get_inputs"]()["x"].shape == (3, 4)
 
 
 def test_the_class_may_be_named(tmp_path):

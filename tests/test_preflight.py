@@ -23,6 +23,16 @@ BAD = {
     "missing_import": (("class Model", "import no_such_package\n\n\nclass Model"), "No module named"),
     "wrong_arity": (("def forward(self, x)", "def forward(self, x, y)"), "missing 1 required"),
     "too_large": (("torch.randn(", "torch.empty(1 << 33).sum() + torch.randn("), "memory"),
+    "dropout": (
+        (LAST, "return torch.dropout(x, 0.5, self.training)"),
+        "self.eval() at the end of the constructor",
+    ),
+    "by_name_only": (("def forward(self, x)", "def forward(self, x, *, y)"), "no * before it"),
+    "by_name": (
+        ("return [torch.randn(4, 33)]", "return {'z': torch.randn(4, 33)}"),
+        "a dict has arguments by name",
+    ),
+    "configured": (("return []", "return [Model]"), "the constructor takes by default may be of any type"),
     "random": ((LAST, f"x = x + torch.rand_like(x)\n        {LAST}"), "draws random numbers"),
     "weak": ((LAST, "return torch.zeros_like(x)"), "zeros would pass"),
     "reads_values": ((LAST, "return x if x.sum().item() > 0 else 2 * x"), NO_VALUES),
@@ -82,6 +92,9 @@ def test_a_module_whose_recording_leaves_something_out_stays(executors):
     )
     (found,) = preflight([Task("norm", source)], executors(policy=POLICY))
     assert found.fit and "wrong_value" in found.reason and "running_mean" in found.reason
+    assert "self.eval() at the end of the constructor" in found.reason
+    source = source.replace("BatchNorm1d(33)\n", "BatchNorm1d(33)\n        self.eval()\n")
+    assert preflight([Task("norm", source)], executors(policy=POLICY)) == [Finding(fit=True)]
 
 
 @pytest.mark.parametrize("status", sorted(STATUSES))

@@ -36,6 +36,10 @@ def trial(tmp_path):
         ("    return 1.0 if verdict.correct else float('nan')", "it returned nan"),
         ("    return {'a': verdict.speedup}", "the part 'a' is None"),
         ("    return 1.0 if verdict.scored else [0]", r"it returned \[0\]"),
+        # what never ran has no launches and no error, and what has no code has no block of code
+        ("    return 1.0 if verdict.correct else -0.1 * verdict.launches", "NoneType"),
+        ("    return 1.0 if verdict.correct else 1 / (1 + verdict.max_error)", "NoneType"),
+        ("    return len(completion.split('```')[1]) * verdict.scored", "line 3: IndexError"),
         ("    raise SystemExit(0)", "line 3: SystemExit: 0"),
         ("    raise KeyError('two\\nlines')", "KeyError: .two.*lines.$"),
         ("    raise ValueError", "line 3: ValueError$"),
@@ -59,9 +63,11 @@ def test_the_task_is_the_runs_and_the_completion_holds_a_kernel(trial):
     assert "class ModelNew" in extract_candidate(completion())
 
 
-def test_the_three_are_told_apart():
-    assert [(v.correct, v.scored) for v in made_up(False)] == [(True, True), (False, True), (False, False)]
-    assert [v.correct for v in made_up(True) if v.speedup] == [True]
+def test_they_are_told_apart():
+    verdicts = [verdict for verdict, _ in made_up(False)]
+    kinds = [(True, True), (False, True), (False, True), (False, False)]
+    assert [(v.correct, v.scored) for v in verdicts] == kinds
+    assert [v.correct for v, _ in made_up(True) if v.speedup] == [True]
 
 
 def test_a_missing_return_is_told(trial):
@@ -83,3 +89,12 @@ def test_attributes_of_the_users_own_objects_are_not_listed(trial):
     with pytest.raises(ConfigError) as error:
         trial("    return completion.nothing")
     assert str(error.value).endswith("has no attribute 'nothing'")
+
+
+@pytest.mark.parametrize("option", ["loss", "advantage"])
+def test_a_name_that_only_the_options_know_is_found_before_the_run_has_a_folder(tmp_path, option):
+    cfg = train_grpo.Config(out=str(tmp_path / "out"))
+    setattr(cfg, option, "mine")
+    with pytest.raises(ValueError, match=f"unknown {option} 'mine': "):
+        train_grpo.main(cfg, World())
+    assert not (tmp_path / "out").exists()

@@ -15,6 +15,7 @@ from nanotriton.verdict import Verdict
 POLICY = "none"  # the executor's: the task's own Model is PyTorch, and any other policy refuses that
 
 ON_THE_CPU = "inputs are made on the CPU, and the judge moves them to where candidates run"
+INFERENCE = "self.eval() at the end of the constructor asks for a kernel for inference"
 NO_VALUES = "let no value decide in Python: torch.where in place of an if, a tensor in place of .item()"
 # What is added to a reason in which these words stand.
 HINTS = {
@@ -22,7 +23,13 @@ HINTS = {
     "No CUDA GPUs are available": ON_THE_CPU,
     "Found no NVIDIA driver": ON_THE_CPU,
     "No module named": "the file may import what is installed here, and nothing that lies beside it",
-    "draws random numbers in forward": "an answer that can't be repeated can't be compared; dropout?",
+    "draws random numbers in forward": f"no two answers are the same; if it is dropout, {INFERENCE}",
+    "forward of the reference sets": INFERENCE,
+    "an argument of type": "what the constructor takes by default may be of any type",
+    "required keyword-only argument": "arguments come by position: give it a default, or no * before it",
+    "can be given by name only": "give it a default, or no * before it",
+    "required positional argument": "a list has the arguments in order, and a dict has them by name",
+    "arguments that don't fit": "a dict has arguments by name; one that is an argument goes into a list",
     "would pass": "forward, or what get_inputs draws, must make answers differ",
     "takes more than": "smaller inputs, or a GPU",
     "needs more memory": "smaller inputs",

@@ -29,6 +29,8 @@ from nanotriton.executor.sandbox.zygote import SLOW
 PREFIX = "nanotriton-executor-"
 ANSWERING = 120.0  # seconds that a driver may take to begin and to say what GPU there is
 LEAST = 4 << 30  # bytes that a process may take, on any machine
+# -P: Python imports nothing from the folder in which it is started, where numbers.py may be a user's
+FLAGS = ("-P", "-c")
 ENDING = 10.0  # seconds that killed processes may take to be gone: a CUDA context takes one to end
 # The variables of the environment that the processes inherit. Candidates can read the memory that they are
 # forked from, so there are no keys and no tokens among them.
@@ -156,7 +158,7 @@ def ask_driver(visible: str | None) -> Card:
         env = environment(folder)
         if visible is not None:
             env["CUDA_VISIBLE_DEVICES"] = visible
-        command = [sys.executable, "-c", "from nanotriton.executor.gpu.ask import main; main()"]
+        command = [sys.executable, *FLAGS, "from nanotriton.executor.gpu.ask import main; main()"]
         options = {"env": env, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
             done = subprocess.run(command, timeout=ANSWERING, **options)
@@ -201,7 +203,7 @@ def start_base(flavour: str, root: str, visible: str | None, card: Card) -> Base
     else:
         env["CUDA_VISIBLE_DEVICES"] = ""
     call = f"base_main({theirs.fileno()}, {os.getpid()}, {flavour!r}, {root!r}, {asdict(card)!r})"
-    command = [sys.executable, "-c", f"from nanotriton.executor.base import base_main; {call}"]
+    command = [sys.executable, *FLAGS, f"from nanotriton.executor.base import base_main; {call}"]
     popen = subprocess.Popen(
         command,
         env=env,

@@ -2,14 +2,14 @@
 
 from nanotriton.reward.reward import RewardFunction, Value
 from nanotriton.tasks.grammar import OPS
-from nanotriton.tasks.prompt import build_completion
+from nanotriton.tasks.prompt import NO_CODE, build_completion
 from nanotriton.tasks.synthetic import render
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Verdict
 
 
 def try_out(function: RewardFunction, task: Task, timed: bool = False) -> str:
-    """Call a user's reward once each for a right, a wrong and an unscored sample, all made up.
+    """Call a user's reward once each for a right, a wrong, an empty and an unscored sample, all made up.
 
     task: one of the run's, because a reward may look up its name. timed: candidates of the run are timed, so
     a right one has a speed-up. Returns a note about a reward that is odd but allowed, or "". ConfigError (one
@@ -17,7 +17,7 @@ def try_out(function: RewardFunction, task: Task, timed: bool = False) -> str:
     """
     if function.path is None:
         return ""
-    right, wrong, _ = [function(verdict, completion(), task) for verdict in made_up(timed)]
+    right, wrong, *_ = [function(verdict, text, task) for verdict, text in made_up(timed)]
     return missing_return(function, right, wrong)
 
 
@@ -30,16 +30,22 @@ def missing_return(function: RewardFunction, right: Value, wrong: Value) -> str:
     )
 
 
-def made_up(timed: bool) -> list[Verdict]:
-    """Verdicts with the fields that the executor fills in: right, wrong, and without a reward."""
+def made_up(timed: bool) -> list[tuple[Verdict, str]]:
+    """(verdict, completion) of samples that are right, wrong, without a candidate, and without a reward.
+
+    A verdict has the fields that are filled in for such a sample. What never ran has neither launches nor an
+    error, and a young model writes much of that.
+    """
     seen = dict(mode="replay", device="cuda" if timed else "cpu", recordable=True, launches=1)
     seen |= dict(torch_bytes=0, torch_share=0.0, answer="own", cost={"rules": 0.01, "run": 0.01})
     times = dict(time_us=10.0, reference_us=20.0, speedup=2.0) if timed else {}
     right = dict(effective_launches=1, max_error=1e-7, kernelbench_allclose=True)
+    text = completion()
     return [
-        Verdict("correct", "time" if timed else "ablate", **seen, **right, **times),
-        Verdict("wrong_value", "judge", "1 of 4 values differ", **seen, max_error=0.5),
-        Verdict("infra_error", message="the executor's own health check fails", mode="replay"),
+        (Verdict("correct", "time" if timed else "ablate", **seen, **right, **times), text),
+        (Verdict("wrong_value", "judge", "1 of 4 values differ", **seen, max_error=0.5), text),
+        (Verdict("no_code", "extract", NO_CODE), ""),
+        (Verdict("infra_error", message="the executor's own health check fails", mode="replay"), text),
     ]
 
 

@@ -182,5 +182,5 @@ def inputs_function(source: str, example: ast.expr) -> str:
     return (
         "def get_inputs():\n"
         f"    inputs = ({text})\n"
-        "    return list(inputs) if isinstance(inputs, list | tuple) else [inputs]"
+        "    return inputs if isinstance(inputs, list | tuple | dict) else [inputs]"
     )
