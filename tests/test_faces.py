@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanotriton.executor.common.card import DEFAULT
-from nanotriton.rules import rules
+from nanotriton.rules import faces, names, rules
 from tests.recording import Refused, record
 
 TOP = """
@@ -447,3 +447,11 @@ def test_what_has_no_answer_without_a_card_ends_the_recording():
     """Otherwise a candidate could tell by the exception where it is."""
     with pytest.raises(Refused, match=r"torch\.cuda\.get_sync_debug_mode cannot be recorded"):
         record(module(UNANSWERED, "self.away = ours"), inputs=[torch.empty(300)])
+
+
+def test_no_table_of_paths_has_a_name_that_is_longer_than_what_is_looked_up():
+    tables = [v for m in (names, faces) for v in vars(m).values() if isinstance(v, frozenset)]
+    paths = {path for table in tables for path in table if isinstance(path, str)}
+    assert max(path.count(".") + 1 for path in paths) <= names.DEEPEST
+    assert names.under("torch.ops" + ".a" * 3000, frozenset({"torch.ops"}))
+    assert not names.under("torch.opsa" + ".a" * 3000, frozenset({"torch.ops", "torch.opsa.b"}))

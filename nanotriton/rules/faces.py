@@ -17,6 +17,7 @@ import torch
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.kept import Kept
+from nanotriton.rules.names import under
 from nanotriton.rules.scopes import MODULE, Scopes, bindings
 from nanotriton.rules.source import Source, last_name, walk
 from nanotriton.rules.tensors import Tensors
@@ -134,9 +135,9 @@ class Tells:
         named = set()
         for node in self.source.nodes[ast.Attribute] + self.source.nodes[ast.Name]:
             path = self.source.path(node) or ""
-            if id(node) not in within and _under(path, {"torch.distributed"}):
+            if id(node) not in within and under(path, {"torch.distributed"}):
                 named.add(path.removeprefix("torch.distributed").removeprefix("."))
-        return bool(named & GROUP_CALLS) and all(_under(name, GROUP_NAMES) for name in named)
+        return bool(named & GROUP_CALLS) and all(under(name, GROUP_NAMES) for name in named)
 
     def depends(self, *nodes: ast.AST) -> bool:
         """Whether a tell stands in one of these expressions, or a name that depends on one."""
@@ -218,11 +219,11 @@ class Tells:
             return isinstance(node, ast.Name) and node.id in BUILTINS and node.id not in self.source.units
         if path in MODULES or "." not in path:
             return False  # a module itself: what is asked of it decides
-        if _under(path, ALIKE) or (path.startswith("torch.distributed.") and self.exchanges):
+        if under(path, ALIKE) or (path.startswith("torch.distributed.") and self.exchanges):
             return False
         root, name, *_ = path.split(".")
         asks = root == "torch" and name.startswith(QUESTIONS)
-        return asks or root not in PURE or _under(path, TELLS)
+        return asks or root not in PURE or under(path, TELLS)
 
     def _is_fleeting(self, node: ast.Attribute | ast.Name) -> bool:
         """Whether a node is an answer that differs from call to call."""
@@ -334,9 +335,3 @@ class Order:
 
 def _holds(node: ast.AST, kind) -> bool:
     return any(isinstance(inner, kind) for inner in walk(node))
-
-
-def _under(path: str, prefixes: frozenset[str]) -> bool:
-    """Whether the dotted path is one of the prefixes, or below one."""
-    parts = path.split(".")
-    return any(".".join(parts[:n]) in prefixes for n in range(1, len(parts) + 1))

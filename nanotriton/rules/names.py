@@ -101,9 +101,12 @@ _PRIVATE_OF_LAYERS = words("""
 PRIVATE = _PRIVATE_FUNCTIONS | _PRIVATE_OF_LAYERS
 
 
-def _under(path: str, prefixes: frozenset[str]) -> bool:
-    """Whether the dotted path is one of the prefixes, or below one."""
-    parts = path.split(".")
+DEEPEST = 5  # parts of the longest name in a table of paths
+
+
+def under(path: str, prefixes: frozenset[str]) -> bool:
+    """Whether the dotted path is one of the prefixes, or below one. They have DEEPEST parts at most."""
+    parts = path.split(".", DEEPEST)[:DEEPEST]  # a candidate may spell a path of thousands
     return any(".".join(parts[:n]) in prefixes for n in range(1, len(parts) + 1))
 
 
@@ -122,7 +125,7 @@ def refused(path: str, importing: bool) -> str | None:
         return f"{path} is not allowed: {min(hidden)} reaches out of the candidate; leave it out"
     if (inner := held_by_another(path)) is not None and (why := refused(inner, importing)):
         return why
-    if _under(path, REFUSED):
+    if under(path, REFUSED):
         return f"{path} is not allowed: it runs code that is not this kernel; launch your own"
     if importing and not _may_import(path):
         return f"import of {path} is not allowed; torch, triton, math, typing and a few others are"
@@ -151,7 +154,7 @@ def _refused_part(path: str, owner: str, importing: bool) -> str | None:
 
 def _may_import(path: str) -> bool:
     """Whether the path is torch, a public name of torch itself, or under a module of the list."""
-    if path == "torch" or _under(path, MODULES):
+    if path == "torch" or under(path, MODULES):
         return True
     root, *rest = path.split(".")
     return root == "torch" and len(rest) == 1 and rest[0][0] != "_"
@@ -168,7 +171,7 @@ def _used_all_the_same(path: str) -> bool:
     """
     if path.startswith("triton.language."):
         return True
-    return _under(path, INTERNAL) or any(known.startswith(path + ".") for known in INTERNAL)
+    return under(path, INTERNAL) or any(known.startswith(path + ".") for known in INTERNAL)
 
 
 _ELEMENTWISE = """
