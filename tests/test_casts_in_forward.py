@@ -81,3 +81,9 @@ def test_angles_may_have_another_kernels_rounding():
     assert (embedding(1.0)(None, x) - wanted).abs().max() > 2 * FLOOR[torch.float32]
     accepted_by_many(reference, embedding(1.0))
     assert refused(reference, embedding(1.0001))
+
+
+def test_what_a_reference_is_sensitive_to_is_forgiven_behind_a_cast():
+    reference = Reference(task("return torch.tanh(x.float() / 2)", "torch.randn(8, 75)"))
+    accepted_by_many(reference, lambda m, x: 2 * torch.sigmoid(x) - 1)
+    assert refused(reference, lambda m, x: 2.0001 * torch.sigmoid(x) - 1)
