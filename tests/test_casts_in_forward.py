@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from nanotriton.executor.judge.fairness import nudges
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.values import FLOOR
 from tests.test_draws import accepted_by_many, refused, task
@@ -83,7 +84,11 @@ def test_angles_may_have_another_kernels_rounding():
     assert refused(reference, embedding(1.0001))
 
 
-def test_what_a_reference_is_sensitive_to_is_forgiven_behind_a_cast():
-    reference = Reference(task("return torch.tanh(x.float() / 2)", "torch.randn(8, 75)"))
-    accepted_by_many(reference, lambda m, x: 2 * torch.sigmoid(x) - 1)
-    assert refused(reference, lambda m, x: 2.0001 * torch.sigmoid(x) - 1)
+@pytest.mark.parametrize("forward, share", [("x.float() / 3", 2e-5), ("torch.tanh(x.float() * 1e-6)", 0.4)])
+def test_a_nudge_moves_what_is_behind_a_cast(forward, share):
+    """By the floor, and where a function has few digits, by some roundings of 1."""
+    reference = Reference(task(f"return {forward}", "torch.randn(8, 75)"))
+    still = reference.exactly("plain", 5, 5)[0]
+    for nudge in nudges(reference.device, 5)[:2]:
+        moved = reference.exactly("plain", 5, 5, nudge=nudge)[0]
+        assert share / 3 < (moved / still - 1).abs().median() < share * 3
