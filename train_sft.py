@@ -23,6 +23,8 @@ from nanotriton import config, stop
 
 @dataclass
 class Config(config.Options):
+    """The options of a run of SFT."""
+
     name: str = "sft"  # the run's folder under --out
     out: str = "out"  # where runs live
     fresh: bool = False  # delete what a run of this name left, instead of continuing it
@@ -101,10 +103,12 @@ if __name__ == "__main__":
     options = config.parse(Config)
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
@@ -112,6 +116,7 @@ from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
@@ -123,6 +128,7 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
 
+WANTED = "```python block with a ModelNew"  # in an answer
 Text = tuple[Prompt, str]  # a prompt and its completion
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -143,7 +149,7 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
-    pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
+    pairs, held = encode_sets(texts, held_texts, cfg, tokenizer, run)
     run.say(f"loading {source}")
     model, _ = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
@@ -156,15 +162,13 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
                 run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
             clock = Clock()
             batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
-            lr = distributed.set_lr(
-                optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
-            )
+            lr = schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
+            distributed.set_lr(optimizer, lr)
             with idle_cores(world):
                 loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
             clock("train")
-            run.step(
-                "sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr
-            )
+            numbers = {"loss": loss, "norm": norm, "lr": lr}
+            run.step("sft", step + 1, steps, clock.seconds, numbers.keys(), **numbers)
             due = (step + 1) % cfg.save_every == 0 or step + 1 == steps
             run.end_step(step + 1, model, optimizer, due)
 
@@ -185,9 +189,7 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
 def sft_step(
     batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: World, tokenizer: Tokenizer
 ) -> tuple[float, float]:
-    """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before
-    clipping).
-    """
+    """One optimizer step on the pairs of all ranks -> (loss in nats a token, norm before it is clipped)."""
     # counted over every rank and microbatch before the first backward, so that neither changes the gradient
     normalizer = sum(len(completion) for _, completion in batch)
     loss = torch.zeros((), device=world.device)
@@ -201,13 +203,16 @@ def sft_step(
     return world.all_sum(loss).item(), float(norm)
 
 
-def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer):
-    """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on
-    every rank.
+def scores(
+    model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer
+) -> Iterator[Tensor]:
+    """Log-probabilities [N] of the completions' tokens, a microbatch at a time.
+
+    Every rank has the same number of microbatches.
     """
-    for part in distributed.accumulate(
-        model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)
-    ):
+    lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+    micro_batches = distributed.balance(lengths, cfg.micro_tokens, world)
+    for part in distributed.accumulate(model, micro_batches):
         # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
         batch = pack([pairs[k] for k in part] or [([0], [0])]).to(world.device)
         logp, _ = score(model, batch, valid_vocab=tokenizer.vocab_size)
@@ -291,14 +296,28 @@ def data_sets(cfg: Config, prompt: Prompt) -> tuple[list[Text], list[Text], list
     if cfg.teacher == "habits":
         train = [taught(task) for task in train]
     dev = synthetic.generate("dev", max(cfg.eval_tasks, 64), cfg.seed)
-    text = lambda tasks: [(prompt.of(t.source), build_completion(t)) for t in tasks]
-    return text(train), text(dev), dev[: cfg.eval_tasks]
+    return texts_of(train, prompt), texts_of(dev, prompt), dev[: cfg.eval_tasks]
+
+
+def texts_of(tasks: list[Task], prompt: Prompt) -> list[Text]:
+    """Each task as it is asked, and its solution as it is answered."""
+    return [(prompt.of(task.source), build_completion(task)) for task in tasks]
+
+
+def encode_sets(
+    texts: list[Text], held_texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run
+) -> tuple[list[Pair], list[Pair]]:
+    """(pairs to train on, held-out pairs), none of them too long. If all held-out ones are, a training pair
+    is held out instead.
+    """
+    pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
+    return (pairs, held) if held else (pairs[:-1] or pairs, pairs[-1:])
 
 
 def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None = None) -> list[Pair]:
     """Texts -> ids; a completion ends with the token that ends an answer.
 
-    Pairs longer than --max-len are left out, and counted.
+    Pairs longer than --max-len are left out. run: of the pairs to train on, which it counts.
     """
     end = tokenizer.end_id
     pairs = []
@@ -309,9 +328,13 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
         except ModelError as error:  # the roles of its messages, say, which the template does not take
             raise config.ConfigError(f"pair {number}: {error}") from None
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
-    if not kept:
+    if run and not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: all of {counted(len(pairs), 'pair')} too long")
     if run:
+        if not any(extract_candidate(completion) for _, completion in texts):
+            run.say(
+                f"note: no completion of {cfg.data} has a {WANTED}: GRPO and benchmarks find no kernel then"
+            )
         prompt, completion = (sum(map(len, side)) / len(kept) for side in zip(*kept))  # mean tokens
         run.say(
             f"{counted(len(kept), 'pair')}, prompts of {prompt:.0f} and completions of {completion:.0f} "

@@ -8,8 +8,7 @@
     folder/best                      the name of the best one, which is never deleted
 
 Each rank writes what it holds, so nothing is gathered. Rows are cut along the first dimension in rank order,
-so any number
-of ranks can read what another number wrote.
+so any number of ranks can read what another number wrote.
 """  # noqa: E501
 
 import json
@@ -90,8 +89,9 @@ class Checkpointer:
         best: bool = False,
         background: bool = False,
     ) -> None:
-        """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same
-        on every rank.
+        """Write everything and only then make it the newest.
+
+        `state` is the caller's, of JSON types, the same on every rank.
 
         With background=True this returns when all is copied to host memory; a thread writes it, and
         finish() makes it the newest. Raises CheckpointError on every rank if any can't write (a full
@@ -104,7 +104,9 @@ class Checkpointer:
         named = {n: x.to("cpu", copy=True) if background else x for n, x in tensors(model, optimizer)}
         texts = {f"{self.files}.json": json.dumps(random_states())}
         if self.world.is_main:
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            groups = [dict(group) for group in optimizer.param_groups]
+            for group in groups:
+                del group["params"]
             row = {"step": step, "ranks": self.world.world_size, "optimizer": groups, "state": state}
             texts["state.json"] = json.dumps(row, indent=1)
         writer = Writer(lambda: self._write(temporary, named, texts))
@@ -185,8 +187,9 @@ class Checkpointer:
     def load(
         self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[int, dict[str, Any]]:
-        """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it
-        doesn't fit.
+        """Parameters, moments and settings of the optimizer, random states.
+
+        Raises CheckpointError if it doesn't fit.
 
         With another number of ranks each takes the random states of one of the old ones; nothing that
         matters is drawn from them (samples have seeds of their own).
@@ -281,20 +284,24 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 # -----------------------------------------------------------------------------------------------------------
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
     """A safetensors file, a tensor at a time (no second copy of them in memory), on the disk when this
-    returns."""
-    header, at = {}, 0
+    returns. OSError where it can't be written, which safetensors' own writer tells in another way."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, x in named.items():
         size = x.numel() * x.element_size()
         header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(head)) + head)
-        for x in named.values():
-            f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        f.flush()
-        os.fsync(f.fileno())
+    try:
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(head)) + head)
+            for x in named.values():
+                f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as error:
+        error.filename = str(path)  # which a failed write() does not tell
+        raise
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from nanotriton.checkpoint import write_tensors
 from nanotriton.model import Linear, Transformer
 
 SCALE = 2.0  # s; PEFT calls rank * s "lora_alpha"
@@ -133,5 +133,5 @@ def save_adapter(model: nn.Module, folder: Path, base: str, writer: bool = True)
         "target_modules": list(TARGETS),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "adapter_model.safetensors", tensors)
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")

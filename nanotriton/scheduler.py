@@ -152,8 +152,10 @@ class Scheduler:
         return admitted
 
     def _activate(self, sequence: Sequence, prompt_pages: int, done: int) -> None:
-        """Give a sequence a slot, pages for the `done` tokens that it has, and its group's prompt if it is
-        the first to hold it."""
+        """Give a sequence a slot, and pages for the `done` tokens that it has.
+
+        The first one to hold its group's prompt also gets pages for that.
+        """
         group, request = sequence.group, sequence.group.request
         sequence.fills_prompt = group.holders == 0
         if sequence.fills_prompt:

@@ -76,7 +76,7 @@ def stage_of(monkeypatch, left: float, own: float):
     monkeypatch.setattr(workers.signal, "setitimer", lambda which, seconds: alarms.append(seconds))
     monkeypatch.setattr(workers, "own_time", lambda: 50.0 + own)
     worker = object.__new__(workers.Worker)
-    worker.stages, worker.since = [["run", left]], 50.0
+    worker.stages, worker.since = [workers.Stage("run", left)], 50.0
     return worker, alarms
 
 

@@ -76,8 +76,9 @@ def model_class(task: Task) -> ast.ClassDef:
 
 
 def graph_of(task: Task) -> Graph:
-    """The operator graph of a task's Model, on its own inputs' shapes. Nothing is allocated: all is on the
-    meta device.
+    """The operator graph of a task's Model, on its own inputs' shapes.
+
+    Nothing is allocated: all is on the meta device.
     """
     names: dict = {"__name__": "task"}
     try:
@@ -261,8 +262,9 @@ class Assembly:
         return texts
 
     def short(self, text: str) -> str:
-        """A text of the host in which dimensions that have names are called by them. `@name@` stands for a
-        node of the graph.
+        """A text of the host in which dimensions that have names are called by them.
+
+        `@name@` stands for a node of the graph.
         """
         for name in re.findall(r"@(\w+)@", text):
             node = next(n for n in self.graph.nodes if n.name == name)

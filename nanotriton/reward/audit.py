@@ -53,8 +53,9 @@ class Sample:
 
 
 def read_samples(path: Path, split: str | None = None) -> list[Sample]:
-    """The distinct candidates that were paid for being right, in order of appearance. Raises ValueError (one
-    line).
+    """The distinct candidates that were paid for being right, in order of appearance.
+
+    Raises ValueError (one line).
 
     Partial credit is below 1 and goes to what the run itself calls wrong: there is nothing to be doubted.
     """

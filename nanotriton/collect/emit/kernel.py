@@ -193,8 +193,9 @@ def tidy(text: str) -> str:
 
 
 class Body:
-    """Writes a stage's element-wise lines into a kernel. `host`: node -> its expression on the host, for what
-    lies in memory.
+    """Writes a stage's element-wise lines into a kernel.
+
+    `host`: node -> its expression on the host, for what lies in memory.
     """
 
     def __init__(

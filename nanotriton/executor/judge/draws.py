@@ -364,8 +364,10 @@ def distorted_late(
 
 
 class Stress(Watching):
-    """While it is active, what torch draws is distorted, however it was called. The task's own random stream
-    is the same as without it."""
+    """While it is active, what torch draws is distorted, however it was called.
+
+    The task's own random stream is the same as without it.
+    """
 
     def __init__(self, kind: str, seed: int, literals: tuple[float, ...] = ()):
         super().__init__()
