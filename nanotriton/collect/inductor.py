@@ -96,9 +96,10 @@ class File:
         imports += ["from triton.language.extra import libdevice"] if "libdevice." in body else []
         needed = self.needed(text)
         rest = "\n".join([text, *needed])
-        others = [n for n in self.file.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        others = [ast.unparse(n) for n in others if any(re.search(rf"\b{name}\b", rest) for name in bound(n))]
-        heads = list(dict.fromkeys([*imports, *others]))
+        for node in self.file.body:
+            if isinstance(node, ast.Import | ast.ImportFrom) and binds_one_of(node, rest):
+                imports.append(ast.unparse(node))
+        heads = list(dict.fromkeys(imports))
         return "\n\n\n".join(["\n".join(heads), body, *needed, text]) + "\n"
 
     def model(self, lines: list[str]) -> str:
@@ -176,6 +177,11 @@ def spelled(kernel: str, known: set[int]) -> str:
 def bound(node: ast.Import | ast.ImportFrom) -> list[str]:
     """The names that an import binds."""
     return [(a.asname or a.name).split(".")[0] for a in node.names]
+
+
+def binds_one_of(node: ast.Import | ast.ImportFrom, text: str) -> bool:
+    """Whether a text mentions a name that an import binds."""
+    return any(re.search(rf"\b{name}\b", text) for name in bound(node))
 
 
 def kernel_texts(code: str, tree: ast.Module) -> dict[str, tuple[str, str]]:
