@@ -4,7 +4,7 @@ import math
 
 from nanotriton.verdict import Verdict
 
-# How far a failed candidate came, for the option --partial: 0 if it is no code or cheats, 1 if only its values
+# How far a failed candidate came, for --partial: 0 if it is no code or cheats, 1 if only its values
 # are wrong. Every status that a cheat can choose to end in (rules, too fast, edited inputs, stolen time or
 # memory) is worth nothing.
 PROGRESS = {
