@@ -259,7 +259,8 @@ def smooth(values: list[float], weight: float = 0.9) -> list[float]:
     """Exponential moving average, corrected for its start."""
     out, mean, scale = [], 0.0, 0.0
     for v in values:
-        mean, scale = weight * mean + (1 - weight) * v, weight * scale + (1 - weight)
+        mean = weight * mean + (1 - weight) * v
+        scale = weight * scale + (1 - weight)
         out.append(mean / scale)
     return out
 

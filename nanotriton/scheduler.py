@@ -136,7 +136,8 @@ class Scheduler:
             group, done = sequence.group, len(sequence.sample.ids)
             prompt = len(group.request.prompt_ids)
             prompt_pages = 0 if group.holders else pages_for(prompt, self.page_size)
-            need, cost = prompt_pages + pages_for(done, self.page_size), prompt + done
+            need = prompt_pages + pages_for(done, self.page_size)
+            cost = prompt + done
             if self.active and self.pool.available < need + len(self.active) + 1:
                 break
             if done == 0 and id(group) in fresh:
@@ -159,7 +160,8 @@ class Scheduler:
         group, request = sequence.group, sequence.group.request
         sequence.fills_prompt = group.holders == 0
         if sequence.fills_prompt:
-            group.pages, group.line = self.pool.take(prompt_pages, top=True), self.free_lines.pop()
+            group.pages = self.pool.take(prompt_pages, top=True)
+            group.line = self.free_lines.pop()
             self.prefix_table[group.line, :prompt_pages] = group.pages
         group.holders += 1
         sequence.slot = slot = self.sequences.index(None)

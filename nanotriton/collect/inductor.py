@@ -50,7 +50,8 @@ def compiled(task: Task) -> str:
         with mock.patch.object(torch.jit, "script", lambda function, *args, **kwargs: function):
             exec(compile(task.source, f"<task {task.name}>", "exec"), names)
         torch.manual_seed(0)
-        model, inputs = names["Model"](*names["get_init_inputs"]()), list(names["get_inputs"]())
+        model = names["Model"](*names["get_init_inputs"]())
+        inputs = list(names["get_inputs"]())
         with torch.no_grad():
             kind = type(model(*inputs))
     except Exception as error:
@@ -80,7 +81,9 @@ class File:
     """Makes a file of Inductor's output code."""
 
     def __init__(self, task: Task, code: str, host: Host):
-        self.tree, self.file, self.host = ast.parse(code), ast.parse(task.source), host
+        self.tree = ast.parse(code)
+        self.file = ast.parse(task.source)
+        self.host = host
         self.cls = next(n for n in self.file.body if isinstance(n, ast.ClassDef) and n.name == "Model")
         host.kernels = {name: Kernel(name, *text) for name, text in kernel_texts(code, self.tree).items()}
         if not host.kernels:

@@ -43,7 +43,8 @@ def nan_to_num(b: Builder, x: Node, nan=None, posinf=None, neginf=None, op="") -
     if x.dtype not in FLOATS:
         raise Unfit("nan_to_num of whole numbers")
     largest = NamedFloat(torch.finfo(x.dtype).max, f"torch.finfo({x.dtype}).max")
-    above, below = (largest if posinf is None else posinf), (largest if neginf is None else -neginf)
+    above = largest if posinf is None else posinf
+    below = largest if neginf is None else -neginf
     x = b.map("finite", 'tl.where({0} == float("inf"), {1}, {0})', x, above)
     x = b.map("finite", 'tl.where({0} == -float("inf"), -{1}, {0})', x, below)
     return b.map("nan_to_num", "tl.where({0} != {0}, {1}, {0})", x, nan or 0.0)
@@ -215,7 +216,8 @@ def batch_norm(
         if running_mean is not None:
             update_running(b, x.rank, average, variance, running_mean, running_var, momentum)
         return y
-    mean, var = per_channel(b, running_mean, x.rank), per_channel(b, running_var, x.rank)
+    mean = per_channel(b, running_mean, x.rank)
+    var = per_channel(b, running_var, x.rank)
     y = b.map("batch_norm", "({0} - {1}) * tl.rsqrt({2} + {3})", x, mean, var, eps)
     return affine(b, y, weight, bias)
 
