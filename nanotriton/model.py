@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanotriton.kernels.layers import norm_and_rotate, rms_norm, swiglu
-from nanotriton.model_config import ModelConfig
+from nanotriton.model_config import ModelConfig, ModelError  # noqa: F401, users have both from here
 
 # attend(layer, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [T, H, D]
 # A sampler's (kv_cache.CachedAttention) also has a method `place`, which norms and rotates q and k, and puts

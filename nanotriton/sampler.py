@@ -436,7 +436,12 @@ class Sampler:
         return tokens, logprobs
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> None:
+    """One completion of one prompt: the command is in complete.py, which imports this file."""
     from nanotriton.complete import main
 
+    main(argv)
+
+
+if __name__ == "__main__":
     main()
