@@ -151,6 +151,7 @@ def scale_of(
     precision: Precision = FULL,
     usual: Usual | None = None,
 ) -> Scale:
+    """What the errors of one output are measured by. masked: what is not finite is left out."""
     floor, slack = precision.floor(own.dtype), precision.slack(own.dtype)
     rms, clean = rms_of(own, exact, masked)
     if usual is not None:
@@ -222,7 +223,7 @@ def smallest_step(dtype: torch.dtype) -> float:
 class Errors:
     """A candidate's errors, and the reference's beside them: numbers on the host.
 
-    The first five are of the reference alone (Scale.known).
+    The first five tell of the output and its reference alone (Scale.known).
     """
 
     count: int  # values
@@ -246,7 +247,7 @@ class Errors:
 def measure(
     got: torch.Tensor, own: torch.Tensor, exact: torch.Tensor | None, scale: Scale, hurry: bool
 ) -> Errors:
-    """hurry: stop at the first piece with an error beyond the tolerance."""
+    """The errors of one output. hurry: stop at the first piece with an error beyond the tolerance."""
     parts = []
     for _, g, o, w, _ in chunks(got, own, exact, scale.masked):
         parts.append(measure_piece(g, o, w, own.dtype, exact is None, scale))
