@@ -116,6 +116,7 @@ from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.rules.extract import extract_candidate
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
 from nanotriton.tasks.bpe import train_tokenizer
@@ -127,6 +128,7 @@ from nanotriton.tokenizer import Tokenizer
 from nanotriton.weights import save_model
 from nanotriton.world import World, idle_cores
 
+WANTED = "```python block with a ModelNew"  # in an answer
 Text = tuple[Prompt, str]  # a prompt and its completion
 Pair = tuple[list[int], list[int]]  # ids of a prompt and of its completion, end token included
 
@@ -147,8 +149,7 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
     texts, held_texts, dev = data_sets(cfg, prompt)
     source = cfg.model or scratch_model(cfg, run, texts)
     tokenizer = run.tokenizer(source, cfg.template)
-    pairs = encode(texts, cfg, tokenizer, run)
-    held = encode(held_texts, cfg, tokenizer)
+    pairs, held = encode_sets(texts, held_texts, cfg, tokenizer, run)
     run.say(f"loading {source}")
     model, _ = distributed.load(source, world, cfg.optimizer, cfg.micro_tokens, rank=cfg.lora, seed=cfg.seed)
     optimizer = distributed.adamw(model, cfg.lr, cfg.weight_decay)
@@ -303,10 +304,20 @@ def texts_of(tasks: list[Task], prompt: Prompt) -> list[Text]:
     return [(prompt.of(task.source), build_completion(task)) for task in tasks]
 
 
+def encode_sets(
+    texts: list[Text], held_texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run
+) -> tuple[list[Pair], list[Pair]]:
+    """(pairs to train on, held-out pairs), none of them too long. If all held-out ones are, a training pair
+    is held out instead.
+    """
+    pairs, held = encode(texts, cfg, tokenizer, run), encode(held_texts, cfg, tokenizer)
+    return (pairs, held) if held else (pairs[:-1] or pairs, pairs[-1:])
+
+
 def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None = None) -> list[Pair]:
     """Texts -> ids; a completion ends with the token that ends an answer.
 
-    Pairs longer than --max-len are left out, and counted.
+    Pairs longer than --max-len are left out. run: of the pairs to train on, which it counts.
     """
     end = tokenizer.end_id
     pairs = []
@@ -317,9 +328,13 @@ def encode(texts: list[Text], cfg: Config, tokenizer: Tokenizer, run: Run | None
         except ModelError as error:  # the roles of its messages, say, which the template does not take
             raise config.ConfigError(f"pair {number}: {error}") from None
     kept = [(p, c) for p, c in pairs if len(p) + len(c) <= cfg.max_len]
-    if not kept:
+    if run and not kept:
         raise config.ConfigError(f"--max-len {cfg.max_len}: all of {counted(len(pairs), 'pair')} too long")
     if run:
+        if not any(extract_candidate(completion) for _, completion in texts):
+            run.say(
+                f"note: no completion of {cfg.data} has a {WANTED}: GRPO and benchmarks find no kernel then"
+            )
         prompt, completion = (sum(map(len, side)) / len(kept) for side in zip(*kept))  # mean tokens
         run.say(
             f"{counted(len(kept), 'pair')}, prompts of {prompt:.0f} and completions of {completion:.0f} "

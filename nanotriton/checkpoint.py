@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from nanotriton.weights import shard_rows
 from nanotriton.world import World
 
 DTYPES = {
@@ -282,6 +281,16 @@ def fill(model: nn.Module, optimizer: torch.optim.Optimizer, files: list[Any]) -
                 copy_rows(optimizer.state[p][key], f"{key}.{name}", files)
 
 
+def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
+    """The rows, start and stop, that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule.
+
+    >>> shard_rows(5, 1, 2)
+    (3, 5)
+    """
+    size = -(-rows // world)
+    return min(rank * size, rows), min((rank + 1) * size, rows)
+
+
 def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
     """Fill x, or this rank's rows of it, from the rows that the files hold, one file after the other."""
     mine, start = local(x), 0
@@ -303,21 +312,26 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
     """Write a safetensors file a tensor at a time, so that memory holds no second copy of all of them.
 
-    It is on the disk when this returns.
+    It is on the disk when this returns. OSError where it can't be written: safetensors' own writer tells it in
+    another way.
     """
-    header, at = {}, 0
+    header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, x in named.items():
         size = x.numel() * x.element_size()
         header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + size]}
         at += size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(head)) + head)
-        for x in named.values():
-            f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        f.flush()
-        os.fsync(f.fileno())
+    try:
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(head)) + head)
+            for x in named.values():
+                f.write(x.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            f.flush()
+            os.fsync(f.fileno())
+    except OSError as error:
+        error.filename = str(path)  # which a failed write() does not tell
+        raise
 
 
 def write_bytes(path: Path, data: bytes) -> None:

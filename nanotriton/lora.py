@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from nanotriton.checkpoint import shard_rows, write_tensors
 from nanotriton.model import Linear, Transformer
 
 SCALE = 2.0  # s; PEFT calls rank * s "lora_alpha"
@@ -73,9 +73,8 @@ def init_adapters(model: nn.Module, seed: int) -> None:
         whole = torch.empty(module.lora_A.shape).uniform_(-bound, bound, generator=generator)
         if isinstance(module.lora_A, DTensor):
             mesh = module.lora_A.device_mesh
-            rows = whole.chunk(mesh.size())  # FSDP's cut
-            if mesh.get_local_rank() < len(rows):
-                module.lora_A.to_local().copy_(rows[mesh.get_local_rank()])
+            start, stop = shard_rows(len(whole), mesh.get_local_rank(), mesh.size())
+            module.lora_A.to_local().copy_(whole[start:stop])
             module.lora_B.to_local().zero_()
         else:
             module.lora_A.copy_(whole)
@@ -133,5 +132,5 @@ def save_adapter(model: nn.Module, folder: Path, base: str, writer: bool = True)
         "target_modules": list(TARGETS),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "adapter_model.safetensors", tensors)
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")

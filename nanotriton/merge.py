@@ -76,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
         save_model(model, args.out, folder)
     except ModelError as error:
         config.die(error)
+    except OSError as error:
+        config.die(f"--out {args.out}: cannot write there: {config.reason(error)}")
     print(f"{args.out}: {args.base} with {len(args.adapters)} adapter(s) merged")
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from nanotriton import lora
+from nanotriton.checkpoint import shard_rows, write_tensors
 from nanotriton.config import reason
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
@@ -225,16 +225,6 @@ class WeightFiles:
         return file.get_tensor(name) if start is None else file.get_slice(name)[start:stop]
 
 
-def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows, start and stop, that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule.
-
-    >>> shard_rows(5, 1, 2)
-    (3, 5)
-    """
-    size = -(-rows // world)
-    return min(rank * size, rows), min((rank + 1) * size, rows)
-
-
 def fill(model: Transformer, name: str | Path) -> None:
     """Copy a folder's tensors into the model's parameters, converted to their dtype.
 
@@ -378,8 +368,7 @@ def _write_weights(
                 tensors[name] = full.to("cpu", dtype).contiguous()
             del full
         if writer:
-            save_file(tensors, folder / f"{file}.tmp", metadata={"format": "pt"})
-            (folder / f"{file}.tmp").chmod(0o644)  # safetensors makes files that only their owner reads
+            write_tensors(folder / f"{file}.tmp", tensors)
 
 
 def _put_in_place(folder: Path, names: list[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,3 +306,21 @@ def test_a_pair_with_its_task_is_asked_in_sft_as_in_grpo(tmp_path):
     cfg = train_sft.Config(data=str(path), max_len=10_000)
     (task_ids, _), (plain_ids, _) = train_sft.encode(texts, cfg, tokenizer)
     assert task_ids == build_prompt(Task("t", PROBLEM), tokenizer) and plain_ids == tokenizer.encode("ask\n")
+
+
+def test_a_folder_of_modules_with_inputs_is_a_folder_of_tasks(tmp_path):
+    """As sample.py takes them; the inputs are the user's own, and no guess."""
+    head = "import torch\nfrom torch import nn\n\n\n"
+    net = head + "class Net(nn.Module):\n    def forward(self, x):\n        return x.relu()\n\n\n"
+    (tmp_path / "a.py").write_text(net + "example_inputs = torch.randn(5, 7)\n")
+    (tmp_path / "b.py").write_text(net + "def get_inputs():\n    return [torch.randn(3)]\n")
+    (tmp_path / "c.py").write_text(net)
+    (tmp_path / "helper.py").write_text("SIZE = 3\n")
+    counts: Counter = Counter()
+    found = {task.name: task.source for task in modules([str(tmp_path)], counts)}
+    assert sorted(found) == ["a", "b"] and "torch.randn(5, 7)" in found["a"]
+    assert counts == {f"{tmp_path}: a file that is no task": 2}
+    assert elements(found["a"]) == 70
+    assert [task.name for task in modules([str(tmp_path / "b.py")])] == ["b"]
+    with pytest.raises(ValueError, match=r"c.py: it has no inputs for Net.forward"):
+        list(modules([str(tmp_path / "c.py")]))

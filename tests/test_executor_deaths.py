@@ -17,6 +17,7 @@ import pytest
 from nanotriton.executor import Executor, base
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.job import check_ended, not_its_own
+from nanotriton.executor.processes import make_root
 from nanotriton.executor.sandbox import files, sandbox
 from nanotriton.executor.sandbox import zygote as zygotes
 from nanotriton.executor.sandbox.protocol import BEACON, MESSAGE_BYTES, pair, receive, send
@@ -220,6 +221,18 @@ def test_folders_of_dead_executors_are_swept(tmp_path, monkeypatch):
             assert not stale.exists()
             assert Path(living.root).is_dir() and Path(other.root).is_dir()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    """All users have one /tmp, and one of them may have put there what no open comes back from."""
+    theirs = tmp_path / "nanotriton-executor-theirs"
+    theirs.mkdir()
+    os.mkfifo(theirs / "lock")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    _, lock = make_root()
+    os.close(lock)
+    assert theirs.is_dir()
 
 
 def test_a_base_that_does_not_start_is_an_infrastructure_failure(monkeypatch):

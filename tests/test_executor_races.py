@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nanotriton.config import ConfigError
 from nanotriton.executor import Executor, executor
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge import worker
@@ -168,12 +169,15 @@ def test_a_verdict_of_a_candidate_that_was_given_up_is_no_news():
     assert process.finished == 1 and not process.alone
 
 
-def test_an_executor_without_a_thread_is_one_line_and_leaves_no_folder(monkeypatch, tmp_path):
+def test_an_executor_without_a_thread_or_a_folder_is_one_line_and_leaves_nothing(monkeypatch, tmp_path):
     def none_left(*_):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("threading.Thread.start", none_left)
-    with pytest.raises(OSError, match="the executor does not start: can't start new thread"):
+    with pytest.raises(ConfigError, match="the executor does not start: can't start new thread"):
         Executor(workers=1)
     assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"the executor's temporary folder can't be made: .* No such file"):
+        Executor(workers=1)

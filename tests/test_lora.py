@@ -144,6 +144,19 @@ def test_what_does_not_fit_is_one_line(folder, tmp_path):
         distributed.check_optimizer("adam8", World(), rank=8)
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(folder, tmp_path, capsys):
+    model, _ = make(folder)
+    lora.save_adapter(model, tmp_path / "adapter", str(folder))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as end:
+        merge.main([str(folder), str(tmp_path / "adapter"), "--out", str(tmp_path / "file" / "model")])
+    assert end.value.code == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --out {tmp_path}/file/model: cannot write there: Not a directory\n"
+    )
+
+
 def test_the_factors_are_rounded_before_they_are_multiplied():
     w, a, b = torch.randn(6, 5), torch.randn(2, 5), torch.randn(6, 2)
     exact = w.bfloat16().double() + 2 * b.bfloat16().double() @ a.bfloat16().double()

@@ -35,6 +35,8 @@ GOOD = '{"prompt": "a", "completion": "b"}'
         ('{"prompt": "a", "text": "b"}', "it has no completion, only prompt, text"),
         ('{"completion": "b"}', "it has no prompt, only completion"),
         ("{}", "it has no prompt"),
+        ('{"task": NaN, "completion": "b"}', "its task is no string but NaN"),
+        ('{"task": ["class Model: 1"], "completion": "b"}', "its task is no string but ["),
         ('{"prompt": 3, "completion": "b"}', "its prompt is no string but 3"),
         ('{"prompt": ["a"], "completion": "b"}', 'a message is no {"role": ..., "content": text}: "a"'),
         ('{"task": "relu", "completion": "b"}', "its task is no module's source: it has no class Model"),
@@ -316,3 +318,20 @@ def run_to(stdout, code: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60
     )
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_pairs_that_teach_no_kernel_are_told_and_a_last_one_that_is_too_long_is_left_out(
+    tmp_path, capsys, kernel
+):
+    """It would be the one that is kept back for eval_loss."""
+    answer = "```python\nclass ModelNew:\n    pass\n```" if kernel else "class ModelNew:\n    pass\n"
+    rows = [{"prompt": "a", "completion": answer}] * 3 + [{"prompt": "a", "completion": "x = 1 " * 900}]
+    (data := tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = dict(vocab=300, layers=1, width=32, steps=1, batch=2)
+    cfg = train_sft.Config(out=str(tmp_path), data=str(data), max_len=512, **small)
+    train_sft.main(cfg, World())
+    out = capsys.readouterr().out
+    assert ("has a ```python block with a ModelNew" in out) == (not kernel)
+    assert "\n3 pairs, " in out
+    assert json.loads((tmp_path / "sft" / "summary.json").read_text())["eval_loss"] > 0

@@ -345,6 +345,13 @@ def test_limits_hold_and_cannot_be_raised(tmp_path):
 
     assert confined(tmp_path, write_much, small, write=True) == "OSError"
 
+    def compute_long():
+        while True:
+            pass
+
+    # a signal that is not the one of a lack of memory, which would be ours
+    assert confined(tmp_path, compute_long, sandbox.Limits(seconds=-1.0)) == "signal 24"
+
     def open_many():
         return [os.open("/dev/null", os.O_RDONLY) for _ in range(1000)]
 

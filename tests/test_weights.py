@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import resource
 import subprocess
 import sys
 
@@ -17,10 +18,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nanotriton import distributed, weights
 from nanotriton.attention import packed
+from nanotriton.checkpoint import shard_rows
 from nanotriton.model import Transformer
 from nanotriton.model_config import ModelConfig, ModelError
+from nanotriton.run import users
 from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import fill, load_config, load_model, save_model, shard_rows
+from nanotriton.weights import fill, load_config, load_model, save_model
 from nanotriton.world import World
 from tests.ports import free_port
 
@@ -548,3 +551,15 @@ def test_fill_converts_and_keeps_parameters(tmp_path):
     fill(model, tmp_path)
     assert {key: p.data_ptr() for key, p in model.named_parameters()} == before
     assert torch.equal(model.head_weight, random_model().head_weight.half().float())
+
+
+def test_a_disk_that_is_full_is_told_by_the_file_and_the_reason(tmp_path):
+    """safetensors' own writer raises what names no file, and is no OSError."""
+    model, limits = random_model(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as error:
+            save_model(model, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert users(error.value).startswith(f"{tmp_path}/model.safetensors.tmp can't be written: File too large")

@@ -179,7 +179,7 @@ def card(numbers: dict, sft: list[dict]) -> str:
         ),
         "![lengths, operators and sizes](histograms.png)",
     ]
-    parts += bullets("## What became of the classes of packages", numbers.get("classes", {}))
+    parts += bullets("## What became of classes of packages and files of folders", numbers.get("classes", {}))
     parts += bullets("## Why candidates were lost", numbers["reasons"])
     parts += bullets("## Why modules are RL tasks, and no pairs", numbers["rl_reasons"])
     for row in random.Random(0).sample(sft, min(EXAMPLES, len(sft))):

@@ -14,9 +14,9 @@ import torch
 
 from nanotriton.collect.extract import extract
 from nanotriton.collect.paritybench import paritybench
-from nanotriton.python_text import read
 from nanotriton.rows import is_rows, read_lines, read_object
-from nanotriton.tasks.task import Task, check_source, load_task
+from nanotriton.tasks.module import module_task
+from nanotriton.tasks.task import Task
 
 LIMITS = (4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8)  # of a size
 QUICK = 1 << 17  # elements of a task's inputs and weights that a CPU verifies in a second
@@ -34,7 +34,7 @@ def modules(paths: list[str], counts: Counter | None = None) -> Iterator[Task]:
         elif kind == "clone":
             yield from paritybench(path)
         elif kind == "file":
-            yield load_task(path)
+            yield module_task(path)
         elif kind == "folder":
             yield from folder(path, counts)
         else:
@@ -66,20 +66,23 @@ def kind_of(text: str) -> str:
 
 
 def folder(path: Path, counts: Counter | None = None) -> Iterator[Task]:
-    """The task files of a folder; other Python files are passed over.
+    """The task files of a folder, or files with one module and inputs for it, which are made tasks.
 
-    A folder without any is a package's source.
+    Other Python files are passed over, and counted. A folder without any task is a package's source.
     """
-    found = False
+    passed, found = 0, False
     for file in sorted(path.rglob("*.py")):
         try:
-            source = check_source(read(file), str(file))
-        except (ValueError, OSError):  # no task, or nothing that can be read
+            source = module_task(file).source
+        except ValueError:  # no task, or nothing that can be read
+            passed += 1
             continue
         found = True
         yield Task(str(file.relative_to(path).with_suffix("")), source, None, {"origin": path.name})
     if not found:
         yield from extract(str(path), counts)
+    elif counts is not None and passed:
+        counts[f"{path}: a file that is no task"] += passed
 
 
 def rows(path: Path) -> Iterator[Task]:

@@ -16,7 +16,6 @@ This module imports neither torch nor triton.
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import logging
 import os
@@ -31,6 +30,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from nanotriton.config import ConfigError
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.common.limits import REPLAYERS
@@ -84,8 +84,8 @@ class Executor:
     memory_gib: for each process, beside what it needs to begin with. None: a share of what this machine has,
         and 4 at least. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
-    Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on. OSError
-    if there is no thread or folder to be had.
+    Raises ValueError (one line) for impossible arguments, for a GPU that candidates can't run on, and where
+    there is no thread or folder to be had.
     """
 
     def __init__(
@@ -124,7 +124,10 @@ class Executor:
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")
         if missing := sandbox.support():
             log.warning(missing)
-        self.root, self._lock_fd = make_root()
+        try:
+            self.root, self._lock_fd = make_root()
+        except OSError as error:
+            raise ConfigError(f"the executor's temporary folder can't be made: {error}") from None
         # other threads touch these alone
         self._lock = threading.Lock()
         self._submitted: deque[Entry] = deque()
@@ -144,7 +147,7 @@ class Executor:
             self._thread.start()
         except RuntimeError as error:
             self._finalizer()
-            raise OSError(errno.EAGAIN, f"the executor does not start: {error}") from None
+            raise ConfigError(f"the executor does not start: {error}") from None
 
     def __enter__(self) -> "Executor":
         return self

@@ -254,9 +254,12 @@ def make_root() -> tuple[str, int]:
     Folders whose owner is gone (by kill -9 of every process at once) are removed.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(old / "lock") as file:  # its owner lives, or it is gone
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # its owner lives, or it is gone
+            if old.lstat().st_uid != os.getuid():  # what another user has put there may be anything
+                continue
+            with open(old / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
     root = tempfile.mkdtemp(prefix=PREFIX)
     fd = os.open(os.path.join(root, "lock.new"), os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)

@@ -60,7 +60,8 @@ def prompt_of(row: dict, pattern: Prompt) -> Prompt:
         if isinstance(source, str) and MODEL.search(source):
             check_text(source, key)
             return pattern.of(source)
-    if "prompt" not in row and isinstance(row.get("task"), str):
+    if "prompt" not in row and "task" in row:
+        check_text(row["task"], "task")
         raise ValueError("its task is no module's source: it has no class Model")
     if isinstance(row.get("prompt"), list):
         return of_messages(messages_of(row, "prompt"))

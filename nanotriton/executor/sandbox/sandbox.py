@@ -101,17 +101,19 @@ def set_limits(limits: Limits) -> None:
     _cap(resource.RLIMIT_NOFILE, limits.files)
     _cap(resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS)
     if limits.seconds is not None:
-        _cap(resource.RLIMIT_CPU, int(limits.seconds) + 2)
+        # a signal first that tells this limit from a lack of memory, of which the kernel kills too
+        _cap(resource.RLIMIT_CPU, int(limits.seconds) + 2, 1)
     if limits.memory is not None:
         limit_memory(limits.memory)
 
 
-def _cap(kind: int, value: int) -> None:
-    """Set a limit, at most to the hard limit that there is."""
+def _cap(kind: int, value: int, more: int = 0) -> None:
+    """Set a limit, and `more` beyond it as the hard one, at most to the hard limit that there is."""
+    most = value + more
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(kind, (value, value))
+        value, most = min(value, hard), min(most, hard)
+    resource.setrlimit(kind, (value, most))
 
 
 def limit_memory(more: int) -> None:
