@@ -312,8 +312,8 @@ def copy_rows(x: Tensor, name: str, files: list[Any]) -> None:
 def write_tensors(path: Path, named: dict[str, Tensor]) -> None:
     """Write a safetensors file a tensor at a time, so that memory holds no second copy of all of them.
 
-    It is on the disk when this returns. OSError where it can't be written: safetensors' own writer tells it in
-    another way.
+    It is on the disk when this returns. OSError where it can't be written; safetensors' own writer raises
+    another error there.
     """
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, x in named.items():
