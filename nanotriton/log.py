@@ -256,13 +256,19 @@ class Log:
 
 
 def smooth(values: list[float], weight: float = 0.9) -> list[float]:
-    """Exponential moving average, corrected for its start."""
+    """Exponential moving average, corrected for its start. It skips NaN: nothing was judged."""
     out, mean, scale = [], 0.0, 0.0
     for v in values:
-        mean = weight * mean + (1 - weight) * v
-        scale = weight * scale + (1 - weight)
-        out.append(mean / scale)
+        if not math.isnan(v):
+            mean = weight * mean + (1 - weight) * v
+            scale = weight * scale + (1 - weight)
+        out.append(mean / scale if scale else math.nan)
     return out
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole. NaN where the whole is nothing: 0 would be a score, and nobody gave one."""
+    return part / whole if whole else math.nan
 
 
 def draw(rows: list[dict], path: Path) -> None:
