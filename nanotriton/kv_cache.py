@@ -79,7 +79,7 @@ class KVCache:
     def allocate(self, budget: int) -> None:
         """Take at most `budget` bytes, which settles how many pages there are.
 
-        NoRoom if the budget holds less than two, the scratch page included; MemoryError if so much isn't free.
+        NoRoom if it holds less than two, the scratch page included; MemoryError if so much isn't free.
         """
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1

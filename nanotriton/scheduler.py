@@ -116,7 +116,7 @@ class Scheduler:
         if need > len(self.pool.free):
             raise NoRoom(
                 f"request {index}: {len(request.prompt_ids)} prompt and {request.max_tokens} new tokens need {need} pages of "  # noqa: E501
-                f"{self.page_size} tokens, the cache has {len(self.pool.free)}: more KV memory (--kv-gib) holds them"
+                f"{self.page_size} tokens, the cache has {len(self.pool.free)}: raise --kv-gib"
             )
         group = Group(request)
         sequences = [Sequence(group, Sample(index, i), seed) for i, seed in enumerate(seeds)]
