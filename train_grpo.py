@@ -162,7 +162,7 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
     """One iteration of GRPO: sample, judge, compare, learn, and hand the new weights to the sampler."""
     cfg, world = trainer.cfg, trainer.world
     clock = Clock(world.device)
-    # (group, task) pairs, the same list on every rank
+    # (group's number, task) pairs, the same list on every rank
     queue = tasks_of(step, trainer.tasks, cfg.prompts, cfg.resample, cfg.seed, cfg.order)
     episodes: list[Episode] = []  # this rank's
     sampled = 0  # groups, over all ranks
@@ -188,8 +188,8 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
         clock("reward")  # what did not hide behind sampling
 
         # A group of equal rewards teaches nothing: --resample puts a fresh task in its place (DAPO, 3.2).
-        found = sum(grpo.has_spread([e.reward for e in group]) for group in groups)
-        missing -= sum(world.gather(found))
+        with_spread = sum(grpo.has_spread(rewards_of(group)) for group in groups)
+        missing -= sum(world.gather(with_spread))
         clock("wait")  # for the rank that sampled longest
         if not missing:
             break
@@ -207,8 +207,8 @@ def grpo_step(step: int, trainer: Trainer) -> Step:
             clock("logprobs")
         plan = schedule.update_groups(sampled, cfg.epochs, cfg.updates, step, cfg.seed)
         for number, chosen in enumerate(plan):
-            done, of = step * len(plan) + number, cfg.steps * len(plan)
-            rate = schedule.learning_rate(done, of, cfg.lr, cfg.warmup, cfg.min_lr)
+            done = step * len(plan) + number  # updates so far
+            rate = schedule.learning_rate(done, cfg.steps * len(plan), cfg.lr, cfg.warmup, cfg.min_lr)
             distributed.set_lr(trainer.optimizer, rate)
             first = number == 0 and not stale  # update since the sampler got the weights that it drew with
             updates.append(update_policy(of_groups(rewarded, chosen), trainer, clock, first))
@@ -263,11 +263,14 @@ def update_policy(episodes: list[Episode], trainer: Trainer, clock: Clock, first
 def loss_of(
     micro: MicroBatch, totals: Totals, trainer: Trainer, first: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one microbatch of N completion tokens -> (scalar, statistics for grpo.summarize())."""
+    """The loss of one microbatch of N completion tokens -> (scalar, statistics for grpo.summarize()).
+
+    first: see update_policy.
+    """
     cfg, options = trainer.cfg, trainer.cfg.losses
     vocab = trainer.tokenizer.vocab_size
     logp, entropy = score(trainer.model, micro.packed, cfg.temperature, vocab)  # [N], [N]
-    # [N], and [N] or None
+    # old [N]: what the ratio is taken against. importance [N]: weights of the loss, or None
     old, importance = grpo.mismatch(
         micro.old,
         micro.sampled,
@@ -317,6 +320,9 @@ def loss_of(
 def sample(step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer) -> list[list[Episode]]:
     """[len(batch)][G] samples of these (group, task) pairs, which the executor has."""
     cfg = trainer.cfg
+    seeds = []  # [len(batch)][G], the same however the groups are spread over the ranks
+    for number, _ in batch:
+        seeds.append([seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)])
     with stop.at_once(trainer.world):
         groups = rollout(
             [task for _, task in batch],
@@ -324,10 +330,7 @@ def sample(step: int, batch: Sequence[tuple[int, Task]], trainer: Trainer) -> li
             trainer.sampler,
             trainer.executor,
             trainer.tokenizer,
-            seeds=[
-                [seed_of(cfg.seed, Stream.SAMPLES, step, number, k) for k in range(cfg.group)]
-                for number, _ in batch
-            ],
+            seeds=seeds,
             temperature=cfg.temperature,
             max_tokens=cfg.max_tokens,
             prompt=trainer.prompt,
@@ -374,9 +377,14 @@ def set_rewards(episodes: list[Episode], trainer: Trainer, seed: int) -> None:
         episode.reward = value
 
 
+def rewards_of(episodes: list[Episode]) -> list[float | None]:
+    """Their rewards. None: the sample leaves the batch."""
+    return [episode.reward for episode in episodes]
+
+
 def set_advantages(episodes: list[Episode], trainer: Trainer) -> None:
     """The advantage of each sample, whether it teaches, and whether its group has rewards that differ."""
-    rewards, groups = [e.reward for e in episodes], [e.group for e in episodes]
+    rewards, groups = rewards_of(episodes), [e.group for e in episodes]
     advantages, taught = grpo.advantages(
         rewards,
         groups,

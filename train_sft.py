@@ -23,6 +23,8 @@ from nanotriton import config, stop
 
 @dataclass
 class Config(config.Options):
+    """The options of a run of SFT."""
+
     name: str = "sft"  # the run's folder under --out
     out: str = "out"  # where runs live
     fresh: bool = False  # delete what a run of this name left, instead of continuing it
@@ -59,9 +61,8 @@ class Config(config.Options):
     max_len: Annotated[int, ">= 16"] = 1024  # longer pairs are left out (and counted); with --model 8192
     micro_tokens: Annotated[int, ">= 64"] = 16384  # tokens of one forward and backward pass
     eval_every: Annotated[int, ">= 1"] = 100  # steps between measurements of the held-out loss
-    eval_tasks: Annotated[int, ">= 0"] = (
-        64  # held-out tasks whose kernels are executed at the end; with --data none
-    )
+    # held-out tasks whose kernels are executed at the end; with --data none
+    eval_tasks: Annotated[int, ">= 0"] = 64
     max_tokens: Annotated[int, ">= 1"] = 128  # longest completion sampled there; with --model 2048
     save_every: Annotated[int, ">= 1"] = 20  # steps between checkpoints; with --model 100
     tensorboard: bool = False  # also write TensorBoard's events into the run's folder
@@ -102,16 +103,19 @@ if __name__ == "__main__":
     options = config.parse(Config)
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanotriton import distributed, schedule
 from nanotriton.data import pack, score
 from nanotriton.heldout import heldout
 from nanotriton.log import counted, took
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.rules.extract import extract_candidate
 from nanotriton.run import Clock, Run, check_model, make_executor, make_sampler, program, sync_weights
 from nanotriton.tasks import synthetic
@@ -158,15 +162,13 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
                 run.evaluated("eval", step, steps, eval_loss=mean_loss(model, held, cfg, world, tokenizer))
             clock = Clock()
             batch = [pairs[i] for i in schedule.indices(step, cfg.batch, len(pairs), cfg.seed)]
-            lr = distributed.set_lr(
-                optimizer, schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
-            )
+            lr = schedule.learning_rate(step, steps, cfg.lr, cfg.warmup, cfg.min_lr)
+            distributed.set_lr(optimizer, lr)
             with idle_cores(world):
                 loss, norm = sft_step(batch, model, optimizer, cfg, world, tokenizer)
             clock("train")
-            run.step(
-                "sft", step + 1, steps, clock.seconds, ("loss", "norm", "lr"), loss=loss, norm=norm, lr=lr
-            )
+            numbers = {"loss": loss, "norm": norm, "lr": lr}
+            run.step("sft", step + 1, steps, clock.seconds, numbers.keys(), **numbers)
             due = (step + 1) % cfg.save_every == 0 or step + 1 == steps
             run.end_step(step + 1, model, optimizer, due)
 
@@ -187,9 +189,7 @@ def main(cfg: Config, world: World, alone: bool = True) -> str:
 def sft_step(
     batch: list[Pair], model: Transformer, optimizer, cfg: Config, world: World, tokenizer: Tokenizer
 ) -> tuple[float, float]:
-    """One optimizer step on the pairs of all ranks -> (nats a token, norm of the gradient before
-    clipping).
-    """
+    """One optimizer step on the pairs of all ranks -> (loss in nats a token, norm before it is clipped)."""
     # counted over every rank and microbatch before the first backward, so that neither changes the gradient
     normalizer = sum(len(completion) for _, completion in batch)
     loss = torch.zeros((), device=world.device)
@@ -203,13 +203,16 @@ def sft_step(
     return world.all_sum(loss).item(), float(norm)
 
 
-def scores(model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer):
-    """Log-probabilities [N] of the completions' tokens, a microbatch at a time, the same number of them on
-    every rank.
+def scores(
+    model: Transformer, pairs: list[Pair], cfg: Config, world: World, tokenizer: Tokenizer
+) -> Iterator[Tensor]:
+    """Log-probabilities [N] of the completions' tokens, a microbatch at a time.
+
+    Every rank has the same number of microbatches.
     """
-    for part in distributed.accumulate(
-        model, distributed.balance([len(p) + len(c) for p, c in pairs], cfg.micro_tokens, world)
-    ):
+    lengths = [len(prompt) + len(completion) for prompt, completion in pairs]
+    micro_batches = distributed.balance(lengths, cfg.micro_tokens, world)
+    for part in distributed.accumulate(model, micro_batches):
         # a rank with nothing left still takes part: FSDP's collectives need every rank in every pass
         batch = pack([pairs[k] for k in part] or [([0], [0])]).to(world.device)
         logp, _ = score(model, batch, valid_vocab=tokenizer.vocab_size)
@@ -293,8 +296,12 @@ def data_sets(cfg: Config, prompt: Prompt) -> tuple[list[Text], list[Text], list
     if cfg.teacher == "habits":
         train = [taught(task) for task in train]
     dev = synthetic.generate("dev", max(cfg.eval_tasks, 64), cfg.seed)
-    text = lambda tasks: [(prompt.of(t.source), build_completion(t)) for t in tasks]
-    return text(train), text(dev), dev[: cfg.eval_tasks]
+    return texts_of(train, prompt), texts_of(dev, prompt), dev[: cfg.eval_tasks]
+
+
+def texts_of(tasks: list[Task], prompt: Prompt) -> list[Text]:
+    """Each task as it is asked, and its solution as it is answered."""
+    return [(prompt.of(task.source), build_completion(task)) for task in tasks]
 
 
 def encode_sets(

@@ -16,9 +16,10 @@ from pathlib import Path
 
 
 def excepthook(kind: type, error: BaseException, trace) -> None:
-    """Ctrl-C ends in no traceback, in the seconds of the imports neither (where Python 3.11 wraps it in a
-    RuntimeError at times), nor does
-    the end of who reads stdout (`| head`)."""
+    """Neither Ctrl-C nor the end of who reads stdout (`| head`) ends in a traceback.
+
+    That is so in the seconds of the imports too, where Python 3.11 wraps Ctrl-C in a RuntimeError at times.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | BrokenPipeError):
         cause = cause.__cause__ or cause.__context__

@@ -64,7 +64,8 @@ def select(
         )
     if not _takes(backend, head_dim):
         raise RuntimeError(
-            f"attention backend {backend} takes head sizes that are multiples of 8 up to {WIDEST[backend]}, not {head_dim}"  # noqa: E501
+            f"attention backend {backend} takes head sizes that are multiples of 8 "
+            f"up to {WIDEST[backend]}, not {head_dim}"
         )
     kernel, reason = _load(backend)
     if kernel is None:
@@ -76,9 +77,10 @@ def _first(head_dim: int) -> Callable | None:
     """The kernel of the first backend that takes such heads and can be loaded."""
     reasons = []
     for name in BACKENDS[:-1]:
-        kernel, reason = (
-            _load(name) if _takes(name, head_dim) else (None, f"{name}: not for heads of {head_dim}")
-        )
+        if not _takes(name, head_dim):
+            reasons.append(f"{name}: not for heads of {head_dim}")
+            continue
+        kernel, reason = _load(name)
         if kernel is not None:
             return kernel
         reasons.append(reason)

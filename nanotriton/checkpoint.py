@@ -8,8 +8,7 @@
     folder/best                      the name of the best one, which is never deleted
 
 Each rank writes what it holds, so nothing is gathered. Rows are cut along the first dimension in rank order,
-so any number
-of ranks can read what another number wrote.
+so any number of ranks can read what another number wrote.
 """  # noqa: E501
 
 import json
@@ -90,8 +89,9 @@ class Checkpointer:
         best: bool = False,
         background: bool = False,
     ) -> None:
-        """Write everything and only then make it the newest. `state` is the caller's, of JSON types, the same
-        on every rank.
+        """Write everything and only then make it the newest.
+
+        `state` is the caller's, of JSON types, the same on every rank.
 
         With background=True this returns when all is copied to host memory; a thread writes it, and
         finish() makes it the newest. Raises CheckpointError on every rank if any can't write (a full
@@ -104,7 +104,9 @@ class Checkpointer:
         named = {n: x.to("cpu", copy=True) if background else x for n, x in tensors(model, optimizer)}
         texts = {f"{self.files}.json": json.dumps(random_states())}
         if self.world.is_main:
-            groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+            groups = [dict(group) for group in optimizer.param_groups]
+            for group in groups:
+                del group["params"]
             row = {"step": step, "ranks": self.world.world_size, "optimizer": groups, "state": state}
             texts["state.json"] = json.dumps(row, indent=1)
         writer = Writer(lambda: self._write(temporary, named, texts))
@@ -185,8 +187,9 @@ class Checkpointer:
     def load(
         self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[int, dict[str, Any]]:
-        """Parameters, moments and settings of the optimizer, random states. Raises CheckpointError if it
-        doesn't fit.
+        """Parameters, moments and settings of the optimizer, random states.
+
+        Raises CheckpointError if it doesn't fit.
 
         With another number of ranks each takes the random states of one of the old ones; nothing that
         matters is drawn from them (samples have seeds of their own).

@@ -103,8 +103,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def json_object(flag: str, text: str) -> dict[str, Any]:
-    """The JSON object that the value of a flag holds; {} for an empty value. ConfigError for anything
-    else.
+    """The JSON object that the value of a flag holds; {} for an empty value.
+
+    ConfigError for anything else.
     """
     try:
         value = json.loads(text or "{}")
@@ -125,8 +126,9 @@ def reason(error: Exception) -> str:
 
 
 def writable(path: str) -> None:
-    """Make the folder of a file of results, or ConfigError. It is called before minutes are spent on the
-    results.
+    """Make the folder of a file of results, or ConfigError.
+
+    It is called before minutes are spent on the results.
     """
     file = Path(path)
     try:
@@ -140,9 +142,7 @@ def writable(path: str) -> None:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """Field name -> its help, from the source of the class: the comment lines above the field, then its
-    trailing one.
-    """
+    """Field name -> its help: the comment lines above the field, then its trailing one."""
     lines = textwrap.dedent(getsource(cls)).splitlines()
     found = {}
     for node in ast.parse("\n".join(lines)).body[0].body:
@@ -195,8 +195,9 @@ def default(f: dataclasses.Field) -> Any:
 
 
 def make(cls: type, **values: Any) -> Any:
-    """Build `cls` from options by name, those of the dataclasses in it included; the others keep their
-    defaults.
+    """Build `cls` from options by name. The others keep their defaults.
+
+    Options of the dataclasses in `cls` are among them.
 
     make(Config, lr=1e-6, kl=0.1) is Config(lr=1e-6, losses=LossOptions(kl=0.1)).
     """
@@ -312,8 +313,9 @@ def help_line(f: dataclasses.Field, note: str) -> str:
 
 
 def parse(cls: type, argv: list[str] | None = None) -> Any:
-    """Build `cls` from the command line (sys.argv by default); prints help or one line of error, and
-    exits.
+    """Build `cls` from the command line (sys.argv by default).
+
+    Where that asks for help, or is wrong, it prints the help or one line of error, and exits.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "-h" in argv or "--help" in argv:

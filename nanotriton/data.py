@@ -69,10 +69,10 @@ def pack(sequences: Sequence[tuple[list[int], list[int]]]) -> Batch:
 def score(
     model: Transformer, batch: Batch, temperature: float = 1.0, valid_vocab: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy of every completion token under softmax(logits / temperature): nats, fp32,
-    [N] each.
+    """Log-probability and entropy of every completion token, [N] each, in nats and fp32.
 
-    Ids from `valid_vocab` on pad the embedding and have no probability.
+    Both are of softmax(logits / temperature). Ids from `valid_vocab` on pad the embedding and have no
+    probability.
     """
 
     def head(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

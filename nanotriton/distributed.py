@@ -15,7 +15,7 @@ and microbatch. So neither their number changes it, and one rank is the same cod
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -28,7 +28,8 @@ from nanotriton import lora
 from nanotriton.checkpoint import local
 from nanotriton.config import ConfigError
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.weights import fill, load_config
 from nanotriton.world import World
 
@@ -37,8 +38,10 @@ T = TypeVar("T")
 
 # ---- parameters
 def check_optimizer(optimizer: str, world: World, rank: int = 0) -> None:
-    """ConfigError for an optimizer that this world, or adapters of this rank, can't have. Call it before
-    anything else is done."""
+    """ConfigError for an optimizer that this world, or adapters of this rank (--lora), can't have.
+
+    Call it before anything else is done.
+    """
     if optimizer == "adam8" and rank:
         raise ConfigError("--lora trains adapters, which have fp32 masters: use --optimizer adamw")
     if optimizer == "adam8" and world.world_size > 1:
@@ -57,8 +60,9 @@ def load(
     rank: int = 0,
     seed: int = 0,
 ) -> tuple[Transformer, ModelConfig]:
-    """A Hugging Face folder or hub id as a model to train, sharded before it is read: each rank reads its
-    rows only.
+    """A Hugging Face folder or hub id as a model to train, and its config.
+
+    It is sharded before it is read: each rank reads its rows only.
 
     optimizer: "adamw" has fp32 masters, "adam8" bf16 parameters (see adamw()). plan() decides from the
     `tokens` of a microbatch and the bf16 `copies` of the model on each GPU beside this one (the sampler's: 1,
@@ -77,8 +81,9 @@ def load(
 
 
 def load_reference(folder: str, world: World) -> Transformer:
-    """The model of a folder to compare with, never trained: in world.dtype, sharded, gathered a layer at a
-    time.
+    """The model of a folder to compare with, which is never trained.
+
+    It is in world.dtype, sharded, and gathered a layer at a time.
     """
     model = empty(load_config(folder), world, world.dtype, reshard=True)
     fill(model, folder)
@@ -94,8 +99,10 @@ def empty(
     defer: bool = False,
     rank: int = 0,
 ) -> Transformer:
-    """A sharded model on world.device whose values are whatever was in memory: made on the meta device, so
-    that no rank ever holds it whole."""
+    """A sharded model on world.device whose values are whatever was in memory.
+
+    It is made on the meta device, so that no rank ever holds it whole.
+    """
     with torch.device("meta"):
         model = Transformer(config).to(dtype)
         if rank:
@@ -121,8 +128,9 @@ def plan(
     memory: float = 0.0,
     rank: int = 0,
 ) -> MemoryPlan:
-    """The cheapest plan with which this model and a microbatch of `tokens` fit in `memory` bytes (0: the
-    GPU's).
+    """The cheapest plan with which this model and a microbatch of `tokens` fit in `memory` bytes.
+
+    memory: 0 takes the GPU's. The other arguments are those of load().
 
     Bytes a parameter: fp32 masters, two moments and gradients take 16 / ranks, and the gathered bf16 layers
     2, unless they are gathered for every pass; adam8 takes 6. Activations: everything that the backward of
@@ -168,16 +176,20 @@ def plan(
         need += two_layers if choice.reshard else gathered
         return state + need + (whole_root if choice.defer else 0) < memory
 
-    none, some = [0], range(1, config.num_hidden_layers + 1)
-    ways = [(False, none), (True, none), (False, some), (True, some)]  # the cheapest first
-    choices = [
-        MemoryPlan(reshard, again, defer)
-        for reshard, counts in ways
-        for defer in (True, False)
-        for again in counts
-        if sharded or not (reshard or defer)  # one GPU has nothing to gather or to reduce
-    ]
+    choices = memory_plans(config.num_hidden_layers, sharded)
     return next(filter(fits, choices), choices[-1])
+
+
+def memory_plans(layers: int, sharded: bool) -> list[MemoryPlan]:
+    """All plans for a model of so many layers, the cheapest first."""
+    found = []
+    for counts in ([0], range(1, layers + 1)):  # recomputing costs more than gathering for every pass
+        for reshard in (False, True):
+            for defer in (True, False):
+                if (reshard or defer) and not sharded:
+                    continue  # one GPU has nothing to gather or to reduce
+                found += [MemoryPlan(reshard, again, defer) for again in counts]
+    return found
 
 
 def layer_parameters(config: ModelConfig) -> int:
@@ -188,8 +200,10 @@ def layer_parameters(config: ModelConfig) -> int:
 
 
 def activation_bytes(config: ModelConfig, tokens: int) -> int:
-    """Bytes of bf16 activations that one layer saves for the backward of `tokens` tokens: the attributes of
-    the functions in kernels/layers.py say which. The first of them is the layer's input."""
+    """Bytes of bf16 activations that one layer saves for the backward of `tokens` tokens.
+
+    The attributes of the functions in kernels/layers.py say which. The first of them is the layer's input.
+    """
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     return 2 * (5 * config.hidden_size + 3 * heads + 3 * config.intermediate_size) * tokens
 
@@ -229,12 +243,14 @@ def fsdp(model: nn.Module, world: World, reshard: bool, defer: bool = False) -> 
 
 
 def sharded(model: nn.Module) -> list[FSDPModule]:
+    """The modules that FSDP shards: each layer, and the model itself; none over one rank."""
     return [m for m in model.modules() if isinstance(m, FSDPModule)]
 
 
 def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
-    """Yield the microbatches of one optimizer step; parameters stay gathered until the backward of the
-    last.
+    """Yield the microbatches of one optimizer step.
+
+    Parameters stay gathered until the backward of the last.
     """
     parts = list(parts)
     for k, part in enumerate(parts):
@@ -249,25 +265,29 @@ def accumulate(model: nn.Module, parts: Iterable[T]) -> Iterator[T]:
 
 
 def reshard(model: nn.Module) -> None:
-    """Let go of gathered parameters, so that model.parameters() are the fp32 masters (a forward without a
-    backward keeps them gathered)."""
+    """Let go of gathered parameters, so that model.parameters() are the fp32 masters.
+
+    A forward without a backward keeps them gathered.
+    """
     for module in sharded(model):
         module.reshard()
 
 
 @torch.no_grad()
 def full_params(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """(name, whole tensor in dtype or its own) of every parameter, adapters merged, one at a time; a
-    collective: all ranks iterate together."""
+    """(name, whole tensor in dtype or its own) of every parameter, adapters merged, one at a time.
+
+    It is a collective: all ranks iterate together.
+    """
     reshard(model)
     yield from lora.whole_weights(model, dtype)
 
 
 def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:
-    """A hash of what all ranks hold; RuntimeError names the first tensor in which some rank differs from rank
-    0.
+    """A hash of what all ranks hold. RuntimeError names the first tensor in which two ranks differ.
 
-    Of each tensor's bits: 64 interleaved sums, exact and on its own device, so that only a few bytes travel.
+    Of each tensor's bits it takes 64 interleaved sums, exact and on its own device, so that only a few bytes
+    travel.
     """
     digests = {}
     for name, x in tensors:
@@ -287,12 +307,12 @@ def check_same(tensors: Iterable[tuple[str, Tensor]], world: World) -> str:
 
 # ---- one optimizer step
 def balance(lengths: Sequence[int], max_tokens: int, world: World = World()) -> list[list[int]]:
-    """Sequences of these lengths -> microbatches (lists of their indices), the same number of them on every
-    rank.
+    """Sequences of these lengths -> microbatches (lists of their indices), as many on every rank.
 
-    At most max_tokens in one, unless a single sequence is longer; as few as that allows, and as equal as
-    longest-first makes them. A rank with too few sequences gets empty ones, and still has to run a pass for
-    each: FSDP's collectives wait for it. At least one even where no rank has any.
+    A microbatch has at most max_tokens, unless a single sequence is longer. There are as few of them as that
+    allows, and they are as equal as longest-first makes them. A rank with too few sequences gets empty ones,
+    and still has to run a pass for each: FSDP's collectives wait for it. There is at least one even where no
+    rank has a sequence.
 
     >>> balance([5, 3, 4, 1], max_tokens=8)
     [[0, 3], [1, 2]]
@@ -321,8 +341,9 @@ def too_long(bins: list[list[int]], lengths: Sequence[int], max_tokens: int) -> 
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradients (over all ranks) to at most max_norm in the 2-norm -> the norm before, a scalar on
-    every rank.
+    """Scale the gradients, over all ranks, to at most max_norm in the 2-norm -> the norm before.
+
+    The norm is a scalar, the same on every rank.
     """
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if any(g.dtype == torch.bfloat16 for g in grads):  # whose norms would be bf16 too
@@ -354,19 +375,13 @@ def adamw(
 
 
 def moments_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes that the first step will allocate on this rank and keep: moments of parameters that have none
-    yet.
-    """
+    """Bytes that the first step will allocate on this rank and keep: moments that parameters lack so far."""
     each = 2 if isinstance(optimizer, AdamW8bit) else 8
-    return sum(
-        local(p).numel() * each
-        for group in optimizer.param_groups
-        for p in group["params"]
-        if not optimizer.state.get(p)
-    )
+    params = chain(*(group["params"] for group in optimizer.param_groups))
+    return each * sum(local(p).numel() for p in params if not optimizer.state.get(p))
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> float:
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Let all parameters have this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-    return lr

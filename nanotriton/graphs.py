@@ -14,6 +14,8 @@ import torch
 
 from nanotriton.scheduler import Scheduler
 
+Reader = Callable[[], tuple[list[int], list[float]]]  # waits for a step, and gives its tokens and logprobs
+
 
 @dataclass
 class Inputs:
@@ -50,7 +52,7 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Callable[[], tuple[list[int], list[float]]]:
+def reader(tokens: torch.Tensor, logprobs: torch.Tensor) -> Reader:
     """Start the copy of tokens [B] and logprobs [B] to the host now, and return a function that has them.
 
     It waits for the copy, and not for what was launched since.
@@ -186,9 +188,7 @@ class Graphs:
         ):
             table[upload(lines, self.device)] = upload(host[lines], self.device)
 
-    def run(
-        self, arrays: dict[str, np.ndarray], scratch_page: int
-    ) -> Callable[[], tuple[list[int], list[float]]]:
+    def run(self, arrays: dict[str, np.ndarray], scratch_page: int) -> Reader:
         """Replay the step for these inputs -> a reader of its rows. A shape that is new is captured first."""
         rows, (tiles, per_tile) = len(arrays["slot"]), arrays["tile_rows"].shape
         padded = bucket(rows, self.max_batch)

@@ -1,5 +1,6 @@
-"""GRPO and its relatives: advantages, losses, corrections. Pure functions of tensors; docs/rules.md says what
-must hold.
+"""GRPO and its relatives: advantages, losses, corrections. They are pure functions of tensors.
+
+docs/rules.md says what must hold.
 
 Sequences are packed. A per-token tensor is [T]: the tokens of all sequences of a microbatch end to end.
 `seq_ids` [T] int64 says which sequence, 0..B-1 in this microbatch, a token belongs to. A sequence lies in one
@@ -111,9 +112,7 @@ def advantages(
 
 
 def per_group(x: Tensor, group: Tensor, valid: Tensor, reduce: str) -> Tensor:
-    """The sum ("sum"), maximum ("amax") or minimum ("amin") of the valid x of each one's group, [B] ->
-    [B].
-    """
+    """The valid x [B] of each one's group, reduced -> [B]. reduce: "sum", "amax" or "amin"."""
     out = x.new_zeros(len(x)).scatter_reduce_(0, group[valid], x[valid], reduce, include_self=False)
     return out[group]
 
@@ -130,8 +129,9 @@ def has_spread(rewards: Sequence[float | None]) -> bool:
 
 # ---- the normaliser and the sum over tokens
 def count(mask: Tensor, seq_ids: Tensor, kind: str = "dapo", max_length: int | None = None) -> Tensor:
-    """A microbatch's share of the loss's denominator -> scalar float64. Sum it over all microbatches and
-    ranks.
+    """A microbatch's share of the loss's denominator -> scalar float64.
+
+    It is to be summed over all microbatches and ranks.
 
         dapo, cispo   sum of m                     every token counts alike
         grpo, gspo    sequences with any m = 1     every sequence counts alike
@@ -180,7 +180,7 @@ def lengths_of(mask: Tensor, seq_ids: Tensor) -> Tensor:
 
 
 def loss_named(kind: str) -> Loss:
-    """ValueError for a loss that doesn't exist."""
+    """The row of LOSSES with this name. ValueError for a loss that doesn't exist."""
     if kind not in LOSSES:
         raise ValueError(f"unknown loss {kind!r}: {', '.join(LOSSES)}")
     return LOSSES[kind]
@@ -298,12 +298,13 @@ def mismatch(
     mask: Tensor,
     seq_ids: Tensor,
     mode: str = "bypass",
-    high: float = 2.0,
     low: float = 0.0,
+    high: float = 2.0,
     kind: str = "dapo",
 ) -> tuple[Tensor, Tensor | None]:
-    """The sampler's probabilities are not quite the trainer's -> (old [T], weight [T] or None) for
-    policy_loss().
+    """Correct for a sampler whose probabilities are not quite the trainer's.
+
+    -> (old [T], weight [T] or None), for policy_loss().
 
         bypass              old := rollout, the clip corrects; if the loss takes the trainer's: as none
         none                old as it is: to see the effect of the mismatch
@@ -394,7 +395,7 @@ def summarize(
     for key, value in chain(*(part.items() for part in parts)):
         if getattr(value, "shape", None) != (2,):
             raise ValueError(f"statistic {key!r}: statistic() makes one of per-token values; got {value!r}")
-    keys = list(dict.fromkeys(key for part in parts for key in part))
+    keys = list(dict.fromkeys(chain(*parts)))
     if not keys:
         return {}
     nothing = torch.zeros_like(parts[0][keys[0]])
@@ -434,12 +435,13 @@ def truncation(
     max_length: int,
     cache: int = 0,
 ) -> list[float | None]:
-    """Rewards [B] after the stated policy on long answers. cut[i]: answer i hit max_length without an end
-    token.
+    """Rewards [B] after the stated policy on long answers.
 
         keep   nothing happens: a cut answer has the reward that it earned, most often 0
         mask   a cut answer leaves the batch (None): the loss, the denominator and its group's baseline
         soft   soft_overlong() is added for every answer, cut or not
+
+    lengths [B]: tokens. cut [B]: the answer hit max_length without an end token.
 
     >>> truncation([1.0, 0.0, None], [9, 16, 16], [False, True, True], "mask", max_length=16)
     [1.0, None, None]

@@ -4,13 +4,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
 from nanotriton import stop
 from nanotriton.executor.executor import Executor
-from nanotriton.rollout import judged, rollout
+from nanotriton.rollout import Episode, judged, rollout
 from nanotriton.run import Run
 from nanotriton.sampler import Sampler
 from nanotriton.schedule import Stream, seed_of
@@ -56,9 +57,11 @@ def heldout(
     the draw's.
     """
     result: dict[str, Any] = {}
-    mine = run.world.share(list(enumerate(tasks)))
+    mine = run.world.share(list(enumerate(tasks)))  # (number, task) of this rank's
     for key, count, temperature in (("success", 2, 1.0), ("greedy", 1, 0.0)):
-        seeds = [[seed_of(seed, Stream.HELDOUT, 0, i, j) for j in range(count)] for i, _ in mine]
+        seeds = []  # [len(mine)][count]
+        for i, _ in mine:
+            seeds.append([seed_of(seed, Stream.HELDOUT, 0, i, j) for j in range(count)])
         with stop.at_once(run.world):
             groups = judged(
                 rollout(
@@ -74,18 +77,23 @@ def heldout(
                     desc=f"{split} {key}",
                 )
             )
-        run.samples(e.row(step, f"{split}/{key}") for group in groups for e in group)
-        scored = [e for group in groups for e in group if e.verdict.scored]
-        right, total = run.world.all_sum(
-            torch.tensor([sum(e.verdict.correct for e in scored), len(scored)], dtype=torch.float64)
-        ).tolist()
-        result |= {key: right / max(total, 1.0), f"{key}_n": int(total)}
+        episodes = list(chain(*groups))
+        run.samples(e.row(step, f"{split}/{key}") for e in episodes)
+        successes = [successes_of(group) for group in groups]  # [task][sample]
+        right, scored = sum(map(sum, successes)), sum(map(len, successes))
+        counts = torch.tensor([right, scored], dtype=torch.float64)
+        right, scored = run.world.all_sum(counts).tolist()
+        result |= {key: right / max(scored, 1.0), f"{key}_n": int(scored)}
         if key == "success":
-            shares = [[e.verdict.correct for e in group if e.verdict.scored] for group in groups]
-            result["success_se"] = clustered_error(run.world.gather(shares))
-            found = Counter(e.verdict.status for group in groups for e in group)
-            result["statuses"] = dict(sum(run.world.gather(found), Counter()).most_common())
+            result["success_se"] = clustered_error(run.world.gather(successes))
+            statuses = run.world.gather(Counter(e.verdict.status for e in episodes))
+            result["statuses"] = dict(sum(statuses, Counter()).most_common())
     return result
+
+
+def successes_of(group: list[Episode]) -> list[bool]:
+    """Whether each sample of a task that has a score is right."""
+    return [episode.verdict.correct for episode in group if episode.verdict.scored]
 
 
 def measure(run: Run, trainer: Trainer, kind: str, tasks: list[Task], step: int) -> None:

@@ -84,8 +84,10 @@ class KVCache:
         slack = vmm.GRANULE if self.device.type == "cuda" else 0
         self.pages = (budget - slack) // self.page_bytes - 1
         if self.pages < 1:
+            least = 2 * self.page_bytes + slack
             raise NoRoom(
-                f"a KV budget of {budget / 2**20:.1f} MiB holds no page; at least {(2 * self.page_bytes + slack) / 2**20:.1f} MiB are needed (--kv-gib)"  # noqa: E501
+                f"a KV budget of {budget / 2**20:.1f} MiB holds no page; "
+                f"at least {least / 2**20:.1f} MiB are needed (--kv-gib)"
             )
         self.memory = None
         self.resume()

@@ -1,5 +1,4 @@
-"""The trace of a run: one console line a step, metrics.jsonl, samples.jsonl, curves.png,
-summary.json.
+"""The trace of a run: the console's lines, metrics.jsonl, samples.jsonl, curves.png, summary.json.
 
 Every row of metrics.jsonl has `stage`, `step` and its numbers; wall-clock times are apart, under `seconds`,
 so that the rest is the same to the byte when a seed is run twice. Positions in both files are part of a
@@ -28,8 +27,9 @@ PLOT_SHARE = 0.02  # of a run's time that goes into drawing, at most
 
 
 def bar(items: Iterable | None = None, **kw: Any) -> tqdm:
-    """Progress, of the first rank: on a terminal a bar that leaves nothing behind, in a log file a line every
-    EVERY seconds.
+    """Progress, of the first rank.
+
+    On a terminal it is a bar that leaves nothing behind, in a log file a line every EVERY seconds.
     """
     kw |= {"leave": False, "disable": os.environ.get("RANK", "0") != "0"}
     if sys.stderr.isatty():
@@ -115,9 +115,7 @@ def took(seconds: float) -> str:
 
 
 class Log:
-    """The trace of one run, written by the main rank only (other ranks call the same methods, which do
-    nothing).
-    """
+    """The trace of one run. The main rank writes it; on other ranks the same methods do nothing."""
 
     def __init__(self, folder: str | Path, main: bool = True):
         self.folder, self.main = Path(folder), main
@@ -140,10 +138,10 @@ class Log:
         }
 
     def rewind(self, position: dict[str, int], step: int = 0) -> dict:
-        """Cut the files back to their sizes at the checkpoint of this step, but keep the measurement made
-        right after it.
+        """Cut the files back to their sizes at the checkpoint of this step.
 
-        Returns that measurement's row of metrics.jsonl; {} if there is none, or if it had not ended.
+        The measurement that was made right after it is kept. Returns that measurement's row of metrics.jsonl;
+        {} if there is none, or if it had not ended.
         """
         if not self.main:
             return {}
@@ -192,8 +190,9 @@ class Log:
         note: str = "",
         **numbers: Any,
     ) -> None:
-        """One step: every number to metrics.jsonl; the note and `show_keys` to the console, where steps that
-        take less than LINE_EVERY don't have a line each.
+        """One step: every number to metrics.jsonl; the note and `show_keys` to the console.
+
+        Steps that take less than LINE_EVERY don't have a line each there.
         """
         times = {k: round(v, 4) for k, v in seconds.items()}
         row = {"stage": stage, "step": step, **numbers, "seconds": times}
@@ -206,8 +205,9 @@ class Log:
             self.plot()
 
     def has_line(self, stage: str, last: bool) -> bool:
-        """Whether the console has a line of this step: of a measurement, of the last step, and else of the
-        first after LINE_EVERY.
+        """Whether the console has a line of this step.
+
+        It has one of a measurement, of the last step, and else of the first step after LINE_EVERY.
         """
         if "/" in stage:
             return True

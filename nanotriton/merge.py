@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from nanotriton import config
 from nanotriton.lora import PREFIX, merged
-from nanotriton.model import Linear, ModelError, Transformer
+from nanotriton.model import Linear, Transformer
+from nanotriton.model_config import ModelError
 from nanotriton.weights import find_folder, load_config, load_model, save_model
 
 

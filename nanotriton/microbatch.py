@@ -1,6 +1,4 @@
-"""Episodes as tensors: equal ones merged into rows, and the rows of one forward and backward pass laid end to
-end.
-"""
+"""Episodes as tensors: equal ones become one row, and the rows of one pass are laid end to end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""The options of train_grpo.py that a first reader can leave alone: of the loss, the judge, the reward,
-measurements.
+"""The options of train_grpo.py that a first reader can leave alone.
+
+They are those of the loss, the judge, the reward and the measurements.
 
 Each class is a group of flags: train_grpo.Config has one field for it, config.py makes a flag of every field
 in it, and the code that reads it takes the whole object. The classes live apart from that code because a

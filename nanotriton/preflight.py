@@ -26,10 +26,15 @@ class GivenTasks:
     @property
     def names(self) -> list[tuple[str, str]]:
         """(option, name) of each task, and of each that is none."""
-        return [(self.option, name) for name in [*(task.name for task in self.tasks), *self.others]]
+        names = [task.name for task in self.tasks]
+        return [(self.option, name) for name in (*names, *self.others)]
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def fit(self, found: dict[tuple[str, str], Finding]) -> list[Task]:
+        """Those that can be judged, by what was found out of each (option, name)."""
+        return [task for task in self.tasks if found[self.option, task.name].fit]
 
 
 def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions, look: bool = True) -> list[list[Task]]:
@@ -47,11 +52,11 @@ def fit_tasks(given: list[GivenTasks], run: Run, judge: JudgeOptions, look: bool
     for tasks in given:
         tell(tasks, found, run)
     for tasks in given:
-        if tasks.path and not any(found[tasks.option, task.name].fit for task in tasks.tasks):
+        if tasks.path and not tasks.fit(found):
             raise config.ConfigError(
                 f"{tasks.option} {tasks.path}: no task in it can be judged; the reasons stand above"
             )
-    return [[t for t in tasks.tasks if found[tasks.option, t.name].fit] for tasks in given]
+    return [tasks.fit(found) for tasks in given]
 
 
 def examined(
@@ -93,6 +98,6 @@ def tell(tasks: GivenTasks, found: dict[tuple[str, str], Finding], run: Run) -> 
         finding = found[option, name]
         if finding.reason:
             run.say(f"  {name}: {'note' if finding.fit else 'left out'}: {finding.reason}")
-    fit = sum(found[tasks.option, task.name].fit for task in tasks.tasks)
+    fit = len(tasks.fit(found))
     what = "trains on" if tasks.option == "--tasks" else "is measured on up to"
     run.say(f"{tasks.option} {tasks.path}: the run {what} {fit} of {counted(len(tasks), 'task')}")

@@ -92,12 +92,12 @@ def files_of(option: str, value: str) -> dict[str, Path]:
 def read_from(folder: Path, cfg: Any) -> list[str]:
     """The options ("--model out/laptop/model") whose files lie in this folder, whatever links lead there."""
     values = config.flat(cfg)
-    return [
-        f"--{option} {values[option]}"
-        for option in PATHS
-        if values.get(option)
-        and any(lies_in(file, folder) for file in files_of(option, values[option]).values())
-    ]
+    inside = []
+    for option in PATHS:
+        files = files_of(option, values[option]) if values.get(option) else {}
+        if any(lies_in(file, folder) for file in files.values()):
+            inside.append(f"--{option} {values[option]}")
+    return inside
 
 
 def lies_in(file: Path, folder: Path) -> bool:

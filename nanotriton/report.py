@@ -1,5 +1,6 @@
-"""The numbers of a GRPO step and of a whole run: a line on the console, metrics.jsonl, samples.jsonl,
-summary.json.
+"""The numbers of a GRPO step and of a whole run.
+
+They go to the console, to metrics.jsonl, samples.jsonl and summary.json.
 """
 
 import json
@@ -119,9 +120,7 @@ def totals(episodes: list[Episode], world: World) -> dict[str, float]:
 
 
 def summary(run: Run, cfg: Any) -> dict:
-    """The numbers of summary.json: held-out test success before and after GRPO, sampled at temperature 1 and
-    greedy.
-    """
+    """The numbers of summary.json: success on held-out tasks before and after GRPO, sampled and greedy."""
     tests = [r for r in run.read() if r["stage"] == "grpo/test"]
     out = {
         f"{name}_{when}": row[key]

@@ -40,8 +40,10 @@ class Episode:
     taught: bool = False  # it has a policy term: its group has spread, or, for rejection, it is paid
 
     def row(self, step: int, split: str) -> dict:
-        """The row that samples.jsonl keeps. The candidate is nanotriton.rules.extract's of the completion;
-        Verdict(**row["verdict"]) is the verdict.
+        """The row that samples.jsonl keeps.
+
+        The candidate is nanotriton.rules.extract's of the completion; Verdict(**row["verdict"]) is the
+        verdict.
         """
         return {
             "step": step,
@@ -62,7 +64,10 @@ class Episode:
 def prompts_of(
     tasks: Sequence[Task], tokenizer: Tokenizer, longest: int, prompt: Prompt = DEFAULT
 ) -> list[list[int]]:
-    """ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model."""
+    """The token ids that a model is shown for each task.
+
+    ConfigError for a prompt that leaves no room for an answer in the `longest` tokens of a model.
+    """
     prompts = [build_prompt(task, tokenizer, prompt) for task in tasks]
     for task, ids in zip(tasks, prompts):
         if len(ids) >= longest:
@@ -87,8 +92,9 @@ def rollout(
     desc: str = "sampling",
     draw: str | None = None,
 ) -> list[list[Episode]]:
-    """Sample `n` completions of every task, and hand each to the executor: [len(tasks)][n] episodes, whose
-    verdicts are there after judged().
+    """Sample `n` completions of every task, and hand each to the executor -> [len(tasks)][n] episodes.
+
+    Their verdicts are there after judged().
 
     A finished sample goes to the executor at once, so that execution hides behind decoding; where candidates
     are timed it waits until the sampler has left the GPU. `seeds[i][j]` draws sample j of task i. `prompt` is
@@ -98,35 +104,29 @@ def rollout(
     stop, longest = frozenset(tokenizer.eos_ids), sampler.config.max_position_embeddings
     prompts = prompts_of(tasks, tokenizer, longest, prompt)
     opened = [opened_reasoning(text_of(prompt.of(task.source), tokenizer)) for task in tasks]
-    requests = [
-        Request(
-            p,
-            n=n,
-            max_tokens=min(max_tokens, longest - len(p)),
-            temperature=temperature,
-            stop_ids=stop,
-            seeds=list(s),
-        )
-        for p, s in zip(prompts, seeds)
-    ]
+    requests = []
+    for ids, own_seeds in zip(prompts, seeds):
+        room = min(max_tokens, longest - len(ids))
+        requests.append(Request(ids, n, room, temperature, stop_ids=stop, seeds=list(own_seeds)))
     episodes: dict[tuple[int, int], Episode] = {}
     waiting: list[Episode] = []
     progress = log.bar(total=n * len(tasks), desc=desc)
 
     def finished(sample: Sample) -> None:
-        task = tasks[sample.request]
-        episode = Episode(task, prompts[sample.request], sample.ids, sample.logprobs, sample.finish_reason)
-        ids = sample.ids[:-1] if sample.finish_reason == "stop" else sample.ids
-        episode.completion = opened[sample.request] + tokenizer.decode(ids)
+        """A sample becomes an episode, and its candidate goes to the executor."""
+        i = sample.request
+        episode = Episode(tasks[i], prompts[i], sample.ids, sample.logprobs, sample.finish_reason)
+        ended = sample.finish_reason == "stop"  # by an end token, which is not part of the text
+        episode.completion = opened[i] + tokenizer.decode(sample.ids[:-1] if ended else sample.ids)
         episode.candidate = extract_candidate(episode.completion)
-        episodes[sample.request, sample.index] = episode
+        episodes[i, sample.index] = episode
         progress.update()
         if episode.candidate is None:
             episode.verdict = Verdict("no_code", "extract", "no fenced Python block defines ModelNew")
         elif executor.time:
             waiting.append(episode)
         else:
-            episode.pending = executor.submit(task, episode.candidate, draw)
+            episode.pending = executor.submit(episode.task, episode.candidate, draw)
 
     with progress:
         if not executor.time:
@@ -139,7 +139,7 @@ def rollout(
 
 def judged(groups: list[list[Episode]]) -> list[list[Episode]]:
     """The same episodes when all verdicts are there."""
-    pending = [episode for group in groups for episode in group if episode.pending is not None]
+    pending = [episode for episode in chain(*groups) if episode.pending is not None]
     with log.bar(total=len(pending), desc="judging") as progress:
         for episode in pending:
             episode.verdict, episode.pending = episode.pending.result(), None

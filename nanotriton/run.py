@@ -23,7 +23,8 @@ from nanotriton.advice import Advice
 from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.executor.executor import Executor
 from nanotriton.log import FILES, Log, counted, duration
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.pace import Pace
 from nanotriton.resume import check_kind, check_settings, read_settings
 from nanotriton.sampler import Sampler
@@ -33,15 +34,26 @@ from nanotriton.watch import AGAIN, Watch, is_lost, one_line
 from nanotriton.weights import WeightFiles, find_folder, load_config, save_model
 from nanotriton.world import World, leave, setup
 
-# not our faults
-DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
-DISK |= {errno.EIO, errno.ESTALE}
+# what the operating system says of a disk that can't be written to: not our fault
+DISK = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.EIO,
+    errno.ESTALE,
+}
 T = TypeVar("T")
 
 
 def launch(main: Callable[[Any, World], T], cfg: Any) -> T:
-    """Run main(cfg, world) in every process -> what it returns; a user's mistake ends in one line and not in
-    a traceback, and so does a signal. What ends one of several ranks ends them all; the first says why.
+    """Run main(cfg, world) in every process -> what it returns.
+
+    A user's mistake ends in one line and not in a traceback, and so does a signal. What ends one of several
+    ranks ends them all; the first says why.
     """
     stop.install()
     watch = Watch()
@@ -95,8 +107,9 @@ def program(main: Callable[[Any, World], Any], cfg: Any) -> NoReturn:
 
 
 class Clock:
-    """Seconds by part: clock("sample") names the time since the last call. On a GPU it waits for the kernels
-    first.
+    """Seconds by part: clock("sample") adds the time since the last call to that part.
+
+    On a GPU it waits for the kernels first.
     """
 
     def __init__(self, device: torch.device | None = None):
@@ -118,7 +131,9 @@ class Run(Log):
     grown = False  # it ended before, and is now to go on for longer
 
     def __init__(self, cfg: Any, world: World, stage: str, grows: str = "steps"):
-        """stage: the name of its rows in metrics.jsonl. grows: the option that may be larger when a run is
+        """Take the folder, and find out whether a run in it is continued.
+
+        stage: the name of its rows in metrics.jsonl. grows: the option that may be larger when a run is
         continued. ConfigError if the folder can't be this run's.
         """
         folder = Path(cfg.out) / cfg.name
@@ -134,37 +149,51 @@ class Run(Log):
         super().__init__(folder, world.is_main)
         # without metrics, or before a first step, nothing was learned yet: a mistake may have been mended
         self.continued = path.exists() and (folder / "metrics.jsonl").exists()
+        self.world, self.stage = world, stage
         if self.continued:
-            check_kind(folder, was, settings, otherwise)
-            try:
-                self.grown = check_settings(folder, was, settings, type(cfg), grows, otherwise)
-                self.agree(world, lambda: provenance.check_inputs(folder, cfg, otherwise))
-            except config.ConfigError:
-                if world.gather(has_steps(folder, stage))[0]:
-                    raise
-                self.start_over()
+            self.check_continued(cfg, was)
         if not self.continued:
             began = None
         began = world.gather(began or datetime.now().isoformat(timespec="seconds"))[0]
         self.began = datetime.fromisoformat(began)  # when the run was started first
         world.barrier()
         if world.is_main:
-            if not self.continued:
-                provenance.keep_inputs(folder, cfg)
-            if note := provenance.keep_start(folder, world.world_size):
-                self.say(note)
-            if self.grown:
-                (folder / "summary.json").unlink(missing_ok=True)
-            # not self.say: a run that holds itself would hold its lock when nobody uses it any more
-            self.trackers = open_trackers(folder, settings | {"began": began}, tqdm.write)
-            path.write_text(json.dumps(settings | {"began": began}, indent=2) + "\n")
-        self.world, self.stage = world, stage
+            self.keep_start(cfg, began)
         self.checkpoints = Checkpointer(folder / "checkpoints", world, keep=2)
         self.spent, self.started = 0.0, time.perf_counter()
         self.done = self.saved = 0  # steps
         self.mark: dict[str, int] = {}  # sizes of the files after the last step
         self.pace = Pace(settings["eval_every"], settings.get("minutes", 0.0))
         self.advice = Advice()
+
+    def check_continued(self, cfg: Any, was: dict) -> None:
+        """ConfigError where the run in the folder, whose settings `was` has, can't go on as `cfg` says.
+
+        One that has done no step starts over instead.
+        """
+        check_kind(self.folder, was, self.settings, self.otherwise)
+        try:
+            self.grown = check_settings(
+                self.folder, was, self.settings, type(cfg), self.grows, self.otherwise
+            )
+            self.agree(self.world, lambda: provenance.check_inputs(self.folder, cfg, self.otherwise))
+        except config.ConfigError:
+            if self.world.gather(has_steps(self.folder, self.stage))[0]:
+                raise
+            self.start_over()
+
+    def keep_start(self, cfg: Any, began: str) -> None:
+        """Write down, on the main rank, what runs here: settings, inputs, versions. began: its first time."""
+        if not self.continued:
+            provenance.keep_inputs(self.folder, cfg)
+        if note := provenance.keep_start(self.folder, self.world.world_size):
+            self.say(note)
+        if self.grown:
+            (self.folder / "summary.json").unlink(missing_ok=True)
+        kept = self.settings | {"began": began}
+        # not self.say: a run that holds itself would hold its lock when nobody uses it any more
+        self.trackers = open_trackers(self.folder, kept, tqdm.write)
+        (self.folder / "config.json").write_text(json.dumps(kept, indent=2) + "\n")
 
     def start_over(self) -> None:
         """Forget what was measured before a first step: nothing was learned with the options of then."""
@@ -243,14 +272,11 @@ class Run(Log):
         if not path.exists():
             return False
         done = json.loads(path.read_text())["steps"]
-        line = (
-            f"{self.folder} is finished after {counted(done, 'step')}: its model is {self.folder / 'model'}"
-        )
+        model = self.folder / "model"
+        line = f"{self.folder} is finished after {counted(done, 'step')}: its model is {model}"
         if alone:
-            # a limit of time ended it, or the number of its steps
-            longer = (
-                "minutes" if self.settings.get("minutes") and done < self.settings["steps"] else self.grows
-            )
+            out_of_time = self.settings.get("minutes") and done < self.settings["steps"]
+            longer = "minutes" if out_of_time else self.grows
             line += f", {path.name} has its numbers; a larger --{longer} continues it; "
             line += f"for a new run give {self.otherwise}"
         self.say(line)
@@ -265,11 +291,10 @@ class Run(Log):
         self.done = self.saved = step
         self.pace.start()
         self.mark = self.position()
-        self.say(
-            f"continuing {self.folder} after step {step}"
-            if step
-            else f"{self.folder}: it begins; interrupted, the same command continues it"
-        )
+        if step:
+            self.say(f"continuing {self.folder} after step {step}")
+        else:
+            self.say(f"{self.folder}: it begins; interrupted, the same command continues it")
         return step
 
     def found(self, kind: str, step: int) -> dict[str, Any]:
@@ -287,8 +312,9 @@ class Run(Log):
         return bool(minutes) and self.world.gather(self.seconds() >= 60 * minutes)[0]
 
     def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint of the last step. On a GPU a thread does so while the run goes on; step() then
-        makes it the newest.
+        """Write a checkpoint of the last step.
+
+        On a GPU a thread does so while the run goes on; step() then makes it the newest.
         """
         state = {"position": self.mark, "seconds": self.seconds()}
         background = self.world.device.type == "cuda"
@@ -313,8 +339,10 @@ class Run(Log):
     def end_step(
         self, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, due: bool
     ) -> None:
-        """So many steps are done, and reported. due: it is time for a checkpoint. Raises Interrupted on every
-        rank if a signal came to one."""
+        """So many steps are done, and reported. due: it is time for a checkpoint.
+
+        Raises Interrupted on every rank if a signal came to one.
+        """
         self.done, self.mark = step, self.position()
         if due:
             self.save(model, optimizer)
@@ -336,18 +364,13 @@ class Run(Log):
 
     def evaluated(self, kind: str, step: int, of: int, **numbers: Any) -> None:
         """A held-out measurement ("eval" on the dev set, "test") after `step` steps."""
-        self.step(
-            f"{self.stage}/{kind}",
-            step,
-            of,
-            {},
-            [k for k in numbers if isinstance(numbers[k], float)],
-            **numbers,
-        )
+        shown = [name for name, value in numbers.items() if isinstance(value, float)]
+        self.step(f"{self.stage}/{kind}", step, of, {}, shown, **numbers)
 
     def export(self, model: Transformer, tokenizer: Tokenizer, base: str) -> None:
-        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk. If adapters were
-        trained, adapter/ has them alone. base: the folder or hub id that the run began from.
+        """Write model/, a Hugging Face folder, when the last checkpoint is on the disk.
+
+        If adapters were trained, adapter/ has them alone. base: the folder or hub id that the run began from.
         """
         self.checkpoints.finish()
         # Whoever samples from the folder must stop where the model was taught to end.
@@ -369,7 +392,7 @@ def lock(path: Path) -> IO:
     except BlockingIOError:
         raise
     except OSError:
-        pass  # the disk knows no locks
+        pass
     return file
 
 

@@ -5,11 +5,7 @@
         groups = sampler.generate([request], on_finish=reward_it_at_once)
         sampler.update_weights(trained.named_parameters())
 
-    python -m nanotriton.sampler MODEL --prompt TEXT | --raw TEXT | --prompt-ids 1,2,3
-                                 [--template JSON] [--max-tokens N] [--temperature T] [--seed S]
-                                 [--dtype fp32|bf16] [--json]
-
-`--prompt` is what a user says, with the model's chat template around it; `--raw` is continued as it stands.
+`python -m nanotriton.sampler MODEL --prompt TEXT` looks at a model (complete.py).
 
 `Sampler.generate` is the one loop, on the host: admit and prefill, decode one token for everybody, hand out
 what is finished. The same code runs on a CPU and on a GPU. On a GPU a decode step is a CUDA graph, tokens
@@ -20,8 +16,6 @@ read scheduler.py (who runs, in which pages), kv_cache.py (the memory, and how a
 (the decode step on a GPU) and kernels/decode.py (its attention).
 """
 
-import argparse
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -31,16 +25,12 @@ import numpy as np
 import torch
 
 from nanotriton.attention import packed
-from nanotriton.config import Parser, die, json_object
-from nanotriton.graphs import Graphs, Inputs, reader, upload
+from nanotriton.graphs import Graphs, Inputs, Reader, reader, upload
 from nanotriton.kernels.decode import TILE_QUERIES, DecodeBatch, decode_attention
 from nanotriton.kernels.sample import GOLDEN, sample_tokens, uniforms
 from nanotriton.kv_cache import CachedAttention, KVCache
 from nanotriton.model import Transformer
 from nanotriton.scheduler import Request, Sample, Scheduler, Sequence, pages_for
-from nanotriton.tasks.prompt import ids_of, of_text
-from nanotriton.tokenizer import Tokenizer
-from nanotriton.weights import find_folder, load_model
 
 __all__ = ["Request", "Sample", "Sampler"]
 
@@ -59,6 +49,14 @@ class _Context:
 def _context_key(sequence: Sequence) -> int:
     """What sequences have in common that share a context of a prefill."""
     return id(sequence) if sequence.sample.ids else id(sequence.group)
+
+
+@dataclass
+class _Launched:
+    """A step whose tokens the host hasn't read yet."""
+
+    read: Reader  # waits for the tokens
+    sequences: list[Sequence]  # whose they are
 
 
 class Sampler:
@@ -186,12 +184,12 @@ class Sampler:
             if name == "lm_head.weight" and name not in mine:
                 continue
             if name not in missing:
-                raise ValueError(
-                    f"update_weights: {name} is {'given twice' if name in mine else 'not a parameter of the model'}"  # noqa: E501
-                )
+                problem = "given twice" if name in mine else "not a parameter of the model"
+                raise ValueError(f"update_weights: {name} is {problem}")
             if tensor.shape != mine[name].shape:
                 raise ValueError(
-                    f"update_weights: {name} is {tuple(tensor.shape)}, the model's is {tuple(mine[name].shape)}"  # noqa: E501
+                    f"update_weights: {name} is {tuple(tensor.shape)}, "
+                    f"the model's is {tuple(mine[name].shape)}"
                 )
             missing.remove(name)
             if tensor.data_ptr() != mine[name].data_ptr():
@@ -227,19 +225,19 @@ class Sampler:
             self._check(index, request)
             results.append([s.sample for s in scheduler.add(index, request, self._seeds(request))])
         self.busy = True
-        # Launched steps whose tokens the host hasn't read: how to read them, and whose they are.
-        flight: deque[tuple[Callable, list[Sequence]]] = deque()
+        flight: deque[_Launched] = deque()  # the oldest first
         lag = LAG if self.graphs else 0
         self.stats = {"prefill_tokens": 0, "decode_steps": 0, "decode_rows": 0}
         try:
             while scheduler.active or scheduler.waiting:
                 if admitted := scheduler.admit():
-                    flight.append((self._prefill(scheduler, admitted), admitted))
+                    flight.append(_Launched(self._prefill(scheduler, admitted), admitted))
                 if scheduler.running.any() and self._grow(scheduler, flight, on_finish):
                     slots = scheduler.order_of_step()
-                    flight.append((self._decode(scheduler, slots), [scheduler.sequences[i] for i in slots]))
+                    sequences = [scheduler.sequences[i] for i in slots]
+                    flight.append(_Launched(self._decode(scheduler, slots), sequences))
                 while len(flight) > (lag if scheduler.running.any() else 0):
-                    self._collect(scheduler, *flight.popleft(), on_finish)
+                    self._collect(scheduler, flight.popleft(), on_finish)
         finally:
             self.busy = False
             self.stats["preemptions"] = scheduler.preemptions
@@ -247,11 +245,8 @@ class Sampler:
 
     def _check(self, index: int, request: Request) -> None:
         """ValueError for a request that no sampler of this model could serve."""
-        prompt, longest, vocab = (
-            request.prompt_ids,
-            self.config.max_position_embeddings,
-            self.config.vocab_size,
-        )
+        prompt = request.prompt_ids
+        longest, vocab = self.config.max_position_embeddings, self.config.vocab_size
         if not prompt:
             problem = "the prompt is empty"
         elif not 0 <= min(prompt) <= max(prompt) < vocab:
@@ -265,7 +260,10 @@ class Sampler:
         elif request.seeds is not None and len(request.seeds) != request.n:
             problem = "there must be as many seeds as samples"
         elif len(prompt) + request.max_tokens > longest:
-            problem = f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than the model's {longest}"  # noqa: E501
+            problem = (
+                f"{len(prompt)} prompt and {request.max_tokens} new tokens are more than "
+                f"the model's {longest}"
+            )
         else:
             return
         raise ValueError(f"request {index}: {problem}")
@@ -277,24 +275,22 @@ class Sampler:
         self.unseeded += request.n
         return [self.seed * int(GOLDEN) + self.unseeded - i for i in range(request.n)]
 
-    def _grow(self, scheduler: Scheduler, flight: deque, on_finish: Callable | None) -> bool:
+    def _grow(self, scheduler: Scheduler, flight: deque[_Launched], on_finish: Callable | None) -> bool:
         """Give every running sample a page for its next token. False if nobody runs any more.
 
         Where pages are short, they come from samples that turn out to be finished, then by preemption.
         """
         while not scheduler.grow():
             if flight:
-                self._collect(scheduler, *flight.popleft(), on_finish)
+                self._collect(scheduler, flight.popleft(), on_finish)
             else:
                 scheduler.preempt()
         return bool(scheduler.running.any())
 
-    def _collect(
-        self, scheduler: Scheduler, read: Callable, sequences: list[Sequence], on_finish: Callable | None
-    ) -> None:
+    def _collect(self, scheduler: Scheduler, launched: _Launched, on_finish: Callable | None) -> None:
         """Read a launched step's tokens and finish whom they finish."""
-        tokens, logprobs = read()
-        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
+        tokens, logprobs = launched.read()
+        for sequence, token, logprob in zip(launched.sequences, tokens, logprobs, strict=True):
             if sequence.slot < 0:  # it stopped in a step before, which the host has read since
                 continue
             sample, request = sequence.sample, sequence.group.request
@@ -312,7 +308,7 @@ class Sampler:
 
     # ---- what runs on the device
 
-    def _prefill(self, scheduler: Scheduler, admitted: list[Sequence]) -> Callable:
+    def _prefill(self, scheduler: Scheduler, admitted: list[Sequence]) -> Reader:
         """Run prompts through the model into the cache, and draw the next token of each admitted sample.
 
         -> a reader of those tokens, in the order of `admitted`.
@@ -320,7 +316,10 @@ class Sampler:
         contexts, context_of = self._contexts(scheduler, admitted)
         lengths = [len(context.ids) for context in contexts]
         ends = np.cumsum(lengths)
-        put = lambda x, dtype=np.int64: upload(np.asarray(x, dtype), self.device)
+
+        def put(x, dtype=np.int64) -> torch.Tensor:
+            return upload(np.asarray(x, dtype), self.device)
+
         page = put(np.concatenate([context.pages for context in contexts]))
         offset = put(np.concatenate([context.offsets for context in contexts]))
         attend = packed(put(np.append(0, ends), np.int32), max(lengths))
@@ -373,7 +372,7 @@ class Sampler:
             out |= {"top_k": scheduler.top_k[slots], "top_p": scheduler.top_p[slots]}
         return out
 
-    def _decode(self, scheduler: Scheduler, slots: np.ndarray) -> Callable:
+    def _decode(self, scheduler: Scheduler, slots: np.ndarray) -> Reader:
         """One token more for each of these slots: feed the newest, whose key and value go to its tail.
 
         -> a reader of the tokens, in the order of `slots`.
@@ -436,79 +435,11 @@ class Sampler:
         return tokens, logprobs
 
 
-# ---- the command, to look at a model with
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError("expected ids separated by commas, such as 1,2,3") from None
-
-
 def main(argv: list[str] | None = None) -> None:
-    """One completion of one prompt, on the GPU if there is one."""
-    args = _arguments(argv)
-    try:
-        sample, tokenizer = _complete(args)
-    except (ValueError, MemoryError) as error:  # ModelError is a ValueError
-        die(error)
-    text = None
-    if tokenizer:
-        text = tokenizer.decode([i for i in sample.ids if i < tokenizer.vocab_size], skip_special_tokens=True)
-    if args.json:
-        answer = {"ids": sample.ids, "logprobs": sample.logprobs, "text": text}
-        print(json.dumps(answer | {"finish_reason": sample.finish_reason}))
-    else:
-        print(text if tokenizer else ",".join(map(str, sample.ids)))
+    """One completion of one prompt: the command is in complete.py, which imports this file."""
+    from nanotriton.complete import main
 
-
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m nanotriton.sampler", description=main.__doc__)
-    parser.add_argument("model", help="a Hugging Face folder or hub id")
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", help="what a user says: the model's chat template goes around it")
-    prompt.add_argument("--raw", help="text to continue, as it stands")
-    prompt.add_argument("--prompt-ids", type=_ids, help="token ids to continue, such as 1,2,3")
-    parser.add_argument(
-        "--template",
-        default="",
-        help="""variables for the chat template, in JSON: '{"enable_thinking": false}'""",
-    )
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0, the default, takes the most likely token"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], help="default: bf16 on a GPU, fp32 without one")
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object: ids, logprobs, text, finish_reason"
-    )
-    return parser.parse_args(argv)
-
-
-def _complete(args: argparse.Namespace) -> tuple[Sample, Tokenizer | None]:
-    """The sample that was asked for, and what decodes it: None for a model of ids alone."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    default = "bf16" if device == "cuda" else "fp32"
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype or default]
-    folder = find_folder(args.model)
-    tokenizer, ids = None, args.prompt_ids
-    if ids is None or (folder / "tokenizer.json").is_file():  # else there are ids alone, and no text
-        tokenizer = Tokenizer(folder, variables=json_object("--template", args.template))
-    if args.prompt is not None:
-        ids = ids_of(of_text(args.prompt), tokenizer)
-    elif args.raw is not None:
-        ids = tokenizer.encode(args.raw, add_special_tokens=True)
-    model, config = load_model(folder, dtype, device)
-    stop = frozenset(config.eos_token_ids) | (tokenizer.eos_ids if tokenizer else frozenset())
-    request = Request(
-        ids, max_tokens=args.max_tokens, temperature=args.temperature, stop_ids=stop, seeds=[args.seed]
-    )
-    # ids are continued by ids, as transformers does, also by those of an embedding's padding
-    valid = tokenizer.vocab_size if args.prompt_ids is None else None
-    with Sampler(model, max_batch=1, valid_vocab=valid) as sampler:
-        return sampler.generate([request])[0][0], tokenizer
+    main(argv)
 
 
 if __name__ == "__main__":

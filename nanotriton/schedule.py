@@ -72,8 +72,7 @@ def indices(step: int, batch: int, examples: int, seed: int) -> list[int]:
 
 
 def update_groups(groups: int, epochs: int, updates: int, step: int, seed: int) -> list[list[int]]:
-    """The groups that each optimizer step of a rollout learns from, [epochs * updates] lists of their
-    numbers.
+    """The numbers of the groups that each optimizer step learns from, [epochs * updates] lists.
 
     Each epoch is a random partition of all groups, those of other ranks included, into `updates` lists.
     """

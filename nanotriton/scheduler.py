@@ -110,12 +110,11 @@ class Scheduler:
 
     def add(self, index: int, request: Request, seeds: list[int]) -> list[Sequence]:
         """Queue a request. NoRoom if the cache could never hold one of its samples."""
-        need = pages_for(len(request.prompt_ids), self.page_size) + pages_for(
-            request.max_tokens - 1, self.page_size
-        )
+        prompt, new = len(request.prompt_ids), request.max_tokens
+        need = pages_for(prompt, self.page_size) + pages_for(new - 1, self.page_size)
         if need > len(self.pool.free):
             raise NoRoom(
-                f"request {index}: {len(request.prompt_ids)} prompt and {request.max_tokens} new tokens need {need} pages of "  # noqa: E501
+                f"request {index}: {prompt} prompt and {new} new tokens need {need} pages of "
                 f"{self.page_size} tokens, the cache has {len(self.pool.free)}: raise --kv-gib"
             )
         group = Group(request)
@@ -153,8 +152,10 @@ class Scheduler:
         return admitted
 
     def _activate(self, sequence: Sequence, prompt_pages: int, done: int) -> None:
-        """Give a sequence a slot, pages for the `done` tokens that it has, and its group's prompt if it is
-        the first to hold it."""
+        """Give a sequence a slot, and pages for the `done` tokens that it has.
+
+        The first one to hold its group's prompt also gets pages for that.
+        """
         group, request = sequence.group, sequence.group.request
         sequence.fills_prompt = group.holders == 0
         if sequence.fills_prompt:

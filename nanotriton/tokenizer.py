@@ -20,19 +20,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from nanotriton.model import ModelError, as_ids
+from nanotriton.model_config import ModelError, as_ids
 from nanotriton.weights import find_folder, find_tokenizer_files, read_json
 
-PROMPT = (
-    "nanotriton_prompt"  # in tokenizer_config.json: "source" for a model that was trained here from nothing
-)
+# in tokenizer_config.json: "source" for a model that was trained here from nothing
+PROMPT = "nanotriton_prompt"
 ANSWER = "the assistant's words"  # stands in a conversation that shows what the chat template puts behind
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """The tokenizer of a model folder (or hub id): needs tokenizer.json, uses tokenizer_config.json if it is
-    there.
+    """The tokenizer of a model folder (or hub id).
+
+    It needs tokenizer.json, and uses tokenizer_config.json if it is there.
 
     eos_ids: every id that ends a text, the union of what config.json, generation_config.json, the tokenizer
     and the chat template say. end_id: the one of them that a model is taught to end its answer with.
@@ -41,8 +41,7 @@ class Tokenizer:
     reads_source: the model was trained here from nothing and knows no instructions, only sources and
     completions.
     now: the time that a chat template is told (strftime_now); None: that of loading. variables: given to
-    every chat
-    template, such as Qwen3's {"enable_thinking": False}.
+    every chat template, such as Qwen3's {"enable_thinking": False}.
     Raises ModelError, also if config.json is in the folder and says that the embedding is smaller than the
     vocabulary.
     """
@@ -128,10 +127,12 @@ class Tokenizer:
         return {"default": template} if template else {}
 
     def _check_fits(self, config: dict) -> None:
+        """ModelError for a tokenizer with ids that the model's embedding has no row for."""
         rows = config.get("vocab_size")
         if isinstance(rows, int) and self.vocab_size > rows:
             raise ModelError(
-                f"{self.folder}: the tokenizer has {self.vocab_size} ids, the model's embedding only {rows} rows"  # noqa: E501
+                f"{self.folder}: the tokenizer has {self.vocab_size} ids, "
+                f"the model's embedding only {rows} rows"
             )
 
     def _id(self, role: str) -> int | None:
@@ -143,9 +144,7 @@ class Tokenizer:
         return token_id
 
     def _closing_id(self) -> int | None:
-        """The special token that the chat template writes behind an assistant's message; None if it writes
-        none.
-        """
+        """The special token that the chat template writes behind an assistant's message, if it writes one."""
         if "default" not in self.templates:
             return None
         turn = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": ANSWER}]
@@ -185,8 +184,10 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of ids; ValueError for an id that the vocabulary doesn't have. Bytes that are no UTF-8
-        become U+FFFD."""
+        """The text of ids; ValueError for an id that the vocabulary doesn't have.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
         ids = list(ids)
         self.check(ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -213,19 +214,16 @@ class Tokenizer:
         tools: list[dict] | None = None,
         **variables,
     ) -> str:
-        """Messages as the model's chat template writes them, byte for byte what transformers'
-        apply_chat_template gives.
+        """Messages as the model's chat template writes them.
 
-        Each message has `role` and `content`; `variables` go to the template (Qwen3: enable_thinking=False).
-        Raises
-        ModelError if there is no template, or the template refuses the messages.
+        It is byte for byte what transformers' apply_chat_template gives. Each message has `role` and
+        `content`; `variables` go to the template (Qwen3: enable_thinking=False). Raises ModelError if there
+        is no template, or the template refuses the messages.
         """
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
             raise ModelError(f"{self.folder}: the tokenizer has no chat template")
-        messages = [
-            {key: value for key, value in message.items() if value is not None} for message in messages
-        ]
+        messages = [without_none(message) for message in messages]
         try:
             return _compile(self.templates[name]).render(
                 messages=messages,
@@ -254,9 +252,13 @@ def flags(token: dict) -> dict[str, bool]:
     return {name: bool(token[name]) for name in names if name in token}
 
 
+def without_none(message: dict) -> dict:
+    """A message without the fields that are None, which some templates would print."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
 class Stream:
-    """Decode ids one at a time: the pieces that `push` and the last `flush` return join to exactly
-    `decode(ids)`.
+    """Decode ids one at a time. What `push` and the last `flush` return joins to exactly `decode(ids)`.
 
     A piece never ends inside a character; bytes that can't become one are U+FFFD, as in `decode`.
     """
@@ -303,8 +305,7 @@ def _byte_table() -> dict[str, int]:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: marks the assistant's words for training masks; here it
-    changes nothing."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's words. Here it changes nothing."""
 
     tags = {"generation"}
 

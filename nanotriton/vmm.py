@@ -1,5 +1,6 @@
-"""GPU memory that can be given back and taken again at the same address, so that CUDA graphs that point into
-it stay valid.
+"""GPU memory that can be given back and taken again at the same address.
+
+So CUDA graphs that point into it stay valid.
 
 CUDA's virtual memory calls (driver API, section "Virtual Memory Management"): an address range is
 reserved once; physical memory is created, mapped into it, and unmapped. torch's allocator knows nothing
@@ -38,8 +39,10 @@ class _Access(ctypes.Structure):  # CUmemAccessDesc
 
 
 class Memory:
-    """`size` bytes of a CUDA device at one address. Holds nothing until `take`; MemoryError if the device
-    hasn't so much."""
+    """`size` bytes of a CUDA device at one address.
+
+    Holds nothing until `take`; MemoryError if the device hasn't so much.
+    """
 
     def __init__(self, size: int, device: torch.device):
         torch.cuda.synchronize(device)  # the context exists
@@ -108,8 +111,10 @@ class Memory:
 
 
 class LockedMemory(Memory):
-    """Memory that keeps what is in it while it is locked. No kernel can reach it then: there is nothing at
-    its address."""
+    """Memory that keeps what is in it while it is locked.
+
+    No kernel can reach it then: there is nothing at its address.
+    """
 
     def __init__(self, size: int, device: torch.device):
         super().__init__(size, device)

@@ -3,10 +3,9 @@
     model, config = load_model("Qwen/Qwen3-8B", torch.bfloat16, "cuda")
     save_model(model, "out", tokenizer_files=tokenizer.files)
 
-Files are memory-mapped and read a tensor at a time, so that host memory stays at a few tensors above the page
-cache.
-Under FSDP, build the model on the meta device, shard it, `to_empty`, then `fill`: each rank reads only its
-rows.
+Files are memory-mapped and read a tensor at a time, so that host memory stays at a few tensors above the
+page cache. Under FSDP, build the model on the meta device, shard it, `to_empty`, then `fill`: each rank reads
+only its rows.
 """
 
 import itertools
@@ -29,7 +28,8 @@ from torch.distributed.tensor import DTensor
 from nanotriton import lora
 from nanotriton.checkpoint import write_tensors
 from nanotriton.config import reason
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -54,9 +54,10 @@ READERS = 8  # threads: a mapped file comes in by page faults, and each waits fo
 # ------------------------------------------------------------------------------------------
 # folders
 def find_folder(name: str | Path) -> Path:
-    """A local folder as it is; `owner/name` is downloaded from the Hugging Face hub, with a progress bar, or
-    taken
-    from its cache. ModelError if there is neither."""
+    """A local folder as it is. ModelError if there is neither a folder nor such a model on the hub.
+
+    `owner/name` is downloaded from the Hugging Face hub, with a progress bar, or taken from its cache.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         if not os.access(path, os.R_OK | os.X_OK):
@@ -65,9 +66,8 @@ def find_folder(name: str | Path) -> Path:
         return path
     is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(name)) and not path.parent.is_dir()
     if path.exists() or not is_id:
-        raise ModelError(
-            f"{name}: {'not a folder' if path.exists() else 'no such folder'}; a Hugging Face folder or a hub id, owner/name, is expected"  # noqa: E501
-        )
+        problem = "not a folder" if path.exists() else "no such folder"
+        raise ModelError(f"{name}: {problem}; a Hugging Face folder or a hub id, owner/name, is expected")
     from huggingface_hub import snapshot_download  # imported late: it is slow, and only downloads need it
 
     try:
@@ -110,6 +110,7 @@ def find_tokenizer_files(folder: str | Path) -> list[Path]:
 
 
 def load_config(name: str | Path) -> ModelConfig:
+    """The shape of the model in a folder, or of a hub id. ModelError if it can't be built."""
     folder = find_folder(name)
     generation = folder / "generation_config.json"
     raw = read_json(folder / "config.json")
@@ -234,24 +235,41 @@ class WeightFiles:
 
 
 def shard_rows(rows: int, rank: int, world: int) -> tuple[int, int]:
-    """The rows that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule. shard_rows(5, 1, 2)
-    == (3, 5)."""
+    """The rows, start and stop, that `rank` of `world` holds under FSDP2's Shard(0): torch.chunk's rule.
+
+    >>> shard_rows(5, 1, 2)
+    (3, 5)
+    """
     size = -(-rows // world)
     return min(rank * size, rows), min((rank + 1) * size, rows)
 
 
 def fill(model: Transformer, name: str | Path) -> None:
-    """Copy a folder's tensors into the model's parameters, converting dtype: every tensor used once, every
-    parameter
-    filled once, or ModelError. A DTensor parameter (FSDP2, sharded over rows) gets its own rows only."""
+    """Copy a folder's tensors into the model's parameters, converted to their dtype.
+
+    Every tensor is used once and every parameter filled once, or it is a ModelError. A DTensor parameter
+    (FSDP2, sharded over rows) gets its own rows only.
+    """
     folder = find_folder(name)
     files = WeightFiles(folder)
     params = lora.base_parameters(model)
     model.config.dtype = model.config.dtype or files.dtype  # save_model() writes the same
+    check_names(folder, files, params, tied=model.config.tie_word_embeddings)
+    for key, param in params.items():
+        if tuple(param.shape) != files.shapes[key]:
+            raise ModelError(
+                f"{folder}: {key} has shape {list(files.shapes[key])}, config.json says {list(param.shape)}"
+            )
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(lambda key: fill_parameter(params[key], key, files), params))
+
+
+def check_names(folder: Path, files: WeightFiles, params: dict[str, Tensor], tied: bool) -> None:
+    """ModelError where the files lack a parameter, or have a tensor that is none. tied: lm_head is."""
     # a constant, in old folders
     names = {key for key in files.shapes if not key.endswith("rotary_emb.inv_freq")}
     names -= files.unlisted - params.keys()
-    if model.config.tie_word_embeddings and "lm_head.weight" in names:
+    if tied and "lm_head.weight" in names:
         names.remove("lm_head.weight")  # tied and yet saved: it has to be what it is tied to
         if not torch.equal(files.read("lm_head.weight"), files.read("model.embed_tokens.weight")):
             raise ModelError(
@@ -265,34 +283,25 @@ def fill(model: Transformer, name: str | Path) -> None:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             hint = instead(min(found), names) if problem == "missing" else ""
             raise ModelError(f"{folder}: tensor {min(found)}{more} {'are' if more else 'is'} {problem}{hint}")
-    for key, param in params.items():
-        if tuple(param.shape) != files.shapes[key]:
-            raise ModelError(
-                f"{folder}: {key} has shape {list(files.shapes[key])}, config.json says {list(param.shape)}"
-            )
 
-    @torch.no_grad()  # in every thread: the mode is per thread
-    def copy(key: str) -> None:
-        param = params[key]
-        target, rows = param.data, ()
-        if isinstance(param, DTensor):
-            target = param.to_local()
-            if param.placements[0].is_shard():
-                rows = shard_rows(
-                    param.shape[0], param.device_mesh.get_local_rank(), param.device_mesh.size()
-                )
-        source = files.read(key, *rows)
-        if target.is_cuda:
-            # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for
-            # each page
-            # with the driver locked. Then over in the file's dtype: fewer bytes, and converting is the
-            # device's work.
-            source.flatten().view(torch.uint8)[:: mmap.PAGESIZE].sum()
-            source = source.to(target.device)
-        target.copy_(source)
 
-    with ThreadPoolExecutor(READERS) as pool:
-        list(pool.map(copy, params))
+@torch.no_grad()  # here, as the mode is per thread
+def fill_parameter(param: Tensor, key: str, files: WeightFiles) -> None:
+    """Read a tensor, or this rank's rows of it, into a parameter."""
+    target, rows = param.data, ()
+    if isinstance(param, DTensor):
+        target = param.to_local()
+        if param.placements[0].is_shard():
+            mesh = param.device_mesh
+            rows = shard_rows(param.shape[0], mesh.get_local_rank(), mesh.size())
+    source = files.read(key, *rows)
+    if target.is_cuda:
+        # Touch every page here, where all threads wait for the disk at once: a CUDA copy would wait for each
+        # page with the driver locked. Then over in the file's dtype: that is fewer bytes, and converting is
+        # the device's work.
+        source.flatten().view(torch.uint8)[:: mmap.PAGESIZE].sum()
+        source = source.to(target.device)
+    target.copy_(source)
 
 
 def instead(missing: str, names: set[str]) -> str:
@@ -304,8 +313,10 @@ def instead(missing: str, names: set[str]) -> str:
 def load_model(
     name: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> tuple[Transformer, ModelConfig]:
-    """(model, config) from a folder or hub id: parameters and compute in `dtype`, on `device`. ModelError if
-    it can't."""
+    """(model, config) of a folder or hub id: parameters and compute in `dtype`, on `device`.
+
+    ModelError if it can't be loaded.
+    """
     folder = find_folder(name)
     config = load_config(folder)
     with torch.device("meta"):
@@ -324,17 +335,14 @@ def save_model(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json, generation_config.json, the weights and copies of the tokenizer's files (given one
-    by one, or
-    as the folder that has them). More than `shard_bytes` of weights become several files and an index.
+    """Write config.json, generation_config.json, the weights and copies of the tokenizer's files.
 
-    The weights have `dtype`. By default that is the dtype of the folder that the model was read from,
-    whatever it was
-    trained in, or as held if it was made here.
+    tokenizer_files: one by one, or the folder that has them. dtype: of the weights. None: the dtype of the
+    folder that the model was read from, whatever it was trained in, or as held if it was made here. More than
+    `shard_bytes` of weights become several files and an index.
 
     Under FSDP every rank calls it: shards are gathered a file at a time, and rank 0 writes. Files get their
-    names
-    only when all are written, so that a kill before leaves the previous ones whole.
+    names only when all are written, so that a kill before leaves the previous ones whole.
     """
     folder = Path(folder)
     if isinstance(tokenizer_files, str | Path):
@@ -354,6 +362,23 @@ def save_model(
         files[INDEX] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     if writer:
         folder.mkdir(parents=True, exist_ok=True)
+    _write_weights(model, folder, plan, dtype, writer)
+    if not writer:
+        return
+    for file, value in files.items():
+        (folder / f"{file}.tmp").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    for path in tokenizer_files:
+        shutil.copyfile(path, folder / f"{path.name}.tmp")
+    _put_in_place(folder, [*plan, *files, *(path.name for path in tokenizer_files)])
+
+
+def _write_weights(
+    model: Transformer, folder: Path, plan: dict[str, list[str]], dtype: torch.dtype, writer: bool
+) -> None:
+    """Gather the weights a file at a time, and write each file, under a name that ends with .tmp.
+
+    All ranks call it together. writer: this one writes.
+    """
     whole = lora.whole_weights(model, dtype)  # in the order of the plan
     for file, names in plan.items():
         tensors = {}
@@ -363,24 +388,22 @@ def save_model(
             del full
         if writer:
             write_tensors(folder / f"{file}.tmp", tensors)
-    if not writer:
-        return
-    for file, value in files.items():
-        (folder / f"{file}.tmp").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    for path in tokenizer_files:
-        shutil.copyfile(path, folder / f"{path.name}.tmp")
-    names = [*plan, *files, *(path.name for path in tokenizer_files)]
+
+
+def _put_in_place(folder: Path, names: list[str]) -> None:
+    """Give the .tmp files their names, and delete the weights of an earlier save with more shards."""
     for name in names:
         os.replace(folder / f"{name}.tmp", folder / name)
-    for stale in {*folder.glob("model*.safetensors"), *folder.glob(INDEX)} - {
-        folder / name for name in names
-    }:
-        stale.unlink()  # of an earlier save with more shards
+    there = {*folder.glob("model*.safetensors"), *folder.glob(INDEX)}
+    for stale in there - {folder / name for name in names}:
+        stale.unlink()
 
 
 def _plan_shards(params: dict[str, Tensor], dtype: torch.dtype, limit: int) -> dict[str, list[str]]:
-    """File name -> parameter names, in model order, each file under `limit` bytes (one larger tensor is a
-    file)."""
+    """File name -> parameter names, in the model's order.
+
+    Each file has at most `limit` bytes, unless a single tensor is larger.
+    """
     shards, sizes = [[]], Counter()
     for name, param in params.items():
         size = param.numel() * dtype.itemsize
@@ -394,6 +417,7 @@ def _plan_shards(params: dict[str, Tensor], dtype: torch.dtype, limit: int) -> d
 
 
 def _generation_config(config: ModelConfig) -> dict:
+    """What generation_config.json has: the one that was read, and the ids that a config knows."""
     ids = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id}
     ids = {key: value for key, value in ids.items() if value is not None}
     eos = {"eos_token_id": list(config.eos_token_ids)} if config.eos_token_ids else {}

@@ -54,6 +54,7 @@ class World:
         return self._reduce(x, dist.ReduceOp.SUM)
 
     def all_max(self, x: Tensor) -> Tensor:
+        """The largest x of all ranks, element by element, a new tensor on x's device."""
         return self._reduce(x, dist.ReduceOp.MAX)
 
     def _reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
@@ -70,8 +71,9 @@ class World:
         return out
 
     def to_main(self, x: Any) -> list[Any]:
-        """A picklable x of every rank, in rank order, on the main rank; nothing on the others. For what is
-        too large for all of them.
+        """A picklable x of every rank, in rank order, on the main rank; [] on the others.
+
+        For what is too large for all of them.
         """
         if self.world_size == 1:
             return [x]
@@ -92,9 +94,9 @@ def setup() -> World:
     """Join the other ranks that torchrun started, or be alone. Call once, first."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker must not outlive its agent, however that died
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    rank, size, local = (
-        int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
+    rank = int(os.environ.get("RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     trouble = gpu_trouble(device, used=size > 1) if cuda else ""
@@ -115,8 +117,8 @@ def setup() -> World:
             timeout=timedelta(hours=2),
             device_id=device if cuda else None,
         )
-        # for the executor's workers, which take the first GPU that they see; here all stay, once
-        # their number is known
+        # For the executor's workers, which take the first GPU that they see. torch keeps the number of GPUs
+        # that it has counted once, so in this process all of them stay.
         if cuda:
             torch.cuda.device_count()
             os.environ["CUDA_VISIBLE_DEVICES"] = own_gpu(local, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -191,9 +193,11 @@ def leave(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def idle_cores(world: World) -> Iterator[None]:
-    """Train on the CPU with a second thread, where this rank has a second core: around what runs while the
-    executor waits. (nanotriton/__init__.py says how OpenMP's threads wait, without which a core that is not
-    free would cost dearly.)"""
+    """Train on the CPU with a second thread, where this rank has a second core.
+
+    It goes around what runs while the executor waits. nanotriton/__init__.py says how OpenMP's threads wait:
+    otherwise a core that is not free would cost dearly.
+    """
     before = torch.get_num_threads()
     if world.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and cores() > 1:
         torch.set_num_threads(2)
@@ -205,6 +209,7 @@ def idle_cores(world: World) -> Iterator[None]:
 
 def own_gpu(local_rank: int, visible: str | None) -> str:
     """The CUDA_VISIBLE_DEVICES that shows a rank's own GPU only, of those that are visible to all.
+
     >>> own_gpu(1, None), own_gpu(1, "4,6")
     ('1', '6')
     """
@@ -220,18 +225,19 @@ def fresh_store(rank: int, size: int) -> dist.Store:
     and the answer is acknowledged.
     """
     store, *_ = next(dist.rendezvous("env://"))
-    me, deadline = uuid.uuid4().hex, time.monotonic() + 600
-    space = me
+    space = me = uuid.uuid4().hex  # rank 0's own name is the space
+    deadline = time.monotonic() + 600
     store.set(f"hello/{rank}", me)
     if rank:
         space = store.get(f"answer/{me}").decode()  # waits
         store.set(f"{space}/{rank}", "here")
-    missing = set() if rank else set(range(1, size))
+    missing = set() if rank else set(range(1, size))  # ranks that rank 0 has not heard of
     while missing:
-        for r in [r for r in missing if store.check([f"hello/{r}"])]:
-            # to a dead one's hello: nobody reads it
-            store.set(f"answer/{store.get(f'hello/{r}').decode()}", me)
-        missing = {r for r in missing if not store.check([f"{me}/{r}"])}
+        for other in missing:
+            if store.check([f"hello/{other}"]):  # maybe a dead one's, whose answer nobody reads
+                name = store.get(f"hello/{other}").decode()
+                store.set(f"answer/{name}", me)
+        missing = {other for other in missing if not store.check([f"{me}/{other}"])}
         if time.monotonic() > deadline:
             raise RuntimeError(f"ranks {sorted(missing)} of {size} did not start within 10 minutes")
         time.sleep(0.02)

@@ -20,7 +20,8 @@ from nanotriton import config
 from nanotriton.config import ConfigError
 from nanotriton.executor import Verdict
 from nanotriton.executor.common import probe
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.run import launch
 from nanotriton.tasks import kernelbench as tasks
 from nanotriton.tasks.bpe import train_tokenizer

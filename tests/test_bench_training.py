@@ -12,7 +12,8 @@ import torch
 from bench.speed import training
 from nanotriton import config
 from nanotriton.executor.executor import Executor
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.world import World
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from test_distributed import backward, make, one_thread  # noqa: F401
 
 from nanotriton import checkpoint, distributed
 from nanotriton.checkpoint import Checkpointer, CheckpointError
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.world import World
 
 

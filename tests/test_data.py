@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from nanotriton.data import pack, score
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 
 
 def test_pack_by_hand():

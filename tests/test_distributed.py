@@ -27,7 +27,8 @@ from nanotriton.checkpoint import Checkpointer, CheckpointError
 from nanotriton.config import ConfigError
 from nanotriton.heldout import heldout
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import Episode
 from nanotriton.run import Run, launch
@@ -430,7 +431,7 @@ def test_decay_is_for_matrices_and_the_rate_for_all():
         (1, 0.0),
     }
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
-    assert distributed.set_lr(optimizer, 5e-5) == 5e-5
+    distributed.set_lr(optimizer, 5e-5)
     assert [g["lr"] for g in optimizer.param_groups] == [5e-5] * 2
 
 

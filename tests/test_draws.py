@@ -7,6 +7,7 @@ import torch
 from nanotriton.executor.common.training import every_parameter, parameters_of, train_
 from nanotriton.executor.judge import draws, moves
 from nanotriton.executor.judge.calls import Calls, calls_of, judge_calls
+from nanotriton.executor.judge.constants import NAMED
 from nanotriton.executor.judge.kinds import MOVED, OTHER_NUMBERS
 from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.trial import judge_trial
@@ -212,6 +213,29 @@ def test_labels_become_soft():
 # ---- one sign, NaN, bounded domains, ties ----
 
 
+@pytest.mark.parametrize("n, above", [(2, 0), (3, 1), (8, 1), (16, 1), (40, 2), (256, 16)])
+@pytest.mark.parametrize("seed", range(4))
+def test_some_columns_lie_apart(n, above, seed):
+    x = torch.zeros(50, n).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+    draws.apart(x, draws.Luck(torch.Generator().manual_seed(seed), x.device))
+    assert int((x.mean(0) > 0.6).sum()) == int((x.mean(0) < -0.6).sum()) == above
+
+
+@pytest.mark.parametrize("experts", [4, 16])
+def test_a_capacity_is_reached_whatever_the_draw(experts):
+    """A third of the tokens fit into one expert, and chance alone sends no more."""
+    chosen = f"m = F.one_hot(x.argmax(-1), {experts})"
+    asked = task(
+        f"{chosen}; return torch.sigmoid(x) * m * (m.cumsum(0) <= 40)", f"torch.randn(96, {experts})"
+    )
+
+    def gated(m, x, capacity=40):
+        hot = torch.eye(experts, dtype=torch.long)[x.argmax(1)]
+        return torch.sigmoid(x) * hot * (hot.cumsum(0) <= capacity)
+
+    check(asked, gated, lambda m, x: gated(m, x, capacity=96))
+
+
 def test_rows_of_one_sign():
     lse = task("return torch.logsumexp(x, 1)", "torch.randn(12, 50)")
     check(
@@ -350,6 +374,8 @@ def test_what_cannot_be_moved_is_named():
     assert reference.unvaried == ["inputs[1]", "inputs[2]"]
     drawn = Reference(task("return x + y", "torch.randn(4, 20), torch.zeros(4, 20)", "x, y"))
     assert drawn.unvaried == []
+    many = Reference(task("return x + len(y)", "torch.randn(4, 20), ['word'] * 9000", "x, y"))
+    assert many.unvaried == [f"inputs[1][{i}]" for i in range(NAMED)]  # a verdict is no longer for more words
 
 
 def test_numbers_of_a_constructor_are_moved_in_a_recording_of_their_own():

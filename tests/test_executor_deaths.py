@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from nanotriton.executor import Executor
+from nanotriton.executor import Executor, base
 from nanotriton.executor.common import probe
 from nanotriton.executor.judge.job import check_ended, not_its_own
+from nanotriton.executor.processes import make_root
 from nanotriton.executor.sandbox import files, sandbox
 from nanotriton.executor.sandbox import zygote as zygotes
-from nanotriton.executor.sandbox.protocol import BEACON
+from nanotriton.executor.sandbox.protocol import BEACON, MESSAGE_BYTES, pair, receive, send
 from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault
@@ -169,36 +170,43 @@ def test_nothing_outlives_the_parent(signum):
     wait_for(lambda: not folder.exists(), "the folder to go")
 
 
-BASE = """
-import os, signal, socket, sys, types
-from nanotriton.executor import base
-idle = types.SimpleNamespace(prepare=lambda *_: None)
-sys.modules["nanotriton.executor.judge.worker"] = idle
-sys.modules["nanotriton.executor.judge"] = types.SimpleNamespace(worker=idle)
-sys.modules["nanotriton.executor.common.card"] = types.SimpleNamespace(Card=lambda: None)
-parent = os.getppid()
-def dying():  # it is there when it is looked for, and its death is told in the same moment
-    os.kill(os.getpid(), signal.SIGTERM)
-    return parent
-ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-ours.shutdown(socket.SHUT_WR)
-base.sandbox.die_with_parent = lambda *_: None
-os.getppid = dying
-base.base_main(theirs.detach(), parent, "cpu", sys.argv[1], {})
-"""
+def an_executor_that_hangs_up(root: Path, hung_up: int, may_end: int) -> None:
+    """An executor's process with a base, which notes that its executor has hung up. It never returns."""
+    ours, theirs = pair()
+    executor = os.getpid()
+    if not os.fork():
+        ours.close()
+        os.setsid()  # a base ends its whole group
+
+        def serve(control, *_):
+            assert receive(control) == (None, [])
+            os.write(hung_up, b"x")
+
+        base.serve = serve
+        base.base_main(theirs.detach(), executor, "record", str(root), {})
+        os._exit(0)
+    ours.close()
+    theirs.close()
+    os.read(may_end, 1)
+    os._exit(0)
 
 
-def test_a_base_whose_parent_dies_while_it_ends_leaves_nothing(tmp_path):
-    """The parent's socket is closed before its death is told."""
-    (folder := tmp_path / "root").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BASE), str(folder)],
-        cwd=Path(__file__).resolve().parents[1],
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-    )
-    assert done.returncode == -signal.SIGKILL and done.stderr == "" and not folder.exists()
+def test_a_base_sees_its_executor_end_however_long_that_takes(tmp_path):
+    """A process that ends closes its files first. The base that saw that, and its executor still there, left the folder."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (ended, hung_up), (may_end, end) = os.pipe(), os.pipe()
+    executor = os.fork()
+    if not executor:
+        an_executor_that_hangs_up(root, hung_up, may_end)
+    os.close(hung_up)
+    assert os.read(ended, 1) == b"x"
+    assert root.exists()
+    os.write(end, b"x")
+    os.waitpid(executor, 0)
+    wait_for(lambda: not root.exists(), "the folder to go")
+    for fd in (ended, may_end, end):
+        os.close(fd)
 
 
 def test_folders_of_dead_executors_are_swept(tmp_path, monkeypatch):
@@ -213,6 +221,18 @@ def test_folders_of_dead_executors_are_swept(tmp_path, monkeypatch):
             assert not stale.exists()
             assert Path(living.root).is_dir() and Path(other.root).is_dir()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    """All users have one /tmp, and one of them may have put there what no open comes back from."""
+    theirs = tmp_path / "nanotriton-executor-theirs"
+    theirs.mkdir()
+    os.mkfifo(theirs / "lock")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    _, lock = make_root()
+    os.close(lock)
+    assert theirs.is_dir()
 
 
 def test_a_base_that_does_not_start_is_an_infrastructure_failure(monkeypatch):
@@ -323,3 +343,16 @@ def test_what_ends_before_its_candidate_begins_is_our_failure(tmp_path, begin):
     with pytest.raises(Fault) as fault:
         check_ended(ended, limits)
     assert fault.value.status == ("timeout" if begin else "infra_error")
+
+
+def test_a_message_is_read_whole_or_not_sent():
+    """A verdict that was cut ended the scheduler, and with it every verdict to come."""
+    ours, theirs = pair()
+    longest = {"names": ["x" * (MESSAGE_BYTES - len('{"names": [""]}'))]}
+    send(ours, longest)
+    assert receive(theirs) == (longest, [])
+    with pytest.raises(ValueError, match="bytes"):
+        send(ours, {"names": ["x" * MESSAGE_BYTES]})
+    ours.close()
+    assert receive(theirs) == (None, [])
+    theirs.close()

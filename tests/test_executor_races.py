@@ -1,18 +1,22 @@
 """Moments at which a process dies just before the scheduler turns to it: the scheduler lives, and so does every verdict."""
 
+import errno
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
+from nanotriton.config import ConfigError
 from nanotriton.executor import Executor, executor
 from nanotriton.executor.common import probe
+from nanotriton.executor.judge import worker
+from nanotriton.executor.sandbox import forks
 from nanotriton.executor.sandbox.protocol import BEACON
 from nanotriton.tasks.task import Task
 from tests.test_executor_deaths import PATIENCE, grandchildren, wait_for
 
-pytestmark = pytest.mark.slow
-
+slow = pytest.mark.slow
 TASK = Task(**probe.TASK)
 
 
@@ -22,6 +26,7 @@ def kill(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
+@slow
 def test_a_base_that_dies_as_it_is_asked_for_a_worker(monkeypatch):
     real, asked = executor.ask_for_worker, []
 
@@ -37,6 +42,7 @@ def test_a_base_that_dies_as_it_is_asked_for_a_worker(monkeypatch):
     assert len(set(asked)) == 2
 
 
+@slow
 def test_an_overdue_worker_that_is_gone_already(monkeypatch):
     """Between the look at its beacon and the kill it may have died and been reaped."""
     with Executor(workers=1) as ex:
@@ -62,6 +68,7 @@ def test_an_overdue_worker_that_is_gone_already(monkeypatch):
         assert ex.submit(TASK, probe.CANDIDATE + "# again\n").result(PATIENCE).correct
 
 
+@slow
 def test_others_accidents_are_no_failure_where_work_gets_done(monkeypatch):
     """A candidate that takes its whole limit is run again whenever its worker dies of another one, as often as that may be."""
     monkeypatch.setattr(executor, "RESTARTS", 1)
@@ -79,6 +86,7 @@ def test_others_accidents_are_no_failure_where_work_gets_done(monkeypatch):
         assert future.result(PATIENCE).status == "timeout"
 
 
+@slow
 def test_a_scheduler_that_fails_says_so(monkeypatch):
     """Whatever it fails of: no candidate waits for ever, no more are taken, and closing is still possible."""
 
@@ -94,3 +102,82 @@ def test_a_scheduler_that_fails_says_so(monkeypatch):
         ex.submit(TASK, probe.CANDIDATE + "# more\n")
     ex.close()
     assert not os.path.exists(ex.root)
+
+
+def failing(times: int, real):
+    """`real`, which at first finds so often that there is nothing left of what it needs."""
+    failures = [OSError(errno.EMFILE, "Too many open files")] * times
+
+    def call(*args):
+        if failures:
+            raise failures.pop()
+        return real(*args)
+
+    return call
+
+
+@slow
+def test_a_machine_that_has_nothing_left_for_a_moment_costs_no_verdict(monkeypatch):
+    for name in ("start_base", "ask_for_worker", "memory_file", "own_time"):
+        monkeypatch.setattr(executor, name, failing(2, getattr(executor, name)))
+    monkeypatch.setattr(executor, "IDLE_LOOK", 0.01)
+    with Executor(workers=1) as ex:
+        assert ex.submit(TASK, probe.CANDIDATE).result(PATIENCE).correct
+
+
+def test_a_machine_that_has_nothing_left_is_an_infrastructure_failure(monkeypatch, caplog):
+    monkeypatch.setattr(executor, "start_base", failing(1000, None))
+    monkeypatch.setattr(executor, "IDLE_LOOK", 0.001)
+    monkeypatch.setattr(executor, "SHORT", 0.0)
+    with Executor(workers=1) as ex:
+        for i in range(2):
+            verdict = ex.submit(TASK, f"# {i}").result(PATIENCE)
+            assert verdict.status == "infra_error" and "Too many open files" in verdict.message
+    assert "executor: [Errno 24] Too many open files; it tries again" in caplog.text
+
+
+def test_a_fork_waits_for_a_process_to_be_had(monkeypatch):
+    monkeypatch.setattr(forks.os, "fork", failing(3, lambda: 7))
+    monkeypatch.setattr(forks, "AGAIN", 0.0)
+    assert forks.fork() == 7
+    monkeypatch.setattr(forks.os, "fork", failing(3, lambda: 7))
+    monkeypatch.setattr(forks, "PATIENCE", -1.0)
+    with pytest.raises(OSError, match="Too many"):
+        forks.fork()
+
+
+@pytest.mark.parametrize(
+    ("error", "suspected"), [(OSError(errno.ENOSPC, "full"), False), (KeyError(7), True)]
+)
+def test_a_full_disk_makes_no_candidate_suspect(monkeypatch, error, suspected):
+    judge = object.__new__(worker.Worker)
+    judge.beacon, judge.last = bytearray(BEACON.size), "run"
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(judge, "resume", fail)
+    with pytest.raises(type(error)):
+        judge.step(SimpleNamespace(id=3), None, "", None)
+    job, due, _ = BEACON.unpack_from(judge.beacon)
+    assert (job == 3 and due > 0) == suspected
+
+
+def test_a_verdict_of_a_candidate_that_was_given_up_is_no_news():
+    process = SimpleNamespace(entries={}, alone=True, finished=0)
+    Executor._worker_says(None, process, {"job": 7, "verdict": {"status": "correct"}})
+    assert process.finished == 1 and not process.alone
+
+
+def test_an_executor_without_a_thread_or_a_folder_is_one_line_and_leaves_nothing(monkeypatch, tmp_path):
+    def none_left(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("threading.Thread.start", none_left)
+    with pytest.raises(ConfigError, match="the executor does not start: can't start new thread"):
+        Executor(workers=1)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"the executor's temporary folder can't be made: .* No such file"):
+        Executor(workers=1)

@@ -9,7 +9,8 @@ import train_grpo
 import train_sft
 from nanotriton import config
 from nanotriton.executor.common import probe
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.run import Run, launch
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.config import ConfigError
 from nanotriton.lora import merged
-from nanotriton.model import ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelError
 from nanotriton.weights import load_config, load_model, save_model
 from nanotriton.world import World
 

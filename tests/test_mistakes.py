@@ -15,7 +15,7 @@ import train_grpo
 import train_sft
 from nanotriton import config, stop
 from nanotriton.config import ConfigError
-from nanotriton.model import ModelError
+from nanotriton.model_config import ModelError
 from nanotriton.run import Run, launch
 from nanotriton.tasks.bpe import train_tokenizer
 from nanotriton.tasks.prompt import of_text

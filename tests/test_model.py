@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from nanotriton.attention import packed
-from nanotriton.model import ModelConfig, ModelError, Transformer, rope_frequencies
+from nanotriton.model import Transformer, rope_frequencies
+from nanotriton.model_config import ModelConfig, ModelError
 
 transformers = pytest.importorskip("transformers")
 

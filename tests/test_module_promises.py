@@ -1,6 +1,8 @@
 """A module is more than its first answer: it has an evaluation mode, others of its class beside it, weights that
 become large, and attributes that others read."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,12 @@ from torch import nn
 from nanotriton.executor import Executor
 from nanotriton.executor.common.training import Trained, every_parameter, train_
 from nanotriton.executor.judge.attributes import only_left
+from nanotriton.executor.judge.kinds import Trial, grown
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.tasks.task import Task
+from nanotriton.verdict import Fault
+from tests.test_draws import judge as judge_function
+from tests.test_draws import task as draws_task
 
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
 HEAD += "import triton.language as tl\n\n\n"
@@ -220,6 +227,47 @@ def test_some_weights_grow_beyond_the_others():
     train_(linear, 3, Trained((0, 1), grows=True))
     large = linear.weight[linear.weight.abs() > 1.9]
     assert 100 < large.numel() < 600 and (large > 0).any() and (large < 0).any() and large.abs().max() <= 16
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,), (16,), (4, 40), (100, 33)])
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_seed_some_weights_grow_and_some_shrink(shape, seed):
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.zeros(shape))
+    train_(module, seed, Trained((0,), grows=True))
+    runs = [run for run in module.weight.detach().flatten().split(64) if len(run) in (64, math.prod(shape))]
+    assert runs and all((run >= 2).any() and (run <= -2).any() for run in runs)
+
+
+LEAK = """a = torch.sigmoid(self.a)
+        h, seen = torch.zeros(len(x), 16), []
+        for t in range(x.shape[1]):
+            h = a * h + (1 - a) * x[:, t]
+            seen.append(h)
+        return torch.stack(seen, 1)"""
+
+
+def leaks(last: int | None = None):
+    """A moving average of a sequence, as a function of the module; last: of so many steps."""
+
+    def forward(m, x):
+        a, h, seen = torch.sigmoid(m.a), [], []
+        for t in range(x.shape[1]):
+            h = (h + [x[:, t]])[-(last or len(x[0])) :]
+            seen.append(sum((1 - a) * a**age * step for age, step in enumerate(reversed(h))))
+        return torch.stack(seen, 1)
+
+    return forward
+
+
+def test_a_recurrence_that_forgets_is_wrong_with_any_large_weights():
+    init = "self.a = nn.Parameter(torch.zeros(16))"
+    reference = Reference(draws_task(LEAK, "torch.randn(3, 48, 16)", init=init))
+    for seed in range(1, 7):
+        trial = Trial("plain", seed, grown(-seed))
+        judge_function(reference, [trial], leaks(), twice=False)
+        with pytest.raises(Fault):
+            judge_function(reference, [trial], leaks(24), twice=False)
 
 
 def test_weights_that_share_memory_are_pulled_apart_on_their_way_to_a_gpu(executor):

@@ -18,7 +18,8 @@ from nanotriton import config, distributed
 from nanotriton.checkpoint import Checkpointer
 from nanotriton.data import pack, score
 from nanotriton.kernels.adam8 import AdamW8bit
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.run import make_sampler, sync_weights
 from nanotriton.sampler import Request
 from nanotriton.weights import save_model

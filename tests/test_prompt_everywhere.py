@@ -9,7 +9,8 @@ from tokenizers import processors
 import train_sft
 from bench.channels import sources
 from nanotriton.config import ConfigError
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.rollout import prompts_of
 from nanotriton.run import Run
 from nanotriton.sampler import Sampler

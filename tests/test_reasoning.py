@@ -12,7 +12,8 @@ from bench.channels import sources
 from bench.channels.kernelbench import Config as KernelBenchConfig
 from bench.channels.kernelbench import KernelBench
 from bench.channels.sources import ServerOptions
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.reward.audit import read_samples
 from nanotriton.rollout import judged, rollout
 from nanotriton.rules.extract import extract_candidate, opened_reasoning

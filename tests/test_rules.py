@@ -19,7 +19,8 @@ from nanotriton.data import pack, score
 from nanotriton.kernels import logprob
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.log import Log
-from nanotriton.model import ModelConfig, ModelError, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig, ModelError
 from nanotriton.report import Step, Update, report
 from nanotriton.reward.reward import reward
 from nanotriton.rollout import Episode

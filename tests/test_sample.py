@@ -316,7 +316,8 @@ def test_a_module_that_cannot_be_judged_costs_no_answer(folder, serve, shared, c
 
 def small_model(folder: Path, template: str = "") -> Path:
     """A random model that answers with anything at all."""
-    from nanotriton.model import ModelConfig, Transformer
+    from nanotriton.model import Transformer
+    from nanotriton.model_config import ModelConfig
     from nanotriton.tasks.bpe import train_tokenizer
     from nanotriton.tokenizer import Tokenizer
     from nanotriton.weights import save_model

@@ -12,12 +12,14 @@ import torch
 
 from nanotriton import graphs
 from nanotriton.attention import packed
+from nanotriton.complete import main
 from nanotriton.config import ConfigError
 from nanotriton.graphs import Captured, Graphs
 from nanotriton.kernels.logprob import token_logprobs
 from nanotriton.kv_cache import PagePool
-from nanotriton.model import ModelConfig, Transformer
-from nanotriton.sampler import Request, Sampler, main
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
+from nanotriton.sampler import Request, Sampler
 from nanotriton.scheduler import Scheduler
 from nanotriton.weights import save_model
 

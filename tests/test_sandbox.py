@@ -1,6 +1,7 @@
 """The sandbox denies what it says it denies, to code that runs inside it."""
 
 import faulthandler
+import fcntl
 import getpass
 import json
 import os
@@ -18,6 +19,7 @@ from nanotriton.executor.gpu.compiler import compile_kernel
 from nanotriton.executor.judge.job import Job
 from nanotriton.executor.judge.process import confinement
 from nanotriton.executor.sandbox import calls, files, linux, sandbox
+from nanotriton.executor.sandbox.zygote import renumber
 from nanotriton.plan.plan import Kernel
 from nanotriton.plan.signature import signature
 from nanotriton.tasks.task import Task
@@ -146,12 +148,59 @@ def test_no_signal_to_anyone_else(tmp_path):
     }.values(),
 )
 def test_system_calls_are_refused(tmp_path, number, args):
-    def attempt():
-        import ctypes
+    assert confined(tmp_path, lambda: refused(number, *args)) == [-1, 1]
 
-        return [linux.libc.syscall(number, *args), ctypes.get_errno()]
 
-    assert confined(tmp_path, attempt) == [-1, 1]
+def test_what_other_programs_share_stays(tmp_path):
+    """System V's memory, semaphores and queues have numbers that can be guessed, and POSIX queues have names."""
+    import ctypes
+
+    libc = linux.libc
+    memory, semaphores = libc.shmget(0, 4096, 0o1600), libc.semget(0, 1, 0o1600)
+    queue = libc.msgget(0, 0o1600)
+    try:
+        for name, args in {
+            "shmctl": (memory, 0, 0),  # IPC_RMID
+            "semctl": (semaphores, 0, 16, 7),  # SETVAL
+            "semop": (semaphores, (ctypes.c_short * 3)(0, 1, 0), 1),
+            "msgsnd": (queue, (ctypes.c_char * 16)(1), 8, 0),
+            "msgctl": (queue, 0, 0),
+            "mq_unlink": (b"of-others",),
+        }.items():
+            assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1], name
+        assert libc.semctl(semaphores, 0, 12) == 0  # GETVAL
+    finally:
+        left = libc.shmctl(memory, 0, 0), libc.semctl(semaphores, 0, 0), libc.msgctl(queue, 0, 0)
+    assert left == (0, 0, 0)
+
+
+def refused(number, *args):
+    import ctypes
+
+    return [linux.libc.syscall(number, *args), ctypes.get_errno()]
+
+
+def test_what_a_user_or_a_machine_has_so_many_of_is_not_used_up(tmp_path):
+    """Limits of the kernel's that all processes share: one candidate must not leave the others without."""
+    import ctypes
+
+    def timers():
+        found, made = 0, ctypes.c_int()
+        while found < 1000 and not linux.libc.syscall(222, 1, None, ctypes.byref(made)):
+            found += 1
+        return found
+
+    for name, args in {
+        "io_setup": (1, ctypes.byref(ctypes.c_ulong())),
+        "inotify_init": (),
+        "inotify_init1": (0,),
+        "fanotify_init": (0x200, 0),
+        "landlock_create_ruleset": ((ctypes.c_uint64 * 3)(1, 3, 0), 24, 0),
+        "socketpair": (socket.AF_UNIX, socket.SOCK_STREAM, 0, (ctypes.c_int * 2)()),
+    }.items():
+        assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1], name
+    assert confined(tmp_path, lambda: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)) == "PermissionError"
+    assert confined(tmp_path, timers) <= sandbox.QUEUED_SIGNALS
 
 
 METADATA = {
@@ -200,8 +249,6 @@ def own_signal(command, value):
     """Make another process the owner of a pipe, which is then sent a signal when something can be read."""
 
     def attempt():
-        import fcntl
-
         read, _ = os.pipe()
         return fcntl.fcntl(read, command, value)
 
@@ -210,7 +257,6 @@ def own_signal(command, value):
 
 def test_no_signal_by_owning_a_file(tmp_path):
     """F_SETOWN makes the kernel send it, and Landlock scopes it on the newest kernels only."""
-    import fcntl
     import struct
 
     parent = os.getpid()
@@ -252,14 +298,27 @@ def test_nobody_else_is_made_to_wait(tmp_path):
         "sched_setattr": (parent, 0, 0),
         "sync": (),
     }.items():
-
-        def attempt(number=calls.DENIED[name], args=args):
-            import ctypes
-
-            return [linux.libc.syscall(number, *args), ctypes.get_errno()]
-
-        assert confined(tmp_path, attempt) == [-1, 1]
+        assert confined(tmp_path, lambda n=calls.DENIED[name], a=args: refused(n, *a)) == [-1, 1]
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize("numbers", [(99, 100, 101), (101, 100, 99), (2, 0, 1), (1, 2, 100)])
+def test_a_child_gets_the_files_that_it_was_sent_whatever_their_numbers(tmp_path, numbers):
+    """A zygote with a hundred children has files of any number."""
+    files = [os.open(tmp_path / str(i), os.O_CREAT | os.O_RDWR) for i in range(len(numbers))]
+    for i, file in enumerate(files):
+        os.write(file, b"%d" % i)
+    child = os.fork()
+    if not child:
+        high = [fcntl.fcntl(file, fcntl.F_DUPFD, 200) for file in files]
+        for file, number in zip(high, numbers, strict=True):
+            os.dup2(file, number)
+        renumber(list(numbers))
+        found = [os.pread(i, 8, 0) for i in range(len(numbers))]
+        os._exit(found != [b"%d" % i for i in range(len(numbers))])
+    assert os.waitpid(child, 0)[1] == 0
+    for file in files:
+        os.close(file)
 
 
 def test_threads_still_work(tmp_path):
@@ -285,6 +344,13 @@ def test_limits_hold_and_cannot_be_raised(tmp_path):
             file.write(bytes(2 << 20))
 
     assert confined(tmp_path, write_much, small, write=True) == "OSError"
+
+    def compute_long():
+        while True:
+            pass
+
+    # a signal that is not the one of a lack of memory, which would be ours
+    assert confined(tmp_path, compute_long, sandbox.Limits(seconds=-1.0)) == "signal 24"
 
     def open_many():
         return [os.open("/dev/null", os.O_RDONLY) for _ in range(1000)]

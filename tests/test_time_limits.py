@@ -1,6 +1,7 @@
 """A limit counts what a process takes, not what it waits for a core: under load the same kernel is in time."""
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import replace
@@ -25,6 +26,41 @@ def test_a_process_that_waits_for_a_core_is_told_by_the_kernel():
     assert before <= time.monotonic() and clock.own_time() >= before
 
 
+def test_a_clock_without_files_does_not_jump(monkeypatch):
+    """Its own file stays open. Of another process 0 s would be a lie: what runs there would be late by far."""
+    before = clock.own_time()
+
+    def none_left(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(clock.os, "open", none_left)
+    assert before <= clock.own_time() <= before + 60
+    with pytest.raises(OSError, match="Too many"):
+        clock.waited(os.getpid())
+
+
+def test_a_fork_has_a_clock_of_its_own():
+    clock.waited()  # its file is open here
+    child = os.fork()
+    if not child:
+        waits = clock.waited(os.getpid())
+        os._exit(not clock.waited() >= waits)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_child_that_ended_in_time_is_not_late_because_its_zygote_is():
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    child = zygote.Child(1, pid, started=0.0, limits=Limits(seconds=1.0), folder="")
+    pidfd = os.pidfd_open(pid)
+    zygote.look_at({pidfd: child})
+    os.close(pidfd)
+    os.waitpid(pid, 0)
+    assert child.killed is None
+
+
 @pytest.mark.parametrize(("without_a_core", "late"), [(0.0, True), (4.5, True), (7.0, False)])
 def test_a_child_has_its_seconds_for_itself(monkeypatch, without_a_core, late):
     monkeypatch.setattr(zygote, "waited", lambda pid: without_a_core)
@@ -40,7 +76,7 @@ def stage_of(monkeypatch, left: float, own: float):
     monkeypatch.setattr(workers.signal, "setitimer", lambda which, seconds: alarms.append(seconds))
     monkeypatch.setattr(workers, "own_time", lambda: 50.0 + own)
     worker = object.__new__(workers.Worker)
-    worker.stages, worker.since = [["run", left]], 50.0
+    worker.stages, worker.since = [workers.Stage("run", left)], 50.0
     return worker, alarms
 
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from nanotriton.model import ModelError
+from nanotriton.model_config import ModelError
 from nanotriton.tokenizer import Tokenizer
 
 SPECIAL = [

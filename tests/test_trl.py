@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from nanotriton import config, distributed
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock
 from nanotriton.tasks.task import Task

@@ -10,7 +10,8 @@ import train_grpo
 from nanotriton import config, distributed, grpo
 from nanotriton.advice import Advice
 from nanotriton.data import pack, score
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.report import Step, report
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock

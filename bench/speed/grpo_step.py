@@ -33,7 +33,7 @@ from bench.results import command, environment, write_json
 from bench.speed import training
 from bench.speed.training import GROUP, MODELS, Given, Tokens, given
 from nanotriton import config, distributed
-from nanotriton.model import ModelConfig
+from nanotriton.model_config import ModelConfig
 from nanotriton.reward.reward import reward
 from nanotriton.run import make_executor, program
 from nanotriton.tasks.task import Task

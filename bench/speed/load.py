@@ -22,7 +22,8 @@ import torch
 from bench.results import command, environment, write_json
 from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.weights import load_model, save_model
 
 SHAPE = ModelConfig(**QWEN3, **SHAPES["8b"])

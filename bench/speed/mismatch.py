@@ -20,7 +20,7 @@ from nanotriton import config
 from nanotriton.attention import packed
 from nanotriton.grpo import mismatch
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import ModelError
+from nanotriton.model_config import ModelError
 from nanotriton.sampler import Request, Sampler
 from nanotriton.tasks.prompt import build_prompt
 from nanotriton.tasks.synthetic import generate

@@ -28,7 +28,8 @@ import torch
 from bench.results import command, environment, write_json
 from bench.speed.decode import copy_bandwidth
 from nanotriton import config
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.sampler import Request, Sampler
 
 QWEN3 = dict(

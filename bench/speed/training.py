@@ -39,7 +39,8 @@ from bench.speed.sampling import QWEN3, SHAPES
 from nanotriton import config, distributed, grpo
 from nanotriton.checkpoint import local
 from nanotriton.executor.executor import Executor
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.reward.reward import RewardFunction, reward
 from nanotriton.run import make_executor, make_sampler, program, sync_weights
 from nanotriton.sampler import Request, Sample, Sampler

@@ -183,8 +183,9 @@ def reason_of(status: str, message: str) -> str:
 
 
 def candidate_of(completion: str, status: str) -> str | None:
-    """The source that was judged. Where only one block can be it, nothing is parsed, which would take most of
-    the time.
+    """The source that was judged.
+
+    Where only one block can be it, nothing is parsed, which would take most of the time.
     """
     if status == "no_code":
         return None

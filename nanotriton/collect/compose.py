@@ -76,8 +76,9 @@ def model_class(task: Task) -> ast.ClassDef:
 
 
 def graph_of(task: Task) -> Graph:
-    """The operator graph of a task's Model, on its own inputs' shapes. Nothing is allocated: all is on the
-    meta device.
+    """The operator graph of a task's Model, on its own inputs' shapes.
+
+    Nothing is allocated: all is on the meta device.
     """
     names: dict = {"__name__": "task"}
     try:
@@ -97,13 +98,8 @@ class Assembly:
         self.task, self.graph, self.stages = task, graph, stages
         self.host: dict[Node, str] = {}  # what each tensor in memory is called in forward
         self.lines: list[str] = []
-        self.taken = {n.name for n in graph.nodes if n.op == "input"} | {
-            "self",
-            "torch",
-            "triton",
-            "tl",
-            "nn",
-        }
+        self.taken = {"self", "torch", "triton", "tl", "nn"}
+        self.taken |= {n.name for n in graph.nodes if n.op == "input"}
         self.kernels: list[Kernel] = []
         self.bound: dict[str, str] = {}  # what forward has a name for: text -> name
         self.shapes: dict[str, list[str]] = {}  # the dimensions of forward's own tensors, by their names
@@ -119,16 +115,14 @@ class Assembly:
             self.stage(stage)
         self.views()
         results = [self.host[n] for n in self.graph.outputs]
-        self.lines.append(
-            f"return {', '.join(results)}" + ("," if self.graph.returns_tuple and len(results) == 1 else "")
-        )
+        comma = "," if self.graph.returns_tuple and len(results) == 1 else ""
+        self.lines.append(f"return {', '.join(results)}{comma}")
         kernels = [k.source() for k in self.kernels]
-        head = HEAD + (
-            "from triton.language.extra import libdevice\n" if "libdevice." in "".join(kernels) else ""
-        )
-        functions = dict.fromkeys(
-            f.rstrip() for k in kernels for f in k.split("\n\n\n")
-        )  # two kernels may need the same helper
+        head = HEAD
+        if any("libdevice." in kernel for kernel in kernels):
+            head += "from triton.language.extra import libdevice\n"
+        # two kernels may need the same helper
+        functions = dict.fromkeys(f.rstrip() for k in kernels for f in k.split("\n\n\n"))
         source = "\n\n\n".join([head.rstrip(), *functions, self.model()])
         return Composed(source, self.stages, self.graph, self.kernels)
 
@@ -268,8 +262,9 @@ class Assembly:
         return texts
 
     def short(self, text: str) -> str:
-        """A text of the host in which dimensions that have names are called by them. `@name@` stands for a
-        node of the graph.
+        """A text of the host in which dimensions that have names are called by them.
+
+        `@name@` stands for a node of the graph.
         """
         for name in re.findall(r"@(\w+)@", text):
             node = next(n for n in self.graph.nodes if n.name == name)
@@ -295,14 +290,10 @@ class Assembly:
     def allocation(self, name: str, node: Node, stage: Stage, texts: list[str]) -> str:
         """The expression that makes the tensor `name`, whose dimensions are known from then on."""
         shape = node.shape
-        operands = [
-            a for n in stage.nodes if n is not stage.anchor or n.op == "scan" for a in n.args
-        ]  # what an anchor reads is like its result by chance only
-        alike = [
-            a
-            for a in operands
-            if a in self.host and a.shape == shape and a.dtype == node.dtype and self.simple(a)
-        ]
+        # what an anchor reads is like its result by chance only
+        readers = [n for n in stage.nodes if n is not stage.anchor or n.op == "scan"]
+        operands = [a for n in readers for a in n.args if a in self.host and self.simple(a)]
+        alike = [a for a in operands if a.shape == shape and a.dtype == node.dtype]
         if alike and stage.kind != "total":
             like = self.host[alike[0]]
             self.shapes[name] = [self.short(f"{like}.shape[{i}]") for i in range(node.rank)]

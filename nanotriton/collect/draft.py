@@ -113,50 +113,64 @@ class Draft:
         """The task's text."""
         style = self.style
         plain = numbered(self.lines, style.steps) if style.steps else self.lines
-        words = set(re.findall(r"\w+", " ".join([*self.inputs, *self.inputs.values(), *self.init, *plain])))
-        names = without_clashes(style.names, words | set(self.sizes))
-        attributes = set(re.findall(r"self\.(\w+)", " ".join([*self.init, *self.lines])))
-        layers = without_clashes(style.layers, attributes)
-        rename = lambda text: with_layers(renamed(text, names), layers)
-        values = {names.get(n, n): pair[large] for n, pair in self.sizes.items()}
-        values = {n: Formula(renamed(v, names)) if isinstance(v, Formula) else v for n, v in values.items()}
-        defaults = {names.get(n, n): v for n, v in self.defaults.items()}
+        names, layers = self.other_names(plain)
+
+        def rename(text: str) -> str:
+            return with_layers(renamed(text, names), layers)
+
         init, lines = [rename(line) for line in self.init], [rename(line) for line in plain]
         arguments = [names.get(n, n) for n in self.inputs]
-        draws = {names.get(n, n): self.draw(renamed(d, names)) for n, d in self.inputs.items()}
-        used = [n for n in values if any(re.search(rf"(?<![\w.]){n}\b(?!=)", line) for line in init)]
+        draws = {names.get(n, n): self.draw(renamed(text, names)) for n, text in self.inputs.items()}
+        values = self.values(names, large)
+        defaults = {names.get(n, n): v for n, v in self.defaults.items()}
+
+        used = [n for n in values if any(uses(line, n) for line in init)]
         required = [n for n in used if n not in defaults]
         optional = [n for n in used if n in defaults]
-        given = list(optional)
+        given = list(optional)  # by get_init_inputs: all up to the last that differs from its default
         while given and values[given[-1]] == defaults[given[-1]]:
             given.pop()
-        unsaid = [
-            n
-            for n in optional
-            if n not in given and not any(re.search(rf"\b{n}\b", d) for d in draws.values())
-        ]
-        sizes = "\n".join(f"{n} = {v}" for n, v in values.items() if n not in unsaid)
-        signature = [self.parameter(n, values[n]) for n in required]
-        signature += [
-            f"{self.parameter(n, defaults[n])}{' = ' if style.annotated else '='}{defaults[n]}"
-            for n in optional
-        ]
+        drawn = set(re.findall(r"\w+", " ".join(draws.values())))
+        unsaid = set(optional) - set(given) - drawn  # nothing but the default has them
         text = SOURCE.format(
             imports=self.imports([*init, *lines]),
             said=docstring(style, self.ops, "    "),
-            init=self.constructor(init, signature),
+            init=self.constructor(init, self.signature(required, optional, values, defaults)),
             arguments=", ".join(f"{a}: torch.Tensor" if style.annotated else a for a in arguments),
-            returns=" -> torch.Tensor"
-            if style.annotated and not re.search(r", \w", top_level(lines[-1]))
-            else "",
+            returns=" -> torch.Tensor" if style.annotated and not is_tuple(lines[-1]) else "",
             forward_said=forward_docstring(style, arguments, "        "),
             lines="\n        ".join(self.last(lines)),
             heading=f"{style.heading}\n" if style.heading else "",
-            sizes=sizes,
+            sizes="\n".join(f"{n} = {v}" for n, v in values.items() if n not in unsaid),
             inputs="\n    ".join(self.made(draws)),
             init_inputs=", ".join([*required, *given]),
         )
         return text.replace("F.", "torch.nn.functional.") if style.spelled_out else text
+
+    def other_names(self, lines: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """What the style calls names and layers otherwise, where that clashes with no other name. lines: of
+        forward.
+        """
+        text = " ".join([*self.inputs, *self.inputs.values(), *self.init, *lines])
+        words = set(re.findall(r"\w+", text))
+        attributes = set(re.findall(r"self\.(\w+)", " ".join([*self.init, *self.lines])))
+        names = without_clashes(self.style.names, words | set(self.sizes))
+        return names, without_clashes(self.style.layers, attributes)
+
+    def values(self, names: dict[str, str], large: bool) -> dict[str, object]:
+        """The sizes of one set, under their other names."""
+        found = {}
+        for name, pair in self.sizes.items():
+            value = pair[large]
+            formula = isinstance(value, Formula)
+            found[names.get(name, name)] = Formula(renamed(value, names)) if formula else value
+        return found
+
+    def signature(self, required: list[str], optional: list[str], values: dict, defaults: dict) -> list[str]:
+        """The constructor's parameters."""
+        equals = " = " if self.style.annotated else "="
+        found = [self.parameter(n, values[n]) for n in required]
+        return found + [f"{self.parameter(n, defaults[n])}{equals}{defaults[n]}" for n in optional]
 
     def draw(self, text: str) -> str:
         if self.style.uniform and "/" not in text:
@@ -186,7 +200,7 @@ class Draft:
     def last(self, lines: list[str]) -> list[str]:
         """The lines of forward; the result sometimes gets a name first."""
         result = lines[-1].removeprefix("return ")
-        if not self.style.returned_last or re.search(r", \w", top_level(result)):
+        if not self.style.returned_last or is_tuple(result):
             return lines
         return [*lines[:-1], f"out = {result}", "return out"]
 
@@ -215,20 +229,29 @@ def top_level(text: str) -> str:
     return text
 
 
+def is_tuple(line: str) -> bool:
+    """Whether a line of forward gives several results."""
+    return bool(re.search(r", \w", top_level(line)))
+
+
+def uses(text: str, name: str) -> bool:
+    """Whether a text reads this name: not as an attribute, nor as the keyword of an argument."""
+    return bool(re.search(rf"(?<![\w.]){name}\b(?!=)", text))
+
+
 def sizes(rng: random.Random, draft: Draft) -> dict[str, tuple]:
-    """Sizes for every name that the texts use. Half of the large ones are round numbers, as people's are; the
-    small ones seldom are.
+    """Sizes for every name that the texts use.
+
+    Half of the large ones are round numbers, as people's are; the small ones seldom are.
     """
     text = " ".join([*draft.inputs.values(), *draft.init])
-    uses = lambda name: re.search(rf"(?<![\w.]){name}\b(?!=)", text)
     found: dict[str, tuple] = {}
     for name in SMALL:
-        if not uses(name):
+        if not uses(text, name):
             continue
-        small, large = (
-            rng.randint(*(TINY if "depth" in text and name in TINY else SMALL)[name]),
-            size(rng, *LARGE[name]),
-        )
+        volume = "depth" in text and name in TINY
+        small = rng.randint(*(TINY if volume else SMALL)[name])
+        large = size(rng, *LARGE[name])
         while any(small == other for other, _ in found.values()):
             small += 1  # shapes that are alike only by chance would mislead
         halved = draft.even and name in ("cols", "features", "height", "width")

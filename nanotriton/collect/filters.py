@@ -30,8 +30,10 @@ class Decontaminator:
 
     @classmethod
     def of(cls, folders: list[str]) -> "Decontaminator":
-        """Reads every .py file under the folders. Raises ValueError (one line) for a folder that
-        holds none."""
+        """Reads every .py file under the folders.
+
+        Raises ValueError (one line) for a folder that holds none.
+        """
         texts: dict[str, str] = {}
         for folder in folders:
             files = sorted(Path(folder).rglob("*.py")) if Path(folder).is_dir() else []
@@ -42,9 +44,9 @@ class Decontaminator:
             texts |= {str(f): read_anyhow(f) for f in files}
         problems = {name: fingerprint(text) for name, text in texts.items()}
         count = Counter(g for p in problems.values() for g in p.ngrams)
-        telling = {
-            name: frozenset(g for g in p.ngrams if count[g] <= BOILERPLATE) for name, p in problems.items()
-        }
+        telling = {}
+        for name, problem in problems.items():
+            telling[name] = frozenset(g for g in problem.ngrams if count[g] <= BOILERPLATE)
         return cls(problems, telling)
 
     def check(self, source: str, solution: str = "", found: Fingerprint | None = None) -> tuple[str, str]:

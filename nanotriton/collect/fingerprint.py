@@ -44,8 +44,9 @@ class Fingerprint:
 
 
 def fingerprint(source: str) -> Fingerprint:
-    """The fingerprint of a task's source. Never raises: a module that doesn't load has no shapes, and the
-    calls of its text.
+    """The fingerprint of a task's source.
+
+    Never raises: a module that doesn't load has no shapes, and the calls of its text.
     """
     operators, shapes = loaded(source)
     return Fingerprint(operators or calls(source), shapes, ngrams(source))

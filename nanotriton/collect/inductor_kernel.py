@@ -260,8 +260,9 @@ def operators_of(comment: str) -> list[str]:
 
 
 def mask_all(function: ast.FunctionDef, kind: str) -> None:
-    """Inductor leaves a mask out where its own block divides the size, and ours may not. A load of one
-    element takes no mask.
+    """Inductor leaves a mask out where its own block divides the size, and ours may not.
+
+    A load of one element takes no mask.
     """
     axis = {"flat": "x", "lane": "x", "row": "r0_"}.get(kind)
     known: dict[str, set[str]] = {"xindex": {"x"}, "r0_index": {"r0_"} if kind == "row" else set()}

@@ -173,8 +173,9 @@ def solve(made: Candidate, job: dict) -> None:
 
 
 def compile_(made: Candidate) -> None:
-    """Have Inductor write the solution. What weights fix is a number in its text, so it serves the small
-    sizes alone.
+    """Have Inductor write the solution.
+
+    What weights fix is a number in its text, so it serves the small sizes alone.
     """
     from nanotriton.collect.inductor import compiled
 

@@ -1,5 +1,6 @@
-"""Names in the text that is written. Shapes are said as a person says them: `rows, cols = x.shape` once, then
-`rows` and `cols`.
+"""Names in the text that is written.
+
+Shapes are said as a person says them: `rows, cols = x.shape` once, then `rows` and `cols`.
 """
 
 import re

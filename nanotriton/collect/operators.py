@@ -24,9 +24,8 @@ class Op:
     triton: str
     spellings: tuple[str, ...] = ()  # none: the grammar doesn't draw it alone
     constants: tuple[str, ...] = ()
-    domain: str = (
-        "real"  # of x: "real", "positive", "unit" (-1 to 1), "int", "bool" (a comparison: the result is bool)
-    )
+    # of x: "real", "positive", "unit" (-1 to 1), "int", "bool" (a comparison: the result is bool)
+    domain: str = "real"
 
     @property
     def arity(self) -> int:

@@ -124,8 +124,9 @@ class Pipeline:
         self.finish(time.monotonic() - start)
 
     def distil(self, judge: Verifier | None) -> None:
-        """Conversations with the teacher, several at a time. A teacher that can't be used ends the run; what
-        is done is in the journal.
+        """Conversations with the teacher, several at a time.
+
+        A teacher that can't be used ends the run; what is done is in the journal.
         """
         teacher = Client(self.cfg.endpoint, self.cfg.model, key_env=self.cfg.key_env, model_option="--model")
 
@@ -192,8 +193,9 @@ class Pipeline:
                 self.collect(judge, until_empty=True)
 
     def made(self, makers: ProcessPoolExecutor) -> Iterator[dict]:
-        """Candidates in the order of jobs. Those in the journal are remembered as far as the filters need to,
-        and not made again.
+        """Candidates in the order of jobs.
+
+        Those in the journal are remembered as far as the filters need to, and not made again.
         """
         waiting: deque = deque()
         for job in self.jobs():

@@ -42,8 +42,9 @@ def modules(paths: list[str], counts: Counter | None = None) -> Iterator[Task]:
 
 
 def kind_of(text: str) -> str:
-    """What one of --modules is: rows, clone, file, folder or package. Raises ValueError (one line) for what
-    is no source.
+    """What one of --modules is: rows, clone, file, folder or package.
+
+    Raises ValueError (one line) for what is no source.
     """
     path = Path(text)
     if is_rows(path):
@@ -65,8 +66,9 @@ def kind_of(text: str) -> str:
 
 
 def folder(path: Path, counts: Counter | None = None) -> Iterator[Task]:
-    """The task files of a folder, or files with one module and inputs for it, which are made tasks. Other
-    Python files are passed over, and counted. A folder without any task is a package's source.
+    """The task files of a folder, or files with one module and inputs for it, which are made tasks.
+
+    Other Python files are passed over, and counted. A folder without any task is a package's source.
     """
     passed, found = 0, False
     for file in sorted(path.rglob("*.py")):

@@ -31,9 +31,8 @@ class Step:
     init: str = ""  # the line that makes what the text calls `self.layer`
     result: tuple[str, ...] | None = None
     constants: tuple[str, ...] = ()
-    needs: str = (
-        ""  # "even": {last} must be even; "positive", "unit": the values' range; "last": nothing may follow
-    )
+    # "even": {last} must be even; "positive", "unit": the values' range; "last": nothing may follow
+    needs: str = ""
     inputs: tuple[tuple[str, str], ...] = ()  # further inputs of forward: (name, what draws it)
 
 

@@ -226,8 +226,9 @@ class Client:
 
 
 def read_key(variable: str) -> str:
-    """The key in an environment variable, without the line break that files end with. ConfigError if no
-    request could carry it.
+    """The key in an environment variable, without the line break that files end with.
+
+    ConfigError if no request could carry it.
     """
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
@@ -258,8 +259,9 @@ class Elsewhere(Exception):
 
 
 class SameOrigin(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect within an origin, with the request as it was. Another origin gets nothing, as the
-    request carries the key.
+    """Follows a redirect within an origin, with the request as it was.
+
+    Another origin gets nothing, as the request carries the key.
     """
 
     def redirect_request(self, request, file, code, message, headers, url):

@@ -3,16 +3,20 @@
 Entered by `processes.start_base`, in a fresh interpreter. It holds no secret and never sees a candidate.
 """
 
+import contextlib
 import gc
 import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
 from nanotriton.executor.sandbox import forks, sandbox
 from nanotriton.executor.sandbox.protocol import receive, remove_folder, send
+
+ENDING = 60.0  # seconds that an executor's process may take to be gone once it ends
 
 
 def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict) -> None:
@@ -21,49 +25,76 @@ def base_main(control_fd: int, parent: int, flavour: str, root: str, card: dict)
     It knows one command: a message with two file descriptors, a worker's socket and beacon, forks that
     worker. card: the GPU that candidates are judged for, the fields of a Card.
     """
+    signal.signal(signal.SIGTERM, _end)
+    if os.getppid() != parent:  # it ended while this process began
+        remove_folder(root)
     sandbox.die_with_parent(parent, signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    workers: set[int] = set()
+    try:
+        try:
+            serve(socket.socket(fileno=control_fd), flavour, card, workers)
+        finally:  # the executor's end is seen twice, as its socket and as a signal: no end of the other
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended just now
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        if outlives(parent):  # nobody else is left to do it
+            remove_folder(root)
+            os.killpg(0, signal.SIGKILL)  # and the processes that a child has left which may fork
+
+
+def _end(*_) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
+def serve(control: socket.socket, flavour: str, card: dict, workers: set[int]) -> None:
+    """Prepare, and then fork workers until the executor hangs up. workers: those that live are noted here."""
     from nanotriton.executor.common.card import Card
     from nanotriton.executor.judge import worker
 
-    control = socket.socket(fileno=control_fd)
-    workers: set[int] = set()
-    try:
-        worker.prepare(flavour, Card(**card))
-        gc.collect()
-        forks.stop_counting_references()
-        gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
-        forks.make_forks_cheap()
-        send(control, {"ready": True})
-        while True:
-            request, fds = receive(control)
-            if request is None:
-                break
-            pid = _fork_worker(control, worker.main, request, fds)
-            for fd in fds:
-                os.close(fd)
-            workers = {p for p in workers if os.waitpid(p, os.WNOHANG) == (0, 0)} | {pid}
-            send(control, {"pid": pid})
-    finally:
-        # a parent that dies closes its socket first: the signal of its death may come at any moment from here
-        signal.signal(signal.SIGTERM, lambda *_: end_orphaned(root))
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        if os.getppid() != parent:
-            end_orphaned(root)
+    worker.prepare(flavour, Card(**card))
+    gc.collect()
+    forks.stop_counting_references()
+    gc.freeze()  # keep the collector from touching (and so copying) the pages that all children share
+    forks.make_forks_cheap()
+    send(control, {"ready": True})
+    while True:
+        request, fds = receive(control)
+        if request is None:
+            return
+        pid = _fork_worker(control, worker.main, request, fds)
+        for fd in fds:
+            os.close(fd)
+        workers.difference_update([p for p in workers if os.waitpid(p, os.WNOHANG) != (0, 0)])
+        if pid is not None:
+            workers.add(pid)
+        send(control, {"pid": pid})
 
 
-def end_orphaned(root: str) -> None:
-    """End where nobody else is left to remove the executor's folder."""
-    remove_folder(root)
-    os.killpg(0, signal.SIGKILL)  # this process, and those that a child has left which may fork
+def outlives(parent: int) -> bool:
+    """Whether the parent ends. That takes it a moment: this process is told by its closed files before."""
+    due = time.monotonic() + ENDING
+    while os.getppid() == parent:
+        if time.monotonic() > due:
+            return False
+        time.sleep(0.01)
+    return True
 
 
-def _fork_worker(control: socket.socket, main: Callable, request: dict, fds: list[int]) -> int:
-    """Fork a worker that runs `main`, and return its process id."""
+def _fork_worker(control: socket.socket, main: Callable, request: dict, fds: list[int]) -> int | None:
+    """Fork a worker that runs `main`, and return its process id.
+
+    None if the machine has no process left: the executor sees that the worker's socket is closed.
+    """
     base = os.getpid()
-    pid = os.fork()
+    try:
+        pid = forks.fork()
+    except OSError as error:
+        print(f"executor: a worker does not start: {error}", file=sys.stderr, flush=True)
+        return None
     if pid:
         return pid
     try:

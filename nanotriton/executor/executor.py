@@ -27,9 +27,10 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from nanotriton.config import ConfigError
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import DEFAULT
 from nanotriton.executor.common.limits import REPLAYERS
@@ -61,7 +62,8 @@ GRACE = 1.5
 LOOK = 0.25  # seconds between two looks for overdue workers
 IDLE_LOOK = 2.0  # the same while nothing is in flight
 RESTARTS = 8  # of a candidate caught in others' accidents, before that is a failure of ours
-FAILED_STARTS = 3  # of a base in a row, before all candidates are given up
+FAILED_STARTS = 3  # of a base in a row, before its candidates are given up
+SHORT = 60.0  # seconds for which a machine may have no process, file or memory left, before that too
 CONTEXT = 2 << 30  # bytes of a GPU's memory for each process with a context of its own
 REMEMBERED = 1 << 16  # verdicts kept, so that identical candidates are judged once
 
@@ -82,7 +84,8 @@ class Executor:
     memory_gib: for each process, beside what it needs to begin with. None: a share of what this machine has,
         and 4 at least. depth: candidates that a worker records while it judges.
     seed: of the secret draws. None draws one.
-    Raises ValueError (one line) for impossible arguments, and for a GPU that candidates can't run on.
+    Raises ValueError (one line) for impossible arguments, for a GPU that candidates can't run on, and where
+    there is no thread or folder to be had.
     """
 
     def __init__(
@@ -121,7 +124,10 @@ class Executor:
         self.secret = secrets.token_hex(16) if seed is None else _sha256(f"seed {seed}")
         if missing := sandbox.support():
             log.warning(missing)
-        self.root, self._lock_fd = make_root()
+        try:
+            self.root, self._lock_fd = make_root()
+        except OSError as error:
+            raise ConfigError(f"the executor's temporary folder can't be made: {error}") from None
         # other threads touch these alone
         self._lock = threading.Lock()
         self._submitted: deque[Entry] = deque()
@@ -132,11 +138,16 @@ class Executor:
         self._bases: dict[str, Base] = {}  # by flavour
         self._processes: list[Process] = []
         self._failed_starts = 0
+        self._short_since: float | None = None  # when the machine first had nothing left (monotonic)
         self._next_id = 0
         self._groups: list[int] = []  # process groups, for the last resort
         self._finalizer = weakref.finalize(self, end_processes, self._groups, self.root, os.getpid())
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._finalizer()
+            raise ConfigError(f"the executor does not start: {error}") from None
 
     def __enter__(self) -> "Executor":
         return self
@@ -238,11 +249,10 @@ class Executor:
 
     def _run(self) -> None:
         try:
-            self._start(self._flavour(self._first_phase()))
+            self._if_possible(self._begin)
             while not self._closing:
                 self._wait()
-                self._kill_overdue()
-                self._dispatch()
+                self._if_possible(self._work)
         except BaseException:
             log.exception("executor: the scheduler failed")
             raise
@@ -253,6 +263,30 @@ class Executor:
             self._finish_all("the executor was closed before this candidate was judged")
             for fd in (self._wake_read, self._wake_write, self._lock_fd):
                 os.close(fd)
+
+    def _if_possible(self, act: Callable[[], None]) -> None:
+        """Act. Where the machine has no process, file or memory left for that, the next turn tries it again.
+
+        Candidates are given up where that goes on for SHORT seconds.
+        """
+        try:
+            act()
+            self._short_since = None
+        except OSError as error:
+            now = time.monotonic()
+            if self._short_since is None:
+                self._short_since = now
+                log.warning("executor: %s; it tries again for %g s", error, SHORT)
+            elif now - self._short_since > SHORT:
+                self._short_since = None
+                self._finish_all(f"this machine has no process, file or memory left: {error}")
+
+    def _begin(self) -> None:
+        self._start(self._flavour(self._first_phase()))
+
+    def _work(self) -> None:
+        self._kill_overdue()
+        self._dispatch()
 
     def _wait(self) -> None:
         """Sleep until something happens, then handle it."""
@@ -297,8 +331,10 @@ class Executor:
         if message is None:
             self._worker_died(process)
             return
-        entry = process.entries.pop(message["job"])
         process.alone, process.finished = False, process.finished + 1
+        entry = process.entries.pop(message["job"], None)
+        if entry is None:  # it was given up meanwhile
+            return
         for name, seconds in message["cost"].items():
             entry.cost[name] = round(entry.cost.get(name, 0.0) + seconds, 6)
         if not entry.is_probe:
@@ -327,7 +363,8 @@ class Executor:
             self._worker_died(process)
         if self._failed_starts >= FAILED_STARTS:
             self._failed_starts = 0
-            self._finish_all(f"the {base.flavour} process does not start; its own message is on stderr")
+            message = f"the {base.flavour} process does not start; its own message is on stderr"
+            self._finish_all(message, base.flavour)
 
     def _kill_overdue(self) -> None:
         """Kill the workers whose alarm did not help: they are inside of one long native call."""
@@ -418,16 +455,13 @@ class Executor:
 
     def _more_workers(self, flavour: str, count: int) -> list[Process]:
         started: list[Process] = []
-        for _ in range(count):
-            self._next_id += 1
-            try:
-                base = self._bases[flavour]
-                started.append(
-                    ask_for_worker(base, self.root, self._next_id, self.memory, self.visible, self.card)
-                )
-            except OSError:  # the base just died: its socket will say so
-                break
-        self._processes += started
+        base = self._bases[flavour]
+        with contextlib.suppress(ConnectionError):  # the base just died: its socket will say so
+            for _ in range(count):
+                self._next_id += 1
+                process = ask_for_worker(base, self.root, self._next_id, self.memory, self.visible, self.card)
+                started.append(process)
+                self._processes.append(process)
         return started
 
     def _give_one(self, queue: deque[Entry], workers: list[Process], depth: int) -> bool:
@@ -441,14 +475,14 @@ class Executor:
     def _give(self, process: Process, entry: Entry) -> bool:
         self._next_id += 1
         job = {"id": self._next_id, **entry.job, "facts": entry.facts, "secret": self.secret}
-        fd = memory_file("job", job)
         try:
-            send(process.sock, {"job": job["id"]}, (fd,))
-        except OSError:  # it just died: its socket will say so
+            with open(memory_file("job", job)) as file:
+                send(process.sock, {"job": job["id"]}, (file.fileno(),))
+        except OSError as error:
             self._queue(entry).appendleft(entry)
-            return False
-        finally:
-            os.close(fd)
+            if isinstance(error, ConnectionError):  # it just died: its socket will say so
+                return False
+            raise
         entry.given = time.monotonic()
         process.entries[job["id"]] = entry
         if entry.key[0] in process.tasks:
@@ -471,15 +505,18 @@ class Executor:
             while len(self._known) > REMEMBERED and next(iter(self._known.values())).done():
                 self._known.popitem(last=False)
 
-    def _finish_all(self, message: str) -> None:
-        """Give up every candidate."""
+    def _finish_all(self, message: str, flavour: str | None = None) -> None:
+        """Give up every candidate, or those that processes of one flavour were to judge."""
+        self._queue_submitted()
         waiting: list[Entry] = []
-        for queue in (*self._queues.values(), self._submitted):
-            waiting += queue
-            queue.clear()
+        for name, queue in self._queues.items():
+            if flavour in (None, name):
+                waiting += queue
+                queue.clear()
         for process in self._processes:
-            waiting += process.entries.values()
-            process.entries.clear()
+            if flavour in (None, process.flavour):
+                waiting += process.entries.values()
+                process.entries.clear()
         for entry in waiting:
             self._finish(dataclasses.replace(entry, is_probe=False), "infra_error", message)
 

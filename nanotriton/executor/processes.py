@@ -221,13 +221,10 @@ def ask_for_worker(
 ) -> Process:
     """Let a base fork a worker. Its process id comes later, but work may be sent to it at once.
 
-    memory: bytes for each of its processes. Raises OSError if the base is dead.
+    memory: bytes for each of its processes. Raises ConnectionError if the base is dead, and another OSError
+    if there is no file or memory left.
     """
-    ours, theirs = pair()
-    fd = os.memfd_create("beacon")
-    os.ftruncate(fd, BEACON.size)
     folder = os.path.join(root, f"worker-{number}")
-    process = Process(ours, mmap.mmap(fd, BEACON.size), base.flavour, folder)
     on_gpu = base.flavour in ("cuda", "gpu")
     options = {
         "folder": folder,
@@ -239,14 +236,11 @@ def ask_for_worker(
         "memory": None if on_gpu else memory,  # a CUDA context maps far more address space than it uses
         "card": asdict(card),
     }
-    try:
-        send(base.sock, options, (theirs.fileno(), fd))
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        os.close(fd)
+    ours, theirs = pair()
+    with theirs, open(os.memfd_create("beacon"), "r+b") as file:
+        file.truncate(BEACON.size)
+        process = Process(ours, mmap.mmap(file.fileno(), BEACON.size), base.flavour, folder)
+        send(base.sock, options, (theirs.fileno(), file.fileno()))
     base.unnamed.append(process)
     return process
 
@@ -260,9 +254,12 @@ def make_root() -> tuple[str, int]:
     Folders whose owner is gone (by kill -9 of every process at once) are removed.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError), open(old / "lock") as file:  # its owner lives, or it is gone
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # its owner lives, or it is gone
+            if old.lstat().st_uid != os.getuid():  # what another user has put there may be anything
+                continue
+            with open(old / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
     root = tempfile.mkdtemp(prefix=PREFIX)
     fd = os.open(os.path.join(root, "lock.new"), os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)

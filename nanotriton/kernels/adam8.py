@@ -35,8 +35,9 @@ BLOCK = 256  # values that share a scale
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """Decoupled weight decay (arXiv 1711.05101) with the moments above. Parameters: any dtype, contiguous;
-    bf16 is the point.
+    """Decoupled weight decay (arXiv 1711.05101) with the moments above.
+
+    Parameters: any dtype, contiguous; bf16 is the point.
 
     One random number a value and step, a function of `seed`, the step and the value's place: the same on
     every run.

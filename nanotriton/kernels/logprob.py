@@ -11,11 +11,9 @@ and its entropy:
     dz_tv = g_t (1[v = target_t] - p_tv) - h_t p_tv (log p_tv + entropy_t)      g, h: gradients of logp and entropy
 
 and dz overwrites the logits in place, in hidden's dtype. The backward has all rows and a few columns at a
-time, so that each
-row of the weight's gradient [V, D] is written once, by one product; what is summed over the chunks, in fp32,
-is hidden's
-gradient [T, D], which is smaller. Liger's fused linear cross-entropy (arXiv 2410.10989) takes rows in both
-directions.
+time, so that each row of the weight's gradient [V, D] is written once, by one product. What is summed over
+the chunks, in fp32, is hidden's gradient [T, D], which is smaller. Liger's fused linear cross-entropy
+(arXiv 2410.10989) takes rows in both directions.
 """  # noqa: E501
 
 import math
@@ -129,8 +127,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _compute_weight(weight: Tensor, hidden: Tensor, valid: int) -> Tensor:
-    """The weight in hidden's dtype. On CUDA whole, since padded sizes suit the matrix units and the kernels
-    mask."""
+    """The weight in hidden's dtype.
+
+    On CUDA whole, since padded sizes suit the matrix units and the kernels mask.
+    """
     return (weight if weight.is_cuda else weight[:valid]).to(hidden.dtype)
 
 

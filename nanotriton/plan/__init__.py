@@ -1,5 +1,6 @@
-"""The plan: what a candidate's forward would do, written down as data. This wing is the contract between
-both sides.
+"""The plan: what a candidate's forward would do, written down as data.
+
+This wing is the contract between both sides.
 
 Who runs here. Both sides do: the untrusted child writes a plan, and the trusted worker reads it. The code
 parses, checks and describes; it launches nothing, opens no file and starts no process.

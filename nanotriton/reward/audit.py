@@ -53,8 +53,9 @@ class Sample:
 
 
 def read_samples(path: Path, split: str | None = None) -> list[Sample]:
-    """The distinct candidates that were paid for being right, in order of appearance. Raises ValueError (one
-    line).
+    """The distinct candidates that were paid for being right, in order of appearance.
+
+    Raises ValueError (one line).
 
     Partial credit is below 1 and goes to what the run itself calls wrong: there is nothing to be doubted.
     """
@@ -230,16 +231,17 @@ def main(argv: list[str]) -> int:
     out.write_text(page(samples, options.worst, options.run.resolve().name), encoding="utf-8")
     differ = [s for s in samples if s.differs]
     for s in differ:
-        print(
-            f"{s.task.name}, step {s.step}: reward {s.reward:g}, judged again {s.after.status}: {s.after.message}"  # noqa: E501
-        )
+        print(f"{rewarded(s)}, judged again {s.after.status}: {s.after.message}")
     failed = [s for s in samples if not s.after.judged]
     for s in failed:
-        print(
-            f"{s.task.name}, step {s.step}: reward {s.reward:g}, could not be judged again: {s.after.status}: {s.after.message}"  # noqa: E501
-        )
+        print(f"{rewarded(s)}, could not be judged again: {s.after.status}: {s.after.message}")
     print(f"{conclusion(samples, total)}; the page is {out}")
     return 1 if differ or failed else 0
+
+
+def rewarded(sample: Sample) -> str:
+    """Which sample it is, and what it was paid."""
+    return f"{sample.task.name}, step {sample.step}: reward {sample.reward:g}"
 
 
 def conclusion(samples: list[Sample], total: int) -> str:

@@ -1,5 +1,6 @@
-"""The rules: what counts as Triton. They are applied to a candidate's text before it runs, and to its plan
-afterwards.
+"""The rules: what counts as Triton.
+
+They are applied to a candidate's text before it runs, and to its plan afterwards.
 
 Who runs here. The trusted side does: a worker calls `check_source`, `check_plan` and `check_effective`, and
 the trainer calls `extract_candidate`. A candidate's Python is parsed here and never executed.

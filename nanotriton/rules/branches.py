@@ -12,7 +12,7 @@ from enum import IntEnum
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.faces import BRANCHES, MODES, Tells
-from nanotriton.rules.source import walk
+from nanotriton.rules.source import last_name, walk
 
 # torch's modes while a candidate is recorded, by the last name of what asks for them
 RECORDED = {
@@ -48,7 +48,7 @@ class Branches:
         named = {node.attr for node in source.nodes[ast.Attribute]}
         named |= {path.split(".")[-1] for path in source.imports.values()}
         stored = any(
-            isinstance(node.ctx, ast.Store) and getattr(node, "attr", getattr(node, "id", "")) in MODES
+            isinstance(node.ctx, ast.Store) and last_name(node) in MODES
             for node in source.nodes[ast.Attribute] + source.nodes[ast.Name]
         )
         self.modes_known = not named & CHANGING_MODES and not stored

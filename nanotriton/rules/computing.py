@@ -20,7 +20,7 @@ from nanotriton.rules.branches import Branches, Runs
 from nanotriton.rules.constants import Constants
 from nanotriton.rules.faces import Tells
 from nanotriton.rules.policy import Violation
-from nanotriton.rules.source import Source, walk
+from nanotriton.rules.source import Source, arguments, walk
 from nanotriton.rules.tensors import ASKING, OF_TENSORS, PLAIN_ANSWERS
 
 # What torch may do with a tensor behind a tell: look at it otherwise, move it, ask about it.
@@ -294,8 +294,7 @@ class Search:
     def _call(self, node: ast.Call) -> str | None:
         """What a call behind a tell computes."""
         path = self.source.path(node.func)
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        on_data = any(self.tensors.may_be(value) for value in given)
+        on_data = any(self.tensors.may_be(value) for value in arguments(node))
         if path is not None:
             return path if computes(path, self.free) or (on_data and path.startswith(OTHERS)) else None
         if isinstance(node.func, ast.Name):

@@ -18,7 +18,7 @@ import torch
 from nanotriton.plan.aten import words
 from nanotriton.rules.kept import Kept
 from nanotriton.rules.scopes import MODULE, Scopes, bindings
-from nanotriton.rules.source import Source, walk
+from nanotriton.rules.source import Source, last_name, walk
 from nanotriton.rules.tensors import Tensors
 
 # Modules whose answers may differ between the judge and a card, or from call to call.
@@ -71,15 +71,14 @@ PLAIN_QUESTIONS = words("""
     is_complex is_conj is_contiguous is_cpu is_cuda is_floating_point is_meta is_mps is_mtia is_neg is_nested
     is_nonzero is_quantized is_same_size is_signed is_sparse is_sparse_csr is_xpu
 """)
-# Answers of a GPU's, and of a tensor's insides, in the same way: all its other questions, and more.
-FIXED = (
-    words("""
+# Answers of a GPU's, and of a tensor's insides, by their last name too.
+FIXED = words("""
     get_device_properties get_device_name multi_processor_count total_memory L2_cache_size _version
     untyped_storage is_pinned data_ptr const_data_ptr is_shared storage grad retains_grad grad_dtype output_nr
     has_names volatile __module__
 """)
-    | {name for name in dir(torch.Tensor) if name.startswith(QUESTIONS[:3])} - PLAIN_QUESTIONS
-)
+# So are all other questions that a tensor answers.
+FIXED |= {name for name in dir(torch.Tensor) if name.startswith(QUESTIONS[:3])} - PLAIN_QUESTIONS
 BUILTINS = words("id hash repr next dir __file__ __name__ __debug__")
 READING = words("getattr hasattr")
 # Modes of torch's and of a module's, which whoever calls it chooses.
@@ -144,8 +143,10 @@ class Tells:
         return self.any and any(self._tells(node) for node in walk(*nodes))
 
     def chooses(self, callee: ast.AST) -> bool:
-        """Whether a tell decides which function an expression is. A function whose answer depends on one
-        is always the same."""
+        """Whether a tell decides which function an expression is.
+
+        A function whose answer depends on one is always the same.
+        """
         if isinstance(callee, ast.Attribute):
             return self.any and (callee.attr in self.attributes or self.depends(callee.value))
         if isinstance(callee, ast.Name):
@@ -169,10 +170,11 @@ class Tells:
         return False
 
     def _runs_raising(self, call: ast.Call) -> bool:
-        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-        return name in self.raising
+        """Whether a call may run a function that raises or not by a tell."""
+        return last_name(call.func) in self.raising
 
     def _tells(self, node: ast.AST) -> bool:
+        """Whether a node, without what stands in it, is a tell or depends on one."""
         if id(node) in self.alike:
             return False
         if self._is_tell(node):
@@ -206,6 +208,7 @@ class Tells:
         return name.value in self.attributes | self.functions | FIXED | MODES | FLEETING
 
     def _is_tell(self, node: ast.AST) -> bool:
+        """Whether a node is a tell by what it is called, whatever the candidate does with it."""
         if isinstance(node, ast.Attribute) and node.attr in FIXED | MODES | FLEETING - {"time", "random"}:
             return True
         if not isinstance(node, ast.Name | ast.Attribute):
@@ -278,19 +281,17 @@ class Tells:
         return own + sum(len(found) for found in self.names.values())
 
     def _answers_by_tells(self, function: ast.FunctionDef) -> bool:
+        """Whether a function's answer, or which of its ways out it takes, depends on a tell."""
         nodes = walk(*function.body)
         inner = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        others = {id(node) for node in walk(*(part for node in inner for part in node.body))}
+        others = {id(part) for function in inner for part in walk(*function.body)}
         for node in nodes:
             if id(node) in others:  # what a function inside of it answers
                 continue
             if isinstance(node, ast.Return) and node.value is not None and self.depends(node.value):
                 return True
-            if (
-                isinstance(node, BRANCHES)
-                and _holds(node, ast.Return | ast.Raise)
-                and self.depends(node.test)
-            ):
+            leaves = isinstance(node, BRANCHES) and _holds(node, ast.Return | ast.Raise)
+            if leaves and self.depends(node.test):
                 return True
         return False
 

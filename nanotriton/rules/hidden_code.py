@@ -154,8 +154,10 @@ def _is_dunder(name: str) -> bool:
 # ---- texts that others evaluate, and modules and classes that the text does not show
 
 # What no type has, and code may have.
-_RUNS = (ast.Call, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.ListComp, ast.SetComp, ast.DictComp)
-_RUNS = (*_RUNS, ast.GeneratorExp, ast.JoinedStr)
+_RUNS = (
+    *(ast.Call, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.JoinedStr),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
 
 
 def _evaluated_text(source: Source) -> Violation | None:

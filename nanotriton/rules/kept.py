@@ -9,7 +9,7 @@ import ast
 
 from nanotriton.plan.aten import words
 from nanotriton.rules.scopes import MODULE, Scopes, bindings, default_values, parameters
-from nanotriton.rules.source import Source, walk
+from nanotriton.rules.source import Source, arguments, last_name, walk
 from nanotriton.rules.tensors import REGISTERING, Tensors
 
 # methods that change what they are called on, and that no tensor has
@@ -80,7 +80,7 @@ class Kept:
             method = value.func
             if not isinstance(method, ast.Attribute) or ast.dump(method.value) != _loaded(target):
                 continue
-            given = [*value.args, *(keyword.value for keyword in value.keywords)]
+            given = arguments(value)
             to_device = method.attr == "to" and all(getattr(v, "attr", "") == "device" for v in given)
             if to_device or (method.attr in PLAIN_COPIES and not given):
                 found.add(id(target))
@@ -101,9 +101,10 @@ class Kept:
                 self._named(call.args[1])
 
     def _method(self, call: ast.Call, method: ast.Attribute) -> None:
+        """A call of a method that changes what it is called on, or which parts a module has."""
         if method.attr in STRUCTURING | {"__setattr__"}:
             self.attributes |= STRUCTURE
-            for value in [*call.args, *(keyword.value for keyword in call.keywords)][:2]:
+            for value in arguments(call)[:2]:
                 self._named(value)
         owner = method.value
         if isinstance(owner, ast.Name) and owner.id in CONTAINERS and call.args:
@@ -112,20 +113,17 @@ class Kept:
             self._add(owner)
 
     def _named(self, value: ast.AST) -> None:
+        """An attribute that is written to by a text: setattr(self, "calls", n)."""
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             self.attributes.add(value.value)
 
     def _iterators(self) -> None:
         """What is kept outside of a function and gives other values each time that it is gone through."""
-        generators = {
-            function.name
-            for function in self.source.nodes[ast.FunctionDef]
-            if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk(*function.body))
-        }
+        generators = {f.name for f in self.source.nodes[ast.FunctionDef] if _is_generator(f)}
         for target, value in bindings(self.source):
             called = getattr(value, "func", None)
             path = (self.source.path(called) if called else None) or ""
-            named = getattr(called, "id", getattr(called, "attr", ""))
+            named = last_name(called)
             iterates = isinstance(value, ast.GeneratorExp) or path.startswith("itertools.")
             if iterates or named in ITERATORS - self.source.units.keys() or named in generators:
                 if isinstance(target, ast.Attribute):
@@ -182,6 +180,10 @@ class Kept:
         return node.id not in self.scopes.bound[home] or (home, node.id) in self.aliases
 
 
+def _is_generator(function: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in walk(*function.body))
+
+
 def _owner(node: ast.AST) -> ast.AST:
     """What `owner[i][j]` is an item of."""
     while isinstance(node, ast.Subscript):
@@ -207,7 +209,7 @@ def _constructors(source: Source) -> list[ast.FunctionDef]:
     inside = {id(node) for function in found for node in walk(function)}
     mentioned: dict[str, list[int]] = {}
     for node in source.nodes[ast.Attribute] + source.nodes[ast.Name]:
-        mentioned.setdefault(getattr(node, "attr", getattr(node, "id", "")), []).append(id(node))
+        mentioned.setdefault(last_name(node), []).append(id(node))
     called = {id(call.func) for call in source.nodes[ast.Call]}
     for call in source.nodes[ast.Call]:  # self.apply(self._initialise)
         if getattr(call.func, "attr", "") == "apply":

@@ -7,7 +7,7 @@ nested function is part of its outer one.
 import ast
 from collections.abc import Iterator
 
-from nanotriton.rules.source import Source, walk
+from nanotriton.rules.source import Source, last_name, walk
 
 MODULE = 0  # in place of a function: outside of all
 CALLED = ("forward", "__call__")  # what runs when an object is called
@@ -47,6 +47,7 @@ class Scopes:
         return {number: set() for number in (MODULE, *self.functions)}
 
     def shared(self) -> list[ast.Global | ast.Nonlocal]:
+        """The statements that bind names of another scope."""
         return self.source.nodes[ast.Global] + self.source.nodes[ast.Nonlocal]
 
     def _find_bound(self) -> None:
@@ -68,7 +69,7 @@ class Scopes:
 
     def run_by(self, call: ast.Call) -> list[ast.FunctionDef]:
         """The candidate's own functions that a call may run, methods by their names alone."""
-        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        name = last_name(call.func)
         units = self.source.units
         found: list[ast.AST] = []
         for unit in units.get(name, []):
@@ -86,7 +87,7 @@ class Scopes:
     def given(self, function: ast.FunctionDef, call: ast.Call) -> list[tuple[str, ast.AST]]:
         """(parameter, argument) of a call of a function. What is spread may be any that is left."""
         a = function.args
-        names = [arg.arg for arg in (*a.posonlyargs, *a.args)]
+        names = _positional(function)
         if self._is_told_first(function, call):
             del names[:1]
         only = [arg.arg for arg in a.kwonlyargs]
@@ -109,7 +110,7 @@ class Scopes:
         """The name of a method's first parameter, which no call names: its object, its class, or autograd's
         context. A function of the module's has none, whatever its parameters are called."""
         owner = self._owner.get(id(function))
-        names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+        names = _positional(function)
         if owner is None or not names:
             return None
         if not _is_static(function):
@@ -164,6 +165,7 @@ def _methods(unit: ast.AST, names: tuple[str, ...]) -> list[ast.AST]:
 
 
 def _decorators(function: ast.FunctionDef) -> set[str]:
+    """The decorators that are plain names."""
     return {node.id for node in function.decorator_list if isinstance(node, ast.Name)}
 
 
@@ -204,9 +206,13 @@ def parameters(function: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:
     return [*a.posonlyargs, *a.args, *a.kwonlyargs, *(arg for arg in (a.vararg, a.kwarg) if arg)]
 
 
+def _positional(function: ast.FunctionDef | ast.Lambda) -> list[str]:
+    """The names of the parameters that have a place."""
+    return [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+
+
 def default_values(function: ast.FunctionDef | ast.Lambda) -> dict[str, ast.AST]:
     """The defaults of a function's parameters, by their names."""
     a = function.args
-    positional = [arg.arg for arg in (*a.posonlyargs, *a.args)]
-    found = dict(zip(reversed(positional), reversed(a.defaults), strict=False))
+    found = dict(zip(reversed(_positional(function)), reversed(a.defaults), strict=False))
     return found | {arg.arg: given for arg, given in zip(a.kwonlyargs, a.kw_defaults, strict=True) if given}

@@ -43,6 +43,22 @@ def _note_children(node: ast.AST) -> list[ast.AST]:
     return children
 
 
+def last_name(node: ast.AST | None) -> str:
+    """What an expression is called in the end: `x` of x, `y` of self.y; "" if it is no name.
+
+    >>> last_name(ast.parse("self.fc.weight", mode="eval").body)
+    'weight'
+    """
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def arguments(call: ast.Call) -> list[ast.AST]:
+    """All that a call is given, by place and by keyword."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
 def mentions(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name and attribute that stands in the nodes."""
     found = set()

@@ -78,12 +78,11 @@ def _arguments_uses(source: Source) -> set[int]:
     found = set()
     for function in source.nodes[ast.FunctionDef]:
         arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
-        if arguments & source.imports.keys():
-            found |= {
-                id(node)
-                for node in walk(*function.body)
-                if isinstance(node, ast.Name) and node.id in arguments
-            }
+        if not arguments & source.imports.keys():
+            continue
+        for node in walk(*function.body):
+            if isinstance(node, ast.Name) and node.id in arguments:
+                found.add(id(node))
     return found
 
 

@@ -11,7 +11,7 @@ import functools
 from nanotriton.plan.aten import words
 from nanotriton.rules.constants import GROWING, OF_A_SHAPE, PLAIN, SHAPE_METHODS
 from nanotriton.rules.scopes import Scopes, bindings, default_values, parameters
-from nanotriton.rules.source import Source, mentions, walk
+from nanotriton.rules.source import Source, arguments, last_name, mentions, walk
 
 # attributes of a tensor that are no tensors
 QUERIES = OF_A_SHAPE | words("""
@@ -35,6 +35,8 @@ OF_TENSORS = words("torch torch.nn.functional torch.Tensor torch.linalg torch.ff
 PARAMETERS = words("""
     torch.nn.Parameter torch.nn.Buffer torch.nn.parameter.Parameter torch.nn.parameter.Buffer
 """)
+# whose functions give a tensor if they are given one
+PASSING_ON = ("numpy.", "operator.", "functools.", "copy.", "torch.utils.checkpoint")
 PLAIN_BUILTINS = words("""
     int float bool str len isinstance issubclass hasattr callable type print range repr hash id format slice
     ord chr divmod round super
@@ -49,15 +51,16 @@ class Tensors:
         self.source, self.scopes = source, scopes
         self.names = scopes.empty()
         self.attributes: set[str] = set()
-        self.functions: dict[str, list[bool] | bool] = {}  # own ones: whether their answer is, or each part
+        # own function -> whether its answer may be a tensor, or of a tuple each part
+        self.functions: dict[str, list[bool] | bool] = {}
         self.called_alone = _called_alone(source)
-        self.known = None
         self.answers = {number: _answers(function) for number, function in scopes.functions.items()}
+        # Answers of may_be by id of a node: of `a + b + c` each part is asked for. None while they change.
+        self.known: dict[int, bool] | None = None
         self._first()
         while self._spread():
             pass
-        # Answers by id of a node, once nothing changes them any more: of `a + b + c` each part is asked for.
-        self.known: dict[int, bool] | None = {}
+        self.known = {}
 
     def may_be(self, node: ast.AST) -> bool:
         """Whether an expression may be a tensor, or a container of some."""
@@ -106,12 +109,10 @@ class Tensors:
 
     def _call(self, node: ast.Call) -> bool:
         path = self.source.path(node.func)
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        given = arguments(node)
         if path is not None:
-            return self._torch_gives(path) or (
-                path.startswith(("numpy.", "operator.", "functools.", "copy.", "torch.utils.checkpoint"))
-                and any(self.may_be(value) for value in given)
-            )
+            passes_on = path.startswith(PASSING_ON) and any(self.may_be(value) for value in given)
+            return passes_on or self._torch_gives(path)
         if isinstance(node.func, ast.Attribute) and self.may_be(node.func.value):
             return node.func.attr not in ASKING and not node.func.attr.startswith("is_")
         if isinstance(node.func, ast.Name) and node.func.id in PLAIN_BUILTINS:
@@ -125,6 +126,7 @@ class Tensors:
         return any(self.may_be(value) for value in given)
 
     def _torch_gives(self, path: str) -> bool:
+        """Whether a function of torch's gives a tensor."""
         head, _, last = path.rpartition(".")
         if path in PARAMETERS or head.startswith("torch.ops."):
             return True
@@ -133,8 +135,7 @@ class Tensors:
 
     def _own(self, callee: ast.AST) -> list[ast.FunctionDef]:
         """The candidate's own functions that a call may run, methods by their names alone."""
-        name = getattr(callee, "id", getattr(callee, "attr", None))
-        units = self.source.units.get(name, []) if name else []
+        units = self.source.units.get(last_name(callee), [])
         functions = [unit for unit in units if isinstance(unit, ast.FunctionDef)]
         return [function for function in functions if not self.source.is_kernel(function)]
 
@@ -166,7 +167,7 @@ class Tensors:
     def assigned(self) -> dict[object, list[ast.AST]]:
         """Name of an attribute, or (function, name) -> its values, where assignments tell all of them."""
         found: dict[object, list[ast.AST]] = {}
-        stores: dict[object, int] = {}
+        stores: dict[object, int] = {}  # how often each is bound, in whatever way
         for node in self.source.nodes[ast.Assign]:
             for target in node.targets:
                 if isinstance(target, ast.Attribute | ast.Name):
@@ -176,18 +177,20 @@ class Tensors:
                 stores[self._key(node)] = stores.get(self._key(node), 0) + 1
         for number, function in self.scopes.functions.items():
             for arg in (inner for inner in walk(function) if isinstance(inner, ast.arg)):
-                stores[number, arg.arg] = 0
+                stores[number, arg.arg] = 0  # an argument: no assignment tells all of its values
         for call in self.source.nodes[ast.Call]:
-            if getattr(call.func, "id", getattr(call.func, "attr", "")) in ("setattr", "__setattr__"):
+            if last_name(call.func) in ("setattr", "__setattr__"):
                 return {}
         return {key: values for key, values in found.items() if stores[key] == len(values)}
 
     def _key(self, node: ast.Attribute | ast.Name) -> object:
+        """An attribute's name, or (function, name)."""
         return node.attr if isinstance(node, ast.Attribute) else (self.scopes.home(node), node.id)
 
     # ---- how tensors spread
 
     def _first(self) -> None:
+        """The tensors that are known before any spreads: what functions are given, what is registered."""
         for function in self.source.nodes[ast.FunctionDef] + self.source.nodes[ast.Lambda]:
             home, body = self.scopes.home(function), _body(function)
             given = {arg.arg for arg in parameters(function)} - {self.scopes.receiver(function)}
@@ -232,10 +235,12 @@ class Tensors:
         return self._size() > before
 
     def _size(self) -> int:
+        """How much is known to be a tensor: it grows with every name, attribute and answer."""
         parts = sum(1 if answer is True else sum(answer or ()) for answer in self.functions.values())
         return len(self.attributes) + parts + sum(len(found) for found in self.names.values())
 
     def _bind(self, target: ast.AST, value: ast.AST) -> None:
+        """Give a value to a target: each of its names for itself, if the value falls into as many parts."""
         parts = self._parts(value)
         if isinstance(target, ast.Tuple | ast.List) and parts and len(parts) == len(target.elts):
             for inner, is_tensor in zip(target.elts, parts, strict=True):
@@ -257,6 +262,7 @@ class Tensors:
         return found[0] if len(found) == 1 and isinstance(found[0], list) else None
 
     def _add(self, target: ast.AST) -> None:
+        """A target is a tensor: of self.x[i] the attribute x, of a, b both."""
         for node in walk(target):
             if isinstance(node, ast.Attribute):
                 self.attributes.add(node.attr)
@@ -268,12 +274,14 @@ class Tensors:
                 self.names[self.scopes.home(node)].add(node.id)
 
     def _answer(self, function: ast.FunctionDef, answers: list[ast.AST]) -> None:
+        """Note whether a function answers with a tensor. answers: what it returns and yields."""
         if not answers:
             return
         before = self.functions.get(function.name)
         tuples = all(isinstance(answer, ast.Tuple) for answer in answers)
         if tuples and len({len(answer.elts) for answer in answers}) == 1 and before is not True:
-            found = [any(self.may_be(part) for part in parts) for parts in zip(*(a.elts for a in answers))]
+            columns = zip(*(answer.elts for answer in answers))  # the first parts, the second, ...
+            found = [any(self.may_be(part) for part in column) for column in columns]
             if before is None or len(before) == len(found):
                 old = before or [False] * len(found)
                 self.functions[function.name] = [a or b for a, b in zip(old, found, strict=True)]
@@ -283,11 +291,13 @@ class Tensors:
 
 
 def _answers(function: ast.FunctionDef) -> list[ast.AST]:
+    """What a function returns and yields."""
     nodes = walk(*function.body)
     return [n.value for n in nodes if isinstance(n, ast.Return | ast.Yield | ast.YieldFrom) and n.value]
 
 
 def _body(function: ast.FunctionDef | ast.Lambda) -> list[ast.AST]:
+    """The nodes of a function without its parameters."""
     nodes = function.body if isinstance(function, ast.FunctionDef) else [function.body]
     return walk(*nodes)
 
@@ -297,8 +307,7 @@ def _called_alone(source: Source) -> set[str]:
     callees = {id(call.func) for call in source.nodes[ast.Call]}
     called, other = set(), set()
     for node in source.nodes[ast.Name] + source.nodes[ast.Attribute]:
-        name = getattr(node, "attr", getattr(node, "id", ""))
-        (called if id(node) in callees else other).add(name)
+        (called if id(node) in callees else other).add(last_name(node))
     return called - other
 
 

@@ -8,7 +8,7 @@ item of a table and a loop over names are as good.
 import ast
 from collections.abc import Iterator
 
-from nanotriton.rules.source import Source
+from nanotriton.rules.source import Source, last_name
 
 MOST = 64  # texts of one expression; a larger set is none
 DEVICES = frozenset({"cuda", "cpu"})  # what a device's type may be
@@ -108,8 +108,7 @@ def _bound_otherwise(source: Source) -> Iterator[str]:
 
 def _names(node: ast.AST, word: str) -> bool:
     """Whether an expression is a name or an attribute that ends with a word."""
-    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-    return name.lower().endswith(word)
+    return last_name(node).lower().endswith(word)
 
 
 def _is_dtype_name(node: ast.Subscript | ast.Call) -> bool:

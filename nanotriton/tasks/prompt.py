@@ -104,8 +104,9 @@ def of_messages(messages: Sequence[dict]) -> Prompt:
 
 
 def check_message(message: object) -> tuple[str, str]:
-    """(role, text) of a message, whose content is a text or a list of parts that are texts. ValueError for
-    what is no message.
+    """(role, text) of a message, whose content is a text or a list of parts that are texts.
+
+    ValueError for what is no message.
     """
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content):
@@ -195,8 +196,9 @@ def build_prompt(task: Task, tokenizer: "Tokenizer", prompt: Prompt = DEFAULT) -
 
 
 def build_completion(task: Task) -> str:
-    """The text of the right answer to a task that has one. The end token is no part of it: callers add its
-    id.
+    """The text of the right answer to a task that has one.
+
+    The end token is no part of it: callers add its id.
     """
     if task.solution is None:
         raise ValueError(f"task {task.name} has no solution to learn from")

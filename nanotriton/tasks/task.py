@@ -1,5 +1,7 @@
-"""What is asked: one PyTorch module in KernelBench's format (`class Model`, `get_inputs()`,
-`get_init_inputs()`)."""
+"""What is asked: one PyTorch module in KernelBench's format.
+
+That is a file with `class Model`, `get_inputs()` and `get_init_inputs()`.
+"""
 
 import ast
 import hashlib

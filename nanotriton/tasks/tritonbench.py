@@ -24,8 +24,10 @@ ANSWER = ("result", "test_results")  # what the tests call their results
 
 @dataclass(frozen=True)
 class Problem:
-    """`output`: the gold implementation as predictions quote it (G). `instructions`: by style,
-    simp and comp."""
+    """`output`: the gold implementation as predictions quote it (G).
+
+    `instructions`: by style, simp and comp.
+    """
 
     name: str  # the file's, without .py
     code: str
@@ -43,7 +45,9 @@ class Problem:
 
 def load_problems(data: str, channel: str) -> list[Problem]:
     """All problems of a channel, in the benchmark's order. data: a clone of TritonBench, or its data folder.
-    ValueError (one line)."""
+
+    ValueError (one line).
+    """
     folder = find_folder(Path(data))
     items = read_json(folder / f"TritonBench_{channel}_v1.{'json' if channel == 'G' else 'jsonl'}")
     styles = {
@@ -57,9 +61,8 @@ def load_problems(data: str, channel: str) -> list[Problem]:
             file, description = item["file"], item.get("description", "") if channel == "T" else ""
             output = item["output"] if channel == "G" else ""
         except (KeyError, TypeError):
-            raise ValueError(
-                f"{folder}: item {number + 1} of channel {channel} has no file{' or output' if channel == 'G' else ''}"  # noqa: E501
-            ) from None
+            lacking = "file or output" if channel == "G" else "file"
+            raise ValueError(f"{folder}: item {number + 1} of channel {channel} has no {lacking}") from None
         if file in seen:
             raise ValueError(f"{folder}: two items of channel {channel} are called {file}")
         seen.add(file)

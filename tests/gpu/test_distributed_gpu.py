@@ -11,7 +11,8 @@ from nanotriton import distributed
 from nanotriton.attention import packed
 from nanotriton.checkpoint import Checkpointer, local
 from nanotriton.kernels.logprob import token_logprobs
-from nanotriton.model import ModelConfig, Transformer
+from nanotriton.model import Transformer
+from nanotriton.model_config import ModelConfig
 from nanotriton.world import World
 
 WORLD = World(device=torch.device("cuda", 0))

@@ -16,7 +16,8 @@ from test_model import CASES, copy_of, logits, make_hf, relative  # noqa: E402
 
 from nanotriton import attention  # noqa: E402
 from nanotriton.kernels import layers  # noqa: E402
-from nanotriton.model import ModelConfig, Transformer  # noqa: E402
+from nanotriton.model import Transformer  # noqa: E402
+from nanotriton.model_config import ModelConfig  # noqa: E402
 from nanotriton.weights import load_model, save_model  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
 from bench.speed.training import randomize
 from nanotriton import distributed
 from nanotriton.data import pack, score
-from nanotriton.model import ModelConfig
+from nanotriton.model_config import ModelConfig
 from nanotriton.run import make_sampler, sync_weights
 from nanotriton.sampler import Request
 from nanotriton.world import World

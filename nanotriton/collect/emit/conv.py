@@ -75,7 +75,9 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
     numbers = hyperparameters(kernel, stage, letters)
     for name, size in BLOCKS.items():
         kernel.constant(name, size)
-    kernel.grid = f"(triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']}), triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']}))"  # noqa: E501
+    rows = f"triton.cdiv({kernel.sizes[m]}, {BLOCKS['BLOCK_M']})"
+    cols = f"triton.cdiv({kernel.sizes[n]}, {BLOCKS['BLOCK_N']})"
+    kernel.grid = f"({rows}, {cols})"
 
     kernel.add(
         "row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
@@ -98,9 +100,8 @@ def implicit_gemm(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) ->
     source = f"(batch * {channels} + c[None, :])"
     for size, i in zip(sizes, at):
         source = f"({source} * {size} + {i})"
-    weight = (
-        f"col * {limit} + k[:, None]"  # a weight is [out, in, taps...], of a transposed one [in, out, ..]
-    )
+    # a weight is [out, in, taps...], of a transposed convolution [in, out, taps...]
+    weight = f"col * {limit} + k[:, None]"
     if stage.anchor.attrs["transposed"]:
         weight = f"(c[:, None] * {n} + col) * {window} + k[:, None] % {count}"
     kernel.add(
@@ -171,9 +172,8 @@ def direct(kernel: Kernel, stage: Stage, host, outs, texts: list[str]) -> None:
     groups = flat.number(kernel, "groups", attrs["groups"])
     space = flat.start(kernel, stage, texts, outs[stage.stored[0]])
     flat.coordinates(kernel, ["batch", "channel", *letters], [out_channels, *outs_sizes])
-    kernel.add(
-        f"first = channel // ({out_channels} // {groups}) * ({channels} // {groups})  # of the group's input channels"  # noqa: E501
-    )
+    group = f"channel // ({out_channels} // {groups})"
+    kernel.add(f"first = {group} * ({channels} // {groups})  # of the group's input channels")
     kernel.add("acc = tl.zeros([BLOCK], dtype=tl.float32)")
     outer, kernel.lines = kernel.lines, []
     inside, at = input_places(kernel, stage, letters, sizes, numbers, lambda i: f"k{i}")

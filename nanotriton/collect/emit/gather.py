@@ -7,16 +7,17 @@ a formula for i.
 
 from nanotriton.collect.emit import flat
 from nanotriton.collect.emit.conv import finish_flat
-from nanotriton.collect.emit.kernel import HALVES, Kernel
+from nanotriton.collect.emit.kernel import HALVES, Kernel, wrapped
 from nanotriton.collect.fuse import Stage
 from nanotriton.collect.ir import Node, Unfit, text_of
 
 
 def out_dims(stage: Stage, host: dict[Node, str]) -> list[str]:
+    """Each dimension of the output, as forward writes it. host: what tensors are called there."""
     node = stage.anchor
     x = node.args[0]
     texts = [f"{host[x]}.shape[{i}]" for i in range(x.rank)]
-    return SHAPES.get(node.op, lambda node, texts, host: texts)(node, texts, host)
+    return SHAPES[node.op](node, texts, host) if node.op in SHAPES else texts
 
 
 def _replaced(texts: list[str], dim: int, text: str) -> list[str]:
@@ -27,9 +28,8 @@ def _pad_dims(node: Node, texts: list[str], host) -> list[str]:
     rank, pairs = len(texts), node.attrs["pairs"]
     for i, (left, right) in enumerate(pairs):
         if int(left) or int(right):
-            texts = _replaced(
-                texts, rank - 1 - i, f"{texts[rank - 1 - i]} + {text_of(left)} + {text_of(right)}"
-            )
+            dim = rank - 1 - i
+            texts = _replaced(texts, dim, f"{texts[dim]} + {text_of(left)} + {text_of(right)}")
     return texts
 
 
@@ -42,20 +42,21 @@ def _shuffle_dims(node: Node, texts: list[str], host) -> list[str]:
 
 
 def _slice_dims(node: Node, texts: list[str], host) -> list[str]:
-    a = node.attrs
-    if a.get("one"):
-        return _replaced(texts, a["dim"], "1")
-    whole = texts[a["dim"]] if a["stop"] is None else text_of(a["stop"])
-    if a["stop"] is not None and not hasattr(a["stop"], "text") and a["stop"] < 0:
-        whole = f"{texts[a['dim']]} - {-a['stop']}"
-    start = text_of(a["start"])
+    dim, stop = node.attrs["dim"], node.attrs["stop"]
+    if node.attrs.get("one"):
+        return _replaced(texts, dim, "1")
+    if stop is None:
+        end = texts[dim]
+    elif not hasattr(stop, "text") and stop < 0:  # counted from the end
+        end = f"{texts[dim]} - {-stop}"
+    else:
+        end = text_of(stop)
+    start, step = text_of(node.attrs["start"]), text_of(node.attrs["step"])
     start = f"({start})" if " " in start else start
-    text = f"{whole} - {start}" if int(a["start"]) else whole
-    return _replaced(
-        texts,
-        a["dim"],
-        text if int(a["step"]) == 1 else f"({text} + {text_of(a['step'])} - 1) // {text_of(a['step'])}",
-    )
+    length = f"{end} - {start}" if int(node.attrs["start"]) else end
+    if int(node.attrs["step"]) != 1:
+        length = f"({length} + {step} - 1) // {step}"
+    return _replaced(texts, dim, length)
 
 
 def _lookup_dims(node: Node, texts: list[str], host) -> list[str]:
@@ -64,28 +65,46 @@ def _lookup_dims(node: Node, texts: list[str], host) -> list[str]:
     return texts[: node.attrs["dim"]] + places + texts[node.attrs["dim"] + 1 :]
 
 
+def _permute_dims(node: Node, texts: list[str], host) -> list[str]:
+    return [texts[i] for i in node.attrs["order"]]
+
+
+def _narrow_dims(node: Node, texts: list[str], host) -> list[str]:
+    dim = node.attrs["dim"]
+    return _replaced(texts, dim, f"{texts[dim]} // {node.attrs['parts']}")
+
+
+def _repeat_dims(node: Node, texts: list[str], host) -> list[str]:
+    dim = node.attrs["dim"]
+    return _replaced(texts, dim, f"{texts[dim]} * {text_of(node.attrs['repeats'])}")
+
+
+def _cat_dims(node: Node, texts: list[str], host) -> list[str]:
+    dim, other = node.attrs["dim"], host[node.args[1]]
+    return _replaced(texts, dim, f"{texts[dim]} + {other}.shape[{dim}]")
+
+
+def _upsample_dims(node: Node, texts: list[str], host) -> list[str]:
+    return texts[:2] + [f"{t} * {text_of(s)}" for t, s in zip(texts[2:], node.attrs["scale"])]
+
+
+def _gather_dims(node: Node, texts: list[str], host) -> list[str]:
+    return [f"{host[node.args[1]]}.shape[{i}]" for i in range(node.rank)]
+
+
+# operator -> the output's dimensions, made of the input's; those that aren't here keep the input's
 SHAPES = {
-    "permute": lambda node, texts, host: [texts[i] for i in node.attrs["order"]],
-    "narrow": lambda node, texts, host: _replaced(
-        texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} // {node.attrs['parts']}"
-    ),
-    "repeat_interleave": lambda node, texts, host: _replaced(
-        texts, node.attrs["dim"], f"{texts[node.attrs['dim']]} * {text_of(node.attrs['repeats'])}"
-    ),
-    "cat": lambda node, texts, host: _replaced(
-        texts,
-        node.attrs["dim"],
-        f"{texts[node.attrs['dim']]} + {host[node.args[1]]}.shape[{node.attrs['dim']}]",
-    ),
+    "permute": _permute_dims,
+    "narrow": _narrow_dims,
+    "repeat_interleave": _repeat_dims,
+    "cat": _cat_dims,
     "pad": _pad_dims,
     "pixel_shuffle": _shuffle_dims,
     "pixel_unshuffle": _shuffle_dims,
     "slice": _slice_dims,
     "lookup": _lookup_dims,
-    "upsample": lambda node, texts, host: (
-        texts[:2] + [f"{t} * {text_of(s)}" for t, s in zip(texts[2:], node.attrs["scale"])]
-    ),
-    "gather": lambda node, texts, host: [f"{host[node.args[1]]}.shape[{i}]" for i in range(node.rank)],
+    "upsample": _upsample_dims,
+    "gather": _gather_dims,
 }
 
 
@@ -99,9 +118,6 @@ def emit(
     out = outs[stage.stored[0]]
     kernel.taken |= {"value", "i", "outer", "rest", "source"}
     kernel.pointer(node.args[0], host[node.args[0]])
-    if node.op == "scatter_add":
-        scatter_add(kernel, stage, host, outs)
-        return
     texts = [f"{out}.shape[{i}]" for i in range(len(stage.full))]
     space = flat.start(kernel, stage, texts, out)
     write(kernel, node, host, texts)
@@ -130,28 +146,33 @@ def parts(kernel: Kernel, texts: list[str], dim: int) -> tuple[str, str]:
     return "", ""
 
 
-def source_index(kernel: Kernel, inner: str, rest: str, formula: str, length: str, before: bool) -> str:
+def source_index(inner: str, rest: str, formula: str, length: str, before: bool) -> str:
+    """The flat index of the source's element. inner, rest: of `parts`. formula: its place along the
+    dimension, which is `length` long there. before: whether dimensions come before it.
+    """
     index = f"outer * {length} + {formula}" if before else formula
-    if not inner:
-        return index
-    return f"{index if index.isidentifier() else f'({index})'} * {inner} + {rest}"
+    return f"{wrapped(index)} * {inner} + {rest}" if inner else index
+
+
+def load(kernel: Kernel, index: str) -> None:
+    """The lane's value: the first tensor's element with this flat index."""
+    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {index}, mask=mask)")
 
 
 def along(formula, changes: bool = False):
-    """A writer for an operator that acts along one dimension. formula: (kernel, node, length in the kernel)
-    -> the source's i.
+    """A writer for an operator that acts along one dimension.
+
+    formula: (kernel, node, length in the kernel) -> the source's i. changes: the dimension's length.
     """
 
     def write(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
         dim, x = node.attrs["dim"], node.args[0]
         inner, rest = parts(kernel, texts, dim)
-        length = (
-            kernel.size("in_length", f"{host[x]}.shape[{dim}]")
-            if changes
-            else kernel.size("length", texts[dim])
-        )
-        index = source_index(kernel, inner, rest, formula(kernel, node, length), length, dim > 0)
-        kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {index}, mask=mask)")
+        if changes:
+            length = kernel.size("in_length", f"{host[x]}.shape[{dim}]")
+        else:
+            length = kernel.size("length", texts[dim])
+        load(kernel, source_index(inner, rest, formula(kernel, node, length), length, dim > 0))
 
     return write
 
@@ -171,10 +192,8 @@ def _permute(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     size_of = {d: sizes[j] for j, d in enumerate(order)}
     index = "i0"
     for d in range(1, rank):
-        index = f"({index}) * {size_of[d]} + i{d}" if d > 1 else f"i0 * {size_of[1]} + i1"
-    if order[0] != 0:
-        pass
-    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {index}, mask=mask)")
+        index = f"{wrapped(index)} * {size_of[d]} + i{d}"
+    load(kernel, index)
 
 
 def _cat(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -183,10 +202,9 @@ def _cat(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     py = kernel.pointer(y, host[y])
     inner, rest = parts(kernel, texts, dim)
     first, second = (kernel.size(f"{t.name}_length", f"{host[t]}.shape[{dim}]") for t in (x, y))
-    a = source_index(kernel, inner, rest, "i", first, dim > 0)
-    b = source_index(
-        kernel, inner, rest, f"(i - {first})" if not inner and not dim else f"i - {first}", second, dim > 0
-    )
+    past = f"i - {first}" if inner or dim else f"(i - {first})"
+    a = source_index(inner, rest, "i", first, dim > 0)
+    b = source_index(inner, rest, past, second, dim > 0)
     kernel.add(
         f"a = tl.load({kernel.pointers[0][0]} + {a}, mask=mask & (i < {first}), other=0)",
         f"b = tl.load({py} + {b}, mask=mask & (i >= {first}), other=0)",
@@ -218,13 +236,9 @@ def _pad(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
                 kernel.add(f"i{d} = (i{d} + {length}) % {length}")
             else:
                 conditions += [f"(i{d} >= 0)", f"(i{d} < {length})"]
-        index = (
-            f"({index}) * {length} + i{d}"
-            if index and index != "outer"
-            else f"outer * {length} + i{d}"
-            if index
-            else f"i{d}"
-        )
+        if index and index != "outer":
+            index = f"({index})"
+        index = f"{index} * {length} + i{d}" if index else f"i{d}"
     value = flat.number(kernel, "value", attrs["value"])
     tail = f", other={value}" if conditions else ""
     kernel.add(
@@ -246,9 +260,7 @@ def _pixels(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
         "pixel_unshuffle": (f"c // ({r} * {r})", f"h * {r} + c // {r} % {r}", f"w * {r} + c % {r}"),
         "channel_shuffle": (f"c % {r} * ({c} // {r}) + c // {r}", "h", "w"),
     }[node.op]
-    kernel.add(
-        f"value = tl.load({kernel.pointers[0][0]} + ((n * {ic} + {channel}) * {ih} + {row}) * {iw} + {col}, mask=mask)"  # noqa: E501
-    )
+    load(kernel, f"((n * {ic} + {channel}) * {ih} + {row}) * {iw} + {col}")
 
 
 def _upsample(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -260,8 +272,8 @@ def _upsample(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     scales = flat.numbers(kernel, "scale", node.attrs["scale"], letters)
     for j, (i, s) in enumerate(zip(letters, scales)):
         length = kernel.size(f"I{i.upper()}", f"{host[x]}.shape[{j + 2}]")
-        index = f"({index}) * {length} + {i} // {s}" if j else f"picture * {length} + {i} // {s}"
-    kernel.add(f"value = tl.load({kernel.pointers[0][0]} + {index}, mask=mask)")
+        index = f"{wrapped(index)} * {length} + {i} // {s}"
+    load(kernel, index)
 
 
 def _gather(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -274,9 +286,7 @@ def _gather(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     kernel.lines = [line for line in kernel.lines if not line.startswith("i = ")]
     length = kernel.size("in_length", f"{host[x]}.shape[{dim}]")
     kernel.add(f"i = tl.load({pi} + offsets, mask=mask, other=0)")
-    kernel.add(
-        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"  # noqa: E501
-    )
+    load(kernel, source_index(inner, rest, "i", length, dim > 0))
 
 
 def _lookup(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
@@ -288,13 +298,23 @@ def _lookup(kernel: Kernel, node: Node, host, texts: list[str]) -> None:
     inner, rest = parts(kernel, merged, dim)
     length = kernel.size("in_length", f"{host[x]}.shape[{dim}]") if dim else ""
     kernel.add(f"i = tl.load({pi} + i, mask=mask, other=0)")
-    kernel.add(
-        f"value = tl.load({kernel.pointers[0][0]} + {source_index(kernel, inner, rest, 'i', length, dim > 0)}, mask=mask)"  # noqa: E501
-    )
+    load(kernel, source_index(inner, rest, "i", length, dim > 0))
 
 
-def scatter_add(kernel: Kernel, stage: Stage, host, outs) -> None:
-    raise Unfit("scatter_add")
+# ---- formulas for `along`
+
+
+def _narrow(kernel: Kernel, node: Node, length: str) -> str:
+    part = node.attrs["part"]
+    return f"{part} * ({length} // {node.attrs['parts']}) + i" if part else "i"
+
+
+def _roll(kernel: Kernel, node: Node, length: str) -> str:
+    return f"(i + {length} - {flat.number(kernel, 'shift', node.attrs['shift'])}) % {length}"
+
+
+def _repeat(kernel: Kernel, node: Node, length: str) -> str:
+    return f"i // {flat.number(kernel, 'repeats', node.attrs['repeats'])}"
 
 
 def _slice(kernel: Kernel, node: Node, length: str) -> str:
@@ -304,21 +324,10 @@ def _slice(kernel: Kernel, node: Node, length: str) -> str:
 
 
 WRITERS = {
-    "narrow": along(
-        lambda kernel, node, length: (
-            f"{node.attrs['part']} * ({length} // {node.attrs['parts']}) + i" if node.attrs["part"] else "i"
-        ),
-        True,
-    ),
-    "roll": along(
-        lambda kernel, node, length: (
-            f"(i + {length} - {flat.number(kernel, 'shift', node.attrs['shift'])}) % {length}"
-        )
-    ),
-    "repeat_interleave": along(
-        lambda kernel, node, length: f"i // {flat.number(kernel, 'repeats', node.attrs['repeats'])}", True
-    ),
-    "slice": along(_slice, True),
+    "narrow": along(_narrow, changes=True),
+    "roll": along(_roll),
+    "repeat_interleave": along(_repeat, changes=True),
+    "slice": along(_slice, changes=True),
     "flip": _flip,
     "permute": _permute,
     "cat": _cat,
@@ -329,5 +338,4 @@ WRITERS = {
     "upsample": _upsample,
     "gather": _gather,
     "lookup": _lookup,
-    "scatter_add": scatter_add,
 }

@@ -160,7 +160,8 @@ class Space:
             if after:
                 index = f"{wrapped(index)} // {self.kernel.size(self.name(after), self.length(after))}"
             if before:
-                index = f"{wrapped(index) if not after else index} % {self.kernel.size(self.name(stretch), self.length(stretch))}"  # noqa: E501
+                length = self.kernel.size(self.name(stretch), self.length(stretch))
+                index = f"{index if after else wrapped(index)} % {length}"
             found.append((index, self.name(stretch), tuple(stretch)))
         return found
 
@@ -192,8 +193,9 @@ def tidy(text: str) -> str:
 
 
 class Body:
-    """Writes a stage's element-wise lines into a kernel. `host`: node -> its expression on the host, for what
-    lies in memory.
+    """Writes a stage's element-wise lines into a kernel.
+
+    `host`: node -> its expression on the host, for what lies in memory.
     """
 
     def __init__(

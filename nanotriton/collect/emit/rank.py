@@ -50,9 +50,8 @@ def emit(
     row = "row * {} + " if x.rank > 1 else ""
     if attrs["what"] == "pick":
         k = f"({cols} - 1) // 2" if attrs["k"] is None else f"{number(kernel, attrs['k'])} - 1"
-        kernel.add(
-            f"tl.store({po} + {'row' if x.rank > 1 else '0'} + tl.zeros([BLOCK], dtype=tl.int32), x, mask=mask & (rank == {k}))"  # noqa: E501
-        )
+        place = f"{'row' if x.rank > 1 else '0'} + tl.zeros([BLOCK], dtype=tl.int32)"
+        kernel.add(f"tl.store({po} + {place}, x, mask=mask & (rank == {k}))")
     elif attrs["k"] is None:
         kernel.add(f"tl.store({po} + {row.format(cols)}rank, {value}, mask=mask)")
     else:

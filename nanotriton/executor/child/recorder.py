@@ -180,8 +180,10 @@ def _calls(
 
 
 def _written(source: str, folder: str | Path) -> str:
-    """The path of the candidate's file. In the sandbox the folder is read-only, and the worker has written
-    it."""
+    """The path of the candidate's file.
+
+    In the sandbox the folder is read-only, and the worker has written it.
+    """
     path = Path(folder) / "candidate.py"
     if not path.exists():
         path.write_text(source, encoding="utf-8")

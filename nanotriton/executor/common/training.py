@@ -166,20 +166,27 @@ def _train_parameter(param: torch.Tensor, generator: torch.Generator, trained: T
 def _grow(param: torch.Tensor, generator: torch.Generator) -> None:
     """Make one element in GROWN large: 2 to 16 times the others, or times 1 if they are smaller.
 
-    Of both signs, save that a parameter of one element keeps its own, and becomes 4 to 8 times as large: its
-    exponential may be what counts.
+    One lies in each run of GROWN elements, and of two such runs one becomes positive and the other negative:
+    each gate of a recurrence has one that stays open, however its elements fall. A parameter of one element
+    keeps its sign, and becomes 4 to 8 times as large: its exponential may be what counts.
     """
     size = max(1.0, float(param.float().square().mean().sqrt()))
-    draw = torch.empty(param.shape, dtype=torch.float32, device="cpu")
+
+    def uniform(count: int, low: float, high: float) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.float32, device="cpu").uniform_(low, high, generator=generator)
+
     if param.numel() == 1:
-        param.copy_(
-            (draw.uniform_(4, 8, generator=generator) * size * torch.where(param < 0, -1, 1)).to(param.dtype)
-        )
+        grown = uniform(1, 4, 8).view(param.shape) * size * torch.where(param < 0, -1, 1)
+        param.copy_(grown.to(param.dtype))
         return
-    large = draw.uniform_(1, 4, generator=generator).exp2() * size
-    chance = torch.empty_like(draw).uniform_(-1, 1, generator=generator)
-    chosen = chance.abs() < 1 / GROWN
-    param.copy_(torch.where(chosen, (large * chance.sign()).to(param.dtype), param))
+    pairs = max(1, param.numel() // GROWN // 2)
+    starts = torch.arange(2 * pairs + 1, device="cpu") * param.numel() // (2 * pairs)
+    places = starts[:-1] + (uniform(2 * pairs, 0, 1) * starts.diff()).long().clamp_(max=starts.diff() - 1)
+    sign = uniform(pairs, -1, 1).sign()
+    large = uniform(2 * pairs, 1, 4).exp2() * size * torch.stack([sign, -sign], 1).view(-1)
+    flat = param.flatten().clone()
+    flat[places] = large.to(param.dtype)
+    param.copy_(flat.view(param.shape))
 
 
 def _train_rows(rows: torch.Tensor, table: Table) -> None:

@@ -74,5 +74,10 @@ class Output:
         pieces = chunks(self.got, self.own, self.exact, self.scale.masked)
         return sum(int(wrong(g, o, w).sum()) for _, g, o, w, _ in pieces)
 
+    def places(self, wrong: Callable) -> torch.Tensor:
+        """Flat indices of the elements that are wrong, as a function of (got, own, exact) in float64."""
+        pieces = chunks(self.got, self.own, self.exact, self.scale.masked)
+        return torch.cat([start + wrong(g, o, w).nonzero()[:, 0] for start, g, o, w, _ in pieces])
+
     def fault(self, message: str) -> ValueFault:
         return ValueFault(f"{self.name}: {message}", self.errors.worst)

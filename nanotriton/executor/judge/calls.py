@@ -84,8 +84,10 @@ class Caller(Protocol):
 
 @dataclass
 class Wanted:
-    """What later calls of the reference give. In float64 there is nothing where the task insists on its
-    dtype."""
+    """What later calls of the reference give.
+
+    In float64 there is nothing where the task insists on its dtype.
+    """
 
     answers: list[Answer]  # of each later call; its inputs are as they were afterwards
     state: State  # after the last call
@@ -286,8 +288,9 @@ def compare_again(where: str, got: object, answer: Answer, question: Question | 
 
 
 def called(reference: Reference, trials: list[Trial], training: Training | None, keeps_state: bool) -> Wanted:
-    """What the reference gives. Where it is known to keep nothing, only the later calls are made, each by
-    itself.
+    """What the reference gives.
+
+    Where it is known to keep nothing, only the later calls are made, each by itself.
 
     keeps_state: whether the candidate has state to compare with the reference's.
     """

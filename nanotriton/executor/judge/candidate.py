@@ -1,5 +1,6 @@
-"""The life of one candidate in a worker, from source to verdict. Trusted code; the untrusted part is in the
-wing child/.
+"""The life of one candidate in a worker, from source to verdict.
+
+This is trusted code; the untrusted part is in the wing child/.
 
 Each mode is a generator: it yields the children that it wants (`Spawn`), is resumed with how each ended, and
 returns the facts for a Verdict. While one candidate waits for its child the worker goes on with another, so
@@ -42,12 +43,21 @@ from nanotriton.verdict import Fault, HoleFault, TaskFault, Unrecordable, ValueF
 
 # operators that bring a value to the host, or a shape that depends on values
 READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"})
-# of a plan's last launches at least so many, and as many as replay no more launches than this, are
-# left out one by one
-ABLATIONS = 4, 256
+# Of a plan's last launches so many are left out one by one: at least the first number, and more as long as
+# all these replays together have no more launches than the second.
+LEAST_ABLATIONS, REPLAYED_LAUNCHES = 4, 256
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a trial is judged: a recording, and the seed of the weights that are put into it."""
+
+    runner: Runner
+    weights: int
 
 
 def check_rules(job: Job) -> None:
+    """Raise Fault if the source is empty, or breaks a rule on sources."""
     if not job.source.strip():
         raise Fault("no_code", "the candidate is empty")
     if violation := rules.check_source(job.source, job.policy):
@@ -55,6 +65,7 @@ def check_rules(job: Job) -> None:
 
 
 def check_moves(job: Job, reference: Reference) -> None:
+    """Raise Fault if torch moves data where the task is about moving it."""
     if violation := rules.check_moves(job.source, job.policy, reference.facts):
         raise Fault(violation.status, str(violation))
 
@@ -66,8 +77,10 @@ def examine(job: Job, worker) -> Generator[Spawn, Ended, None]:
 
 
 def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
-    """Rules, recording, trials, ablation. Raises Fault unless it is right; `job.facts` gathers what was found
-    until then."""
+    """Rules, recording, trials, ablation. Raises Fault unless the candidate is right.
+
+    `job.facts` gathers what was found until then.
+    """
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference = worker.reference(job.task)
@@ -75,9 +88,8 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     with worker.stage("rules", job.timeout):
         check_moves(job, reference)
     drawer = job.source if job.draw is None else job.draw
-    trials = in_room(
-        worker, reference, "task", worker.patience, lambda: reference.trials(worker.secret, drawer)
-    )
+    draw = partial(reference.trials, worker.secret, drawer)
+    trials = in_room(worker, reference, "task", worker.patience, draw)
     try:
         first = yield from record(job, worker, reference, trials[0].weights)
     except Unrecordable as error:
@@ -101,24 +113,33 @@ def replay_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
     yield from judge_fewer_processors(job, worker, reference, trials[0], first)
     look_further(worker, reference, trials, first)
     if job.time and worker.gpu is not None:
-        from nanotriton.executor.judge.measure import measure
-
-        try:
-            with worker.room(reference):
-                measure(job, worker, reference, first, trials[0])
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise  # it is right, and stays untimed
+        time_candidate(job, worker, reference, trials[0], first)
     if job.policy in ("strict", "kernelbench"):
-        effective = in_room(
-            worker, reference, "ablate", job.timeout, lambda: effective_launches(reference, trials[0], first)
-        )
-        job.facts["effective_launches"] = effective
-        if violation := rules.check_effective(effective, job.policy):
-            raise Fault(violation.status, str(violation))
+        check_effective(job, worker, reference, trials[0], first)
 
 
-def look_further(worker, reference: Reference, trials: list[Trial], first: "Runner") -> None:
+def time_candidate(job: Job, worker, reference: Reference, trial: Trial, first: Runner) -> None:
+    """Measure how fast a right candidate is. One that finds no memory for that stays right, and untimed."""
+    from nanotriton.executor.judge.measure import measure  # imported late: it is for a GPU
+
+    try:
+        with worker.room(reference):
+            measure(job, worker, reference, first, trial)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+
+
+def check_effective(job: Job, worker, reference: Reference, trial: Trial, first: Runner) -> None:
+    """Note how many launches matter. Raise Fault if that is none."""
+    count = partial(effective_launches, reference, trial, first)
+    effective = in_room(worker, reference, "ablate", job.timeout, count)
+    job.facts["effective_launches"] = effective
+    if violation := rules.check_effective(effective, job.policy):
+        raise Fault(violation.status, str(violation))
+
+
+def look_further(worker, reference: Reference, trials: list[Trial], first: Runner) -> None:
     """What no trial shows: races, what is never read, what an autotuner's runs leave, and on a CPU other
     configurations. Raises Fault."""
     todo = [partial(first.ask_evaluator, trials[0]), partial(check_unread, reference, trials[0], first)]
@@ -130,8 +151,8 @@ def look_further(worker, reference: Reference, trials: list[Trial], first: "Runn
 
 
 def judge_trials(
-    job: Job, worker, reference: Reference, trials: list[Trial], first: "Runner"
-) -> Generator[Spawn, Ended, dict[int, "Way"]]:
+    job: Job, worker, reference: Reference, trials: list[Trial], first: Runner
+) -> Generator[Spawn, Ended, dict[int, Way]]:
     """All trials. Weights go in by name where that is possible; else each weight seed takes a recording of
     its own. Returns how the trials were judged, by the seed of their weights."""
     ways = {first.recorded: Way(first, first.recorded)}
@@ -144,7 +165,7 @@ def judge_trials(
     return ways
 
 
-def fitting(trial: Trial, reference: Reference, first: "Runner") -> Trial:
+def fitting(trial: Trial, reference: Reference, first: Runner) -> Trial:
     """The trial as a candidate can be given it: one that lacks a buffer of the reference's that training
     changes gets weights whose buffers stay."""
     for name in reference.trained.buffers:
@@ -154,7 +175,7 @@ def fitting(trial: Trial, reference: Reference, first: "Runner") -> Trial:
 
 
 def judge_further_calls(
-    job: Job, worker, reference: Reference, trial: Trial, first: "Runner", ways: dict[int, "Way"]
+    job: Job, worker, reference: Reference, trial: Trial, first: Runner, ways: dict[int, Way]
 ) -> Generator[Spawn, Ended, None]:
     """Judge the first recording's further calls (calls.py), with training in between where that is fair.
 
@@ -162,7 +183,7 @@ def judge_further_calls(
     """
     calls = calls_of(reference, trial, first.another)
 
-    def judge_further(runner: "Runner", weights: int) -> None:
+    def judge_further(runner: Runner, weights: int) -> None:
         """weights: seed of the trained ones, or 0."""
         with excused("on its own inputs, called again"):
             fair = weights and not hides_state(reference, calls)
@@ -170,11 +191,11 @@ def judge_further_calls(
         judge_calls(reference, calls, runner, training)
         runner.settle_first_call()
 
-    def judge(runner: "Runner", weights: int) -> None:
+    def judge(runner: Runner, weights: int) -> None:
         work = partial(judge_further, runner, weights)
         in_room(worker, reference, "judge", worker.patience, work)
 
-    # else it has prepared numbers in the constructor, or has other parameters than the reference
+    # 0 if none was: the candidate has prepared numbers in the constructor, or has parameters of its own
     trained = next((way.weights for way in ways.values() if way.weights < 0), 0)
     if not trained:
         return judge(first, 0)
@@ -191,7 +212,7 @@ def judge_further_calls(
     yield from judge_trained(trained)
 
 
-def judge_moved_state(worker, reference: Reference, trials: list[Trial], ways: dict[int, "Way"]) -> None:
+def judge_moved_state(worker, reference: Reference, trials: list[Trial], ways: dict[int, Way]) -> None:
     """Where a module keeps state, judge what it makes of moved numbers in a first call and a second: a decay
     of an average is seen in nothing else. Raises Fault."""
     trial = next((trial for trial in trials if has_other_numbers(trial.weights)), None)
@@ -211,8 +232,8 @@ def judge_further_trained(
     job: Job,
     worker,
     reference: Reference,
-    first: "Runner",
-    judge: Callable[["Runner", int], None],
+    first: Runner,
+    judge: Callable[[Runner, int], None],
     weights: int,
 ) -> Generator[Spawn, Ended, None]:
     """Judge further calls with these trained weights. judge: does it with a recording."""
@@ -236,7 +257,7 @@ def stands(reference: Reference, call: Trial, weights: int) -> bool:
 
 
 def judge_fewer_processors(
-    job: Job, worker, reference: Reference, trial: Trial, first: "Runner"
+    job: Job, worker, reference: Reference, trial: Trial, first: Runner
 ) -> Generator[Spawn, Ended, None]:
     """A candidate that asks how many multiprocessors the card has is recorded and judged once more, for one
     with fewer: a grid of one program for each may not do without a loop. Raises Fault.
@@ -269,19 +290,12 @@ def judge_fewer_processors(
         raise Fault(fault.status, f"{where}: {fault.message}") from None
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a trial is judged: a recording, and the seed of the weights that are put into it."""
-
-    runner: "Runner"
-    weights: int
-
-
 def judge_other_weights(
-    job: Job, worker, reference: Reference, trial: Trial, first: "Runner"
+    job: Job, worker, reference: Reference, trial: Trial, first: Runner
 ) -> Generator[Spawn, Ended, tuple[Judged | None, Way]]:
-    """A trial with other weights than the first recording's. They are put in by name, or it is recorded with
-    them.
+    """A trial with other weights than the first recording's.
+
+    They are put in by name, or the candidate is recorded with them.
 
     Returns how it was judged, for the next trial with these weights. Raises Fault.
     """
@@ -320,6 +334,7 @@ STRESSED = "; inputs as get_inputs() draws them do not show it: these are {kind}
 
 
 def judge_one(job: Job, worker, reference: Reference, trial: Trial, way: Way) -> Judged | None:
+    """Judge a trial in this way, and say in the message what the trial is."""
     work = partial(judge_trial, reference, replace(trial, weights=way.weights), way.runner)
     try:
         return in_room(worker, reference, "judge", worker.patience, work)
@@ -338,8 +353,7 @@ def is_final(fault: Fault) -> bool:
 
 
 def prepares_numbers(plan: Plan, other: Plan, names: Collection[str]) -> bool:
-    """Whether two recordings with other weights may differ in numbers, but not in tensors that were made of
-    weights.
+    """Whether two recordings with other weights differ in numbers alone, and in no tensor made of weights.
 
     A number (`weight.mean().item()`) may be read in the constructor, which knows of no training. A copy of a
     weight may not: the kernel that reads it is wrong as soon as the weight is loaded or trained. names: of
@@ -355,6 +369,7 @@ def made_tensors(plan: Plan, names: Collection[str]) -> list:
 
 
 def constants(plan: Plan) -> list:
+    """The bytes of a plan's constants."""
     return [s.blob for s in plan.storages if s.kind == "const"]
 
 
@@ -371,8 +386,10 @@ def alike(one: Plan, other: Plan) -> bool:
 
 
 def in_room(worker, reference: Reference, stage: str, limit: float, work: Callable):
-    """`work()`, as a stage. If it finds too little memory on the GPU beside other workers' tasks, it has the
-    GPU alone."""
+    """`work()`, as a stage.
+
+    If it finds too little memory on the GPU beside other workers' tasks, it has the GPU alone.
+    """
     worker.pause()
     with reference.kept.shared(worker.job.draw):
         try:
@@ -386,9 +403,8 @@ def in_room(worker, reference: Reference, stage: str, limit: float, work: Callab
             return work()
 
 
-def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> int:
-    """How many launches change the answer by more than the tolerance, or break the run, when they are left
-    out (of the last few: ABLATIONS).
+def effective_launches(reference: Reference, trial: Trial, runner: Runner) -> int:
+    """How many of the last few launches matter: without one of them the answer changes, or the run breaks.
 
     1 if none does alone but all do together: a launch that only repeats another one makes neither of them a
     decoy.
@@ -406,7 +422,8 @@ def effective_launches(reference: Reference, trial: Trial, runner: "Runner") -> 
             return True
 
     launches = range(runner.launches)
-    few, replayed = ABLATIONS
-    return sum(matters(i) for i in launches[-max(few, replayed // max(1, len(launches))) :]) or int(
-        len(launches) > 1 and matters(launches)
-    )
+    few = max(LEAST_ABLATIONS, REPLAYED_LAUNCHES // max(1, len(launches)))
+    effective = sum(matters(i) for i in launches[-few:])
+    if not effective and len(launches) > 1:
+        return int(matters(launches))
+    return effective

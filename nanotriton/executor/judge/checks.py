@@ -167,14 +167,39 @@ def small_values(output: Output) -> None:
     few = 16 + output.errors.nonzero / 4
     if output.exact is None or output.errors.coarse <= few:
         return
-    coarse = output.count(
-        lambda g, o, w: (
-            ((g - w).abs() > COARSE * values.sizes(w, output.scale.usual)) & ((o - w).abs() < 0.01 * w.abs())
-        )
-    )
+    coarse = len(coarse_places(output))
     if coarse > few:
         values_ = f"{coarse} of {output.own.numel()} values, small ones,"
         raise output.fault(f"{values_} are off by more than a tenth of what they should be")
+
+
+def small_slices(output: Output) -> None:
+    """Nor is a quarter of a slice, which is all values with one index in one dimension.
+
+    It may be a column of scores beside columns of pixels, and too few values for `small_values`.
+    """
+    shape = output.own.shape
+    sizes = [output.own.numel() // n for n in shape]
+    few = [16 + size / 4 for size in sizes]
+    if output.exact is None or output.errors.coarse <= min(few, default=math.inf):
+        return
+    coarse = coarse_places(output)
+    for dim, n in enumerate(shape):
+        inner = math.prod(shape[dim + 1 :])
+        counts = torch.bincount(coarse // inner % n, minlength=n)
+        worst = int(counts.argmax())
+        if int(counts[worst]) > few[dim]:
+            place = ", ".join(str(worst) if d == dim else ":" for d in range(len(shape)))
+            values_ = f"{int(counts[worst])} of the {sizes[dim]} values [{place}], small ones,"
+            raise output.fault(f"{values_} are off by more than a tenth of what they should be")
+
+
+def coarse_places(output: Output) -> torch.Tensor:
+    """Flat indices of values that are off by a tenth of themselves, where the reference's are precise."""
+    usual = output.scale.usual
+    return output.places(
+        lambda g, o, w: ((g - w).abs() > COARSE * values.sizes(w, usual)) & ((o - w).abs() < 0.01 * w.abs())
+    )
 
 
 def near_zero(output: Output) -> None:
@@ -211,7 +236,17 @@ def equal(output: Output) -> None:
 
 # In this order: what is plainly wrong has the plainest message.
 # `equal` is for integers, the others for floats.
-BY_VALUE = (equal, finiteness, bounds, float8_steps, one_by_one, frequency, small_values, near_zero)
+BY_VALUE = (
+    equal,
+    finiteness,
+    bounds,
+    float8_steps,
+    one_by_one,
+    frequency,
+    small_values,
+    small_slices,
+    near_zero,
+)
 STATISTICS = (bias, spread)
 CHECKS = BY_VALUE + STATISTICS
 

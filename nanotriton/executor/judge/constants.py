@@ -1,5 +1,7 @@
-"""What is the same in all draws of a task, and what has the same structure in all (structure.py): find a way
-to move each of it that its reference survives."""
+"""Find what never differs between a task's draws, and a way to move each of it that its reference survives.
+
+That is what is the same in all draws, and what has the same structure in all (structure.py).
+"""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -25,6 +27,9 @@ from nanotriton.executor.judge.structure import promises, ways_of_drawn
 from nanotriton.plan.trees import identical, leaves, tensors
 
 LOWEST = -8  # a smaller integer names no dimension
+# Of what is left, so many are named, and by so many characters: a verdict is a message of limited length,
+# and a task may be given a list of thousands of words.
+NAMED, LETTERS = 50, 100
 
 
 def same_tensors(one: list, other: list) -> list[int]:
@@ -76,8 +81,11 @@ class Search:
         self.unvaried = self.left()
 
     def search(self) -> None:
-        """First all at once, each in the way that fits best. If the reference does not survive
-        that, one by one. Then what is tried by itself anyway."""
+        """Try all at once, each in the way that fits best.
+
+        If the reference does not survive that, they are tried one by one. Then comes what is tried by itself
+        anyway.
+        """
         best = Moves({i: found[0] for i, found in self.options.items()}, dict.fromkeys(self.floats, FAR))
         if not best or not self.survives(best):
             for i, found in self.options.items():
@@ -90,9 +98,13 @@ class Search:
             self.add_marks(i, draws)
 
     def first_that_survives(self, tried: Iterable[Moves]) -> None:
-        any(self.survives(moves) for moves in tried)
+        """Try these moves in turn, until the reference survives some."""
+        for moves in tried:
+            if self.survives(moves):
+                return
 
     def move_init(self, i: int, *found: str) -> None:
+        """Try these ways of an argument of the constructor."""
         self.first_that_survives(Moves(self.found.ways, self.found.init | {i: way}) for way in found)
 
     def add_marks(self, i: int, draws: list[torch.Tensor]) -> None:
@@ -107,8 +119,10 @@ class Search:
                 self.survives(Moves(self.found.ways | {i: f"{way}{AND}{MARK}{mark}"}, self.found.init))
 
     def survives(self, moves: Moves) -> bool:
-        """Whether each argument changes, and the reference answers as before in shape. Then these
-        are the best so far."""
+        """Whether each argument changes, and the reference's answer keeps its shapes.
+
+        If so these moves are the best so far.
+        """
         reference = self.reference
         reference.moves = moves
         try:
@@ -127,17 +141,21 @@ class Search:
             reference.forget_weights()  # those of other moves go by the same seed
 
     def survives_others(self, kind: str) -> bool:
-        """Whether the reference takes two other draws too: lengths and offsets that are moved apart may fit
-        each other by chance."""
+        """Whether the reference takes two other draws too.
+
+        Lengths and offsets that are moved apart may fit each other by chance.
+        """
         reference, weights = self.reference, self.reference.moved_weights(self.seed)
         return all(reference.takes(Trial(kind, self.seed + number, weights)) for number in (1, 2))
 
     def all_change(self, moves: Moves) -> bool:
+        """Whether each argument that is moved is another one afterwards."""
         given = self.reference.draw("plain", self.seed)
         drawn, moved = leaves(given), leaves(moves.of_inputs(given, self.seed))
         for i, way in moves.ways.items():
             before, after = drawn[i][1], moved[i][1]
-            if before == after if way in NUMBERS else identical([before], [after]):
+            same = before == after if way in NUMBERS else identical([before], [after])
+            if same:
                 return False
         return True
 
@@ -152,7 +170,8 @@ class Search:
         names += [f"init_inputs[{i}]" for i in sorted(self.choices | self.floats - self.found.init.keys())]
         model, given = self.reference.names["Model"], len(self.reference.draw("plain", self.seed))
         names += never_given(partial(model.forward, None), given, "forward")
-        return names + never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
+        names += never_given(model, len(self.reference.init_arguments(self.seed)), "__init__")
+        return [name[:LETTERS] for name in names[:NAMED]]
 
 
 def repeats_another(number: int, drawn: dict[int, list[torch.Tensor]]) -> bool:
@@ -178,6 +197,7 @@ def never_given(function: Callable, given: int, name: str) -> list[str]:
 
 
 def options(leaf: object) -> tuple[str, ...]:
+    """The ways to move an argument that is the same in all draws, the best first."""
     if isinstance(leaf, torch.Tensor):
         return (*unfolding(leaf), *ways(leaf))
     if type(leaf) is int:
@@ -195,4 +215,5 @@ def still(leaf: object, other: object) -> bool:
 
 
 def layout(answer: Answer) -> list:
+    """Shapes and dtypes of an answer."""
     return [(t.shape, t.dtype) for t in tensors(answer.own)]

@@ -26,6 +26,7 @@ from nanotriton.executor.judge.watching import Watching
 LARGE, SMALL = 64.0, 1 / 64
 DEEP = 200.0  # exp(-200) is 0 in fp32
 NOISE = 0.25
+RUN = 16  # columns of which one lies above the others and one below
 # Root mean squares of rows beside which an eps counts, from 1e-5 within a root to 1e-12 beside a norm.
 FAINT = (1e-3, 3e-5, 1e-6)
 
@@ -77,6 +78,26 @@ def factors(x: Tensor, luck: Luck) -> None:
         shape = [1] * x.dim()
         shape[dim] = x.shape[dim]
         x.mul_(torch.exp2(luck.uniform(shape, -1, 1)).to(x.dtype))
+
+
+def apart(x: Tensor, luck: Luck) -> None:
+    """Of each run of columns of the last dimension one lies above the others, and one below, by twice the
+    RMS.
+
+    All rows choose the same expert, whose capacity is not enough for them. A gate stays open for a whole
+    sequence, so that what lies far back counts. A variance in one pass loses a digit, which fp32 has.
+    """
+    n = x.shape[-1] if x.dim() else 0
+    if n < 3:
+        return
+    width = min(RUN, n)
+    runs = n // width
+    first = torch.arange(runs, device=x.device) * width
+    above = (luck.uniform(runs) * width).long().clamp_(max=width - 1)
+    below = (above + 1 + (luck.uniform(runs) * (width - 1)).long().clamp_(max=width - 2)) % width
+    offset = torch.zeros(n, device=x.device)
+    offset[first + above], offset[first + below] = 2, -2
+    x.add_((offset * x.float().square().mean().sqrt()).to(x.dtype))
 
 
 def one_sign(x: Tensor, luck: Luck) -> None:
@@ -264,8 +285,8 @@ def soften(x: Tensor, luck: Luck) -> None:
 Step = Callable[[Tensor, Luck], object]
 KINDS: dict[str, tuple[Step, ...]] = {
     "plain": (),
-    "scaled": (signs, factors, one_sign),
-    "tied": (signs, factors, one_sign, ties, at_literals),
+    "scaled": (signs, factors, apart, one_sign),
+    "tied": (signs, factors, apart, one_sign, ties, at_literals),
     "positive": (factors,),  # signs are kept, for tasks that take logarithms or roots
     "tied positive": (factors, ties, at_literals),
     "heavy": (signs, tails),
@@ -343,8 +364,10 @@ def distorted_late(
 
 
 class Stress(Watching):
-    """While it is active, what torch draws is distorted, however it was called. The task's own random stream
-    is the same as without it."""
+    """While it is active, what torch draws is distorted, however it was called.
+
+    The task's own random stream is the same as without it.
+    """
 
     def __init__(self, kind: str, seed: int, literals: tuple[float, ...] = ()):
         super().__init__()

@@ -259,8 +259,10 @@ class Examination:
         return not nothing and self.stands(kind, seed)
 
     def stands(self, kind: str, weights: int) -> bool:
-        """Whether the reference answers a draw of this kind with finite numbers. If so, the fakes see the
-        draw too."""
+        """Whether the reference answers a draw of this kind with finite numbers.
+
+        If so, the fakes see the draw too.
+        """
         reference, seed = self.reference, self.seed
         answer = reference.finite_answer(kind, seed, weights)
         if answer is None:

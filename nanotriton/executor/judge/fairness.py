@@ -114,8 +114,10 @@ def sensitivity_anew(reference: Reference, trial: Trial, answer: Answer) -> Sens
 
 
 def ordered(reference: Reference, trial: Trial, last: bool) -> list[torch.Tensor] | None:
-    """The reference's answer where it takes the first, or the last, of equal numbers. None: it chooses
-    none."""
+    """The reference's answer where it takes the first, or the last, of equal numbers.
+
+    None: it chooses none.
+    """
     order = Ordered(last)
     answer = reference.run(reference.inputs(trial.kind, trial.inputs), trial.weights, watched=order)
     return tensors(answer) if order.chose else None

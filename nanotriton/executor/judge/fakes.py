@@ -1,5 +1,7 @@
-"""Answers that compute nothing. A task that one of them would pass can't tell right from wrong
-(weak_task)."""
+"""Answers that compute nothing.
+
+A task that one of them would pass can't tell right from wrong (weak_task).
+"""
 
 from collections.abc import Callable
 

@@ -24,6 +24,7 @@ CHILD_STATUSES = frozenset(
         "nondeterministic",
     ]
 )
+CPU_TIME, FILE_SIZE = 24, 25  # the kernel's signals for these limits: SIGXCPU and SIGXFSZ
 SIGNALS = {
     4: "illegal instruction",
     6: "abort",
@@ -77,35 +78,20 @@ def not_its_own(ended: Ended) -> bool:
 
 
 def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()) -> dict:
-    """A child's own answer, or Fault if it left none or says that the candidate failed (with one of
-    CHILD_STATUSES and `also`)."""
+    """A child's own answer. Raises Fault if it left none, or says that the candidate failed.
+
+    also: statuses that it may say so with, beside CHILD_STATUSES.
+    """
     if not ended.begun and ended.header is None:
-        raise Fault(
-            "infra_error",
-            f"the process ended before the candidate began: {ended.killed or f'signal {ended.signal}, code {ended.code}'}",  # noqa: E501
-        )
-    if ended.killed == "timeout":
-        raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
-    if ended.killed == "output_limit" or ended.signal == 25:
-        raise Fault(
-            "output_limit",
-            f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB",
-        )
-    if ended.killed == "threads":
-        raise Fault("crashed", f"it was ended for its threads: it may have {limits.threads} at a time")
-    if ended.killed:
-        raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
-    if ended.signal == 24:
-        raise Fault("timeout", f"{ended.stage}: more than {limits.seconds:g} s of CPU time")
+        how = ended.killed or f"signal {ended.signal}, code {ended.code}"
+        raise Fault("infra_error", f"the process ended before the candidate began: {how}")
+    check_limits(ended, limits)
+    stage = ended.stage or "start"
     if ended.signal:
-        raise Fault(
-            "crashed",
-            f"{ended.stage or 'start'}: the process died of signal {ended.signal} ({SIGNALS.get(ended.signal, 'unknown')})",  # noqa: E501
-        )
+        name = SIGNALS.get(ended.signal, "unknown")
+        raise Fault("crashed", f"{stage}: the process died of signal {ended.signal} ({name})")
     if ended.header is None:
-        raise Fault(
-            "crashed", f"{ended.stage or 'start'}: the process ended with code {ended.code} and no answer"
-        )
+        raise Fault("crashed", f"{stage}: the process ended with code {ended.code} and no answer")
     status = ended.header.get("status")
     if status is None:
         return ended.header
@@ -116,3 +102,20 @@ def check_ended(ended: Ended, limits: Limits, also: frozenset[str] = frozenset()
     if ended.header.get("recordable") is False:
         raise Unrecordable("unsupported", message)
     raise Fault(status if status in CHILD_STATUSES | also else "runtime_error", message)
+
+
+def check_limits(ended: Ended, limits: Limits) -> None:
+    """Raise Fault if a child was ended because it passed one of its limits."""
+    if ended.killed == "timeout":
+        raise Fault("timeout", f"{ended.stage or 'start'}: not done after {limits.seconds:g} s")
+    if ended.killed == "output_limit" or ended.signal == FILE_SIZE:
+        raise Fault(
+            "output_limit",
+            f"it printed more than {LOG_BYTES >> 20} MiB, or returned more than {limits.output >> 20} MiB",
+        )
+    if ended.killed == "threads":
+        raise Fault("crashed", f"it was ended for its threads: it may have {limits.threads} at a time")
+    if ended.killed:
+        raise Fault("memory_limit", f"it used more than {(limits.memory or limits.resident) >> 20} MiB")
+    if ended.signal == CPU_TIME:
+        raise Fault("timeout", f"{ended.stage}: more than {limits.seconds:g} s of CPU time")

@@ -108,6 +108,8 @@ def ties_choices(kind: str, called: set[str]) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
+    """What a candidate is run on: drawn inputs, and weights."""
+
     kind: str  # one of draws.KINDS, or MOVED and one of them
     inputs: int  # seed
     # Seed. If it is negative, the weights are those of its opposite after some training (training.train_).
@@ -130,16 +132,23 @@ def with_same_buffers(weights: int) -> int:
     return -(-weights | SAME_BUFFERS) if weights < 0 else weights
 
 
+def with_other_numbers(weights: int) -> int:
+    """The seed for the same weights and training with other numbers of Python's."""
+    return weights | OTHER_NUMBERS if weights > 0 else -(-weights | OTHER_NUMBERS)
+
+
 def grown(weights: int) -> int:
     """The seed for weights of which training makes some large; others have no training."""
     return -(-weights | GROWN) if weights < 0 else weights
 
 
 def grows(weights: int) -> bool:
+    """Whether the training of these weights makes some large."""
     return weights < 0 and bool(-weights & GROWN)
 
 
 def trains_buffers(weights: int) -> bool:
+    """Whether the training of these weights changes buffers too."""
     return weights < 0 and not -weights & SAME_BUFFERS
 
 

@@ -35,6 +35,17 @@ class Interruption(BaseException):
     """
 
 
+class ContextLost(Interruption):
+    """The task's own code has ended this process's CUDA context: nothing here can go on.
+
+    kind: of the inputs that it ran on.
+    """
+
+    def __init__(self, kind: str):
+        super().__init__(f"the reference has ended the GPU's context, on {kind} inputs")
+        self.kind = kind
+
+
 class Exited(Exception):
     """The task's code raised what is no Exception, such as sys.exit's, to end the process that runs it."""
 

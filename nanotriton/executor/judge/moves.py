@@ -1,5 +1,6 @@
-"""Arguments that a task makes the same in every draw, changed: masks, positions, lengths, tables, and
-Python's numbers.
+"""Change arguments that a task makes the same in every draw.
+
+They are masks, positions, lengths, tables, and Python's numbers.
 
 A candidate that ignores such an argument, and builds the mask that it knows, is right on all that the task
 draws. So they are moved, in ways that keep what a kernel may rely on: distinct indices stay distinct, offsets
@@ -94,7 +95,7 @@ def apart(x: Tensor, generator: torch.Generator) -> None:
 
 
 Way = Callable[[Tensor, torch.Generator], None]
-OWN = shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter, apart
+OWN = (shuffle_rows, shuffle, shuffle_gaps, lower, lift, thin, flip, bare, stretch, jitter, apart)
 WAYS: dict[str, Way] = {way.__name__: way for way in (*OWN, *structure.WAYS)}
 
 
@@ -107,8 +108,9 @@ def ways(t: Tensor) -> tuple[str, ...]:
         return (*first, "shuffle_rows", "shuffle", "flip")
     ordered = t.dim() > 0 and t.shape[-1] > 1 and bool((t.diff(dim=-1) >= 0).all())
     if t.is_floating_point():
-        rising = ordered and bool((t[..., 1:] > t[..., :-1]).any())
-        return ("stretch", "jitter") if rising and t.dim() == 1 else ("shuffle_rows", "shuffle", "jitter")
+        rises = ordered and bool((t[..., 1:] > t[..., :-1]).any())
+        a_scale = rises and t.dim() == 1  # of positions or frequencies: its order stays
+        return ("stretch", "jitter") if a_scale else ("shuffle_rows", "shuffle", "jitter")
     gaps = t.diff(dim=-1) if ordered else None
     if bool(((t == 0) | (t == 1)).all()) and bool((t == t.reshape(-1)[0]).all()):
         return "lift", "thin"
@@ -164,8 +166,10 @@ def unfolding(t: Tensor) -> tuple[str, ...]:
 
 
 def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:
-    """Another order along one dimension, also where there are so few that the same one could come
-    by chance."""
+    """Another order along one dimension.
+
+    It is another one also where there are so few orders that the same one could come by chance.
+    """
     if not x.dim():
         return
     order = torch.randperm(x.shape[dim], generator=generator).to(x.device)
@@ -174,8 +178,10 @@ def permute(x: Tensor, dim: int, generator: torch.Generator) -> None:
 
 
 def moved(given: Tensor, way: str, seed: int) -> Tensor:
-    """A changed copy of a tensor, with its strides: what is expanded stays expanded, unless the way is to
-    unfold it. The task may keep the original."""
+    """A changed copy of a tensor: the task may keep the original.
+
+    It has the same strides. What is expanded stays expanded, unless the way is to unfold it.
+    """
     if way == UNFOLD:
         result = given.detach().clone(memory_format=torch.contiguous_format)
         apart(result, torch.Generator().manual_seed(seed_from("move", seed)))

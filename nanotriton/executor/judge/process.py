@@ -61,8 +61,10 @@ class Said:
 
 
 def process_mode(job: Job, worker) -> Generator[Spawn, Ended, None]:
-    """Rules, one child for all trials, comparison, and a child without launches. Raises Fault unless it is
-    right."""
+    """Rules, one child for all trials, comparison, and a child without launches.
+
+    Raises Fault unless it is right.
+    """
     with worker.stage("rules", job.timeout):
         check_rules(job)
     reference: Reference = worker.reference(job.task)
@@ -258,8 +260,9 @@ def write_all(fd: int, given: list[torch.Tensor]) -> None:
 
 
 def confinement(job: Job, output: int, given: int = 0) -> tuple[Limits, dict]:
-    """Limits and sandbox of the child. CUDA needs its devices, a huge address space, and Triton's compilers a
-    folder and exec.
+    """Limits and sandbox of the child.
+
+    CUDA needs its devices, a huge address space, and Triton's compilers a folder and exec.
 
     output, given: bytes of what it may answer, and of what it reads. Both are in its memory, beside what the
     candidate itself may take.

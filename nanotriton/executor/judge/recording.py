@@ -166,8 +166,10 @@ def check_effects(job: Job, reference: Reference, left: object) -> None:
 
 
 def read_plans(ended: Ended, max_memory: int) -> list[Plan]:
-    """The plans of a first call and of further ones, from a child's answer. Raises Fault for anything that is
-    not that."""
+    """The plans of a first call and of further ones, from a child's answer.
+
+    Raises Fault for anything that is not that.
+    """
     try:
         with malformed():
             lengths = ended.header["plans"]

@@ -1,5 +1,6 @@
-"""A task's own `Model`: trusted code, loaded into the judge's process, drawn for, and run in the task's dtype
-and in float64.
+"""A task's own `Model`, which is trusted code: it is loaded into the judge's process and run there.
+
+It runs in the task's dtype and in float64.
 
 Inputs are drawn as the task draws them, or under stress (draws.py); weights as its constructor makes them, or
 with others. What is known of a task (which stresses its reference survives, whether a constant would pass) is
@@ -26,19 +27,19 @@ from nanotriton.executor.judge.examination import Examination
 from nanotriton.executor.judge.kept import Kept, Vault
 from nanotriton.executor.judge.kinds import (
     MOVED,
-    OTHER_NUMBERS,
     TRIALS,
     Trial,
     grows,
     has_other_numbers,
     trains_buffers,
     untrained,
+    with_other_numbers,
 )
 from nanotriton.executor.judge.literals import COMPARING, LIMITING, OwnNumbers, literals
 from nanotriton.executor.judge.module import (
     RANDOM,
     Allowance,
-    Interruption,
+    ContextLost,
     arguments,
     check_arguments,
     contained,
@@ -67,20 +68,8 @@ MORE_BUILT, SMALL_WEIGHTS = 8, 16 << 20
 log = logging.getLogger(__name__)
 
 
-class ContextLost(Interruption):
-    """The task's own code has ended this process's CUDA context: nothing here can go on.
-
-    kind: of the inputs that it ran on.
-    """
-
-    def __init__(self, kind: str):
-        super().__init__(f"the reference has ended the GPU's context, on {kind} inputs")
-        self.kind = kind
-
-
 class Reference:
-    """A task's module, loaded: trusted code, it runs in the judge's process. Raises Fault if the task is no
-    fair question.
+    """A task's module, loaded and examined. Raises Fault if the task is no fair question.
 
     pause: called between two computations of the reference.
     stress: whether it is also asked what the task does not draw itself.
@@ -95,51 +84,59 @@ class Reference:
         stress: bool = True,
         vault: Vault | None = None,
     ):
+        self.task, self.device = task, torch.device(device)
         self.pause = pause
         self.stress = stress
-        self.kept = Kept(vault)
-        self.answering = False  # an answer is computed: nobody else writes to what is drawn
-        self.unsettled: str | None = None  # the kind of inputs that a GPU may still be computing with
-        self.task, self.device, self.seed = task, torch.device(device), seed_from("calibrate", task.key)
+        self.seed = seed_from("calibrate", task.key)  # of the draws and weights that it is examined with
         self.settings = Settings()
         self.asserts: Asserts | None = None  # on a CPU operators look for themselves
         if self.device.type == "cuda":
             torch.cuda.init()
             self.asserts = Asserts()
-        self.picky = False  # whether it calls operators that refuse some values
-        self.examined = False
-        self.literals = literals(task.source)
-        self.called: set[str] = set()  # the names of what the reference calls
-        self.dtype: torch.dtype | None = None  # of all floats that it is given, if they have one in common
-        self.keeps_nothing = False  # known to leave no state between calls (calls.py)
-        self.hides_state: bool | None = None  # whether it leaves some where no name shows it
-        self.names: dict = {}  # of the task's module
         self.prints = Allowance(task.name)
+        self.names: dict = {}  # of the task's module
+        self.literals = literals(task.source)
+        # what is going on
+        self.examined = False
+        self.answering = False  # an answer is computed: nobody else writes to what is drawn
+        self.unsettled: str | None = None  # the kind of inputs that a GPU may still be computing with
+        # what is kept
+        self.kept = Kept(vault)
+        self.drawn_inputs = Drawn()
         self.built: dict[int, torch.nn.Module] = {}  # the last few modules, by seed, on the CPU
         self.digests: dict[int, dict[str, torch.Tensor]] = {}  # and their large weights, by hash
-        # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
-        self.moved_buffers: set[str] = set()
-        self.drawn_inputs = Drawn()
-        self.kinds: frozenset[str] = frozenset(["plain"])
-        self.facts = Facts()
-        self.reduced = False  # whether it multiplies in TF32 on its device
-        self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
+
+        # what the examination finds: of its inputs
+        self.kinds: frozenset[str] = frozenset(["plain"])  # draws.KINDS that it survives
+        self.dtype: torch.dtype | None = None  # of all floats that it is given, if they have one in common
         self.drawn: list[int] = []  # numbers of the arguments that differ between two draws, floats
         self.late: dict[str, tuple[int, ...]] = {}  # kind -> those that it distorts once they are returned
         self.moves = Moves()  # what never differs, moved
         self.unvaried: list[str] = []  # what no trial varies
         self.before = "plain"  # the kind of the first of several calls
+        # of what it computes
+        self.facts = Facts()
+        self.called: set[str] = set()  # the names of what it calls
+        self.picky = False  # whether it calls operators that refuse some values
+        self.reduced = False  # whether it multiplies in TF32 on its device
+        self.faint: list[str | int] | None = None  # faint.find_faint, once it was asked
+        # of its weights and of its state
+        # buffers that construct.moved_constants moved; a candidate's of the same name are moved too
+        self.moved_buffers: set[str] = set()
+        self.trained = Trained(())
         self.trains = False  # whether candidates are judged on trained weights
+        self.grows = False  # and on some that are large
         self.evaluates = False  # whether candidates are called in evaluation mode too
         self.modal = False  # whether its answers, or what they leave behind, are others there
+        self.keeps_nothing = False  # known to leave no state between calls (calls.py)
+        self.hides_state: bool | None = None  # whether it leaves some where no name shows it
         self.leaves: frozenset[str] = frozenset()  # attributes.only_left
-        self.grows = False  # and on some that are large
-        self.trained = Trained(())
         Examination(self).run()
         self.drawn_inputs.forget()  # no candidate will ask for these
         self.examined = True
 
     def load(self) -> None:
+        """Run the task's file, and find out what a recording needs to know of it. Raises TaskFault."""
         with self.its_code():
             self.module = import_task(self.task)
         self.names = vars(self.module)
@@ -147,7 +144,6 @@ class Reference:
             raise TaskFault("unsupported", f"the task defines no {', '.join(missing)}")
         self.default_cuda = take_place()
         self.has_weights = bool(self.weights(self.seed))
-        # what a recording needs to know
         inputs = self.inputs("plain", 0)
         self.described_inputs = wire.describe(inputs)[0]
         dtypes = {t.dtype for t in tensors(inputs) if t.is_floating_point()}
@@ -205,20 +201,21 @@ class Reference:
 
     @property
     def defaults(self) -> dict[str, str | bool]:
-        """torch's defaults that the task has set. In KernelBench a candidate is imported after the task, and
-        finds them."""
+        """torch's defaults that the task has set, which a candidate finds when it is imported after it."""
         dtype = self.settings.own.get("default dtype", torch.float32)
         return {"dtype": str(dtype).removeprefix("torch."), "cuda": self.default_cuda}
 
     # ---- what a trial is made of ----
 
     def default_device(self):
-        """Tensors are made on the device by default (on the CPU they are anyway, and the mode costs time)."""
+        """Inside, tensors are made on the device by default. On a CPU they are anyway, at no cost."""
         return self.device if self.device.type != "cpu" else contextlib.nullcontext()
 
     def build(self, seed: int) -> torch.nn.Module:
-        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants. A copy
-        goes to its device, which pulls weights apart that share memory."""
+        """The reference, constructed as a candidate is: on the CPU, same seed, same moved constants.
+
+        A copy goes to its device, which pulls weights apart that share memory.
+        """
         host = self.on_host(seed)
         stays = self.device.type == "cpu" and not construct.shares_memory(host)
         return construct.copied(host, None if stays else construct.replicas(host, self.device))
@@ -228,8 +225,10 @@ class Reference:
         return dict(self.on_host(seed).state_dict())
 
     def large_weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """Weights of a megabyte or more by plan.digest of their bytes: a candidate that has the same need not
-        send them."""
+        """Weights of a megabyte or more, by plan.digest of their bytes.
+
+        A candidate that has the same need not send them.
+        """
         if not self.has_weights:
             return {}
         if seed not in self.digests:
@@ -240,6 +239,7 @@ class Reference:
         return self.digests[seed]
 
     def on_host(self, seed: int) -> torch.nn.Module:
+        """The module with the weights of this seed, kept on the CPU for the next who asks."""
         if seed not in self.built:
             if untrained(seed) in self.built:  # a copy is quicker than a constructor that draws
                 model = construct.copied(self.built[untrained(seed)])
@@ -289,6 +289,7 @@ class Reference:
         self.drawn_inputs.forget()
 
     def init_arguments(self, weights: int) -> list:
+        """The constructor's arguments for these weights, by their seed."""
         with self.its_code():
             construct.seed_everything(untrained(weights))
             given = self.arguments("get_init_inputs")
@@ -332,8 +333,7 @@ class Reference:
             return given if self.device.type == "cpu" else mapped(given, lambda t: t.to(self.device))
 
     def described(self, weights: int) -> tuple[list, list]:
-        """What a recording with these weights has to know of the arguments of forward, and of the
-        constructor."""
+        """What a recording with these weights has to know of forward's and the constructor's arguments."""
         inputs = self.described_inputs
         if has_other_numbers(weights):
             inputs = wire.describe(self.inputs(MOVED + "plain", 0))[0]
@@ -436,6 +436,7 @@ class Reference:
         return next((kind for kind in kinds if kind in self.kinds), None)
 
     def finite_answer(self, kind: str, seed: int, weights: int) -> Answer | None:
+        """The answer to a draw, if the reference survives it and its dtype does not break down."""
         try:
             answer = self.answer(kind, seed, weights)
         except Exception as error:
@@ -447,34 +448,34 @@ class Reference:
         """The seed of the weights of a trial whose arguments are moved."""
         if not self.moves.numbers:
             return seed
-        return seed | OTHER_NUMBERS if seed > 0 else -(-seed | OTHER_NUMBERS)
+        return with_other_numbers(seed)
 
     def trials(self, secret: bytes, drawer: str) -> list[Trial]:
         """The trials of a candidate: the same for the same secret, task and drawer.
 
         drawer: the candidate's source, or the draw that it shares with others.
 
-        A draw that the reference refuses is no trial, or the candidate would be blamed for what it makes of
-        it.
+        A draw that the reference refuses is no trial: else the candidate would be blamed for it.
         """
-        weights = [
-            seed_from(secret, self.task.key, drawer, "weights", i) * (-1 if i and self.trains else 1)
-            for i in range(2)
-        ]
+        own, others = (seed_from(secret, self.task.key, drawer, "weights", i) for i in range(2))
+        weights = [own, -others if self.trains else others]  # below 0: trained
         found = []
         for options in TRIALS:
             if kind := self.chosen(options):
                 number = len(found)
                 inputs = seed_from(secret, self.task.key, drawer, "inputs", number)
-                found.append(Trial(kind, inputs, weights[number % 2 if self.has_weights else 0]))
+                in_turns = weights[number % 2] if self.has_weights else own
+                found.append(Trial(kind, inputs, in_turns))
         if self.moves:
             scaled = found[1]
             found[1] = Trial(MOVED + scaled.kind, scaled.inputs, self.moved_weights(scaled.weights))
         return [trial for trial in found if not self.may_refuse(trial.kind) or self.takes(trial)]
 
     def may_refuse(self, kind: str) -> bool:
-        """Whether the reference may refuse a draw of this kind although it has taken another one: it asserts
-        something, or several arguments that have to fit each other are moved."""
+        """Whether the reference may refuse a draw of this kind although it has taken another one.
+
+        It may if it asserts something, or if several arguments are moved that have to fit each other.
+        """
         moved = kind.startswith(MOVED) and len(self.moves.ways) > 1
         return kind != "plain" and (self.picky or moved)
 

@@ -18,8 +18,10 @@ def answer_path(root: str, source: str) -> str:
 
 
 def script_mode(job, worker) -> Generator:
-    """One file to its end, its answer written to the executor's folder. Raises Fault if it does not get
-    there."""
+    """One file to its end, its answer written to the executor's folder.
+
+    Raises Fault if it does not get there.
+    """
     from nanotriton.executor.judge.candidate import check_rules
     from nanotriton.executor.judge.job import Spawn, check_ended, not_its_own
     from nanotriton.executor.judge.process import confinement

@@ -47,12 +47,15 @@ FEW = 8  # ids from so small a part of their range on, start at 0
 
 
 def crowd(x: Tensor, generator: torch.Generator) -> None:
-    """Half of the elements become one of the values, and a quarter of the values come no more. One row is
-    all of the smallest value, another one but for a single element."""
+    """Half of the elements become one of the values, and a quarter of the values come no more.
+
+    One row is all of the smallest value, another one but for a single element.
+    """
     y, shares = x.clone(), torch.rand(x.shape, generator=generator).to(x.device)
     values = y.unique()
     order = values[torch.randperm(len(values), generator=generator).to(x.device)]
-    gone = order[1 : 1 + (max(1, len(order) // 4) if len(order) > 2 else 0)]
+    lost = max(1, len(order) // 4) if len(order) > 2 else 0
+    gone = order[1 : 1 + lost]
     y = torch.where((shares < 1 / 2) | torch.isin(y, gone), order[0], y)
     rows = y.reshape(-1, y.shape[-1])
     if len(rows) >= ROWS and rows.shape[1] > 1:
@@ -63,14 +66,16 @@ def crowd(x: Tensor, generator: torch.Generator) -> None:
 
 
 def crowd_from_zero(x: Tensor, generator: torch.Generator) -> None:
-    """The same, and one element in 16, one at least, is 0."""
+    """As `crowd`, and one element in 16, one at least, is 0."""
     crowd(x, generator)
     x.masked_fill_(_some(x, 1 / 16, generator), 0)
 
 
 def crowd_lower(x: Tensor, generator: torch.Generator) -> None:
-    """The same, and half of the elements, one at least, are any number from 1 up to the smallest there was:
-    lengths are shorter."""
+    """As `crowd`, and lengths are shorter.
+
+    Half of the elements, one at least, are any number from 1 up to the smallest there was.
+    """
     smallest = x.min()
     crowd(x, generator)
     shares = torch.rand(x.shape, generator=generator).to(x.device)
@@ -84,21 +89,23 @@ def _some(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
 
 
 def crowd_to_zero(x: Tensor, generator: torch.Generator) -> None:
-    """The same, and one element in four, one at least, is 0: nothing is that long."""
+    """As `crowd_lower`, and one length in four, one at least, is 0."""
     crowd_lower(x, generator)
     x.masked_fill_(_some(x, 1 / 4, generator), 0)
 
 
 def crowd_in_order(x: Tensor, generator: torch.Generator) -> None:
-    """The same values over and over, in the order in which they were."""
+    """As `crowd`, in the order in which the values were: rising or falling."""
     falls = bool((x.diff(dim=-1) <= 0).all())
     crowd(x, generator)
     x.copy_(x.sort(dim=-1, descending=falls).values)
 
 
 def close_gaps(x: Tensor, generator: torch.Generator) -> None:
-    """Of offsets half of those within become equal to the one before them: some parts are empty, and the one
-    after these is long."""
+    """Half of the offsets within become equal to the one before them.
+
+    So some parts are empty, and the one after these is long.
+    """
     most = max(1, (len(x) - 2) // 2)
     first = 1 + int(torch.randint(len(x) - 1 - most, (), generator=generator))
     x[first : first + most] = x[first - 1]
@@ -111,8 +118,7 @@ def soften(x: Tensor, generator: torch.Generator) -> None:
 
 
 def skew(x: Tensor, generator: torch.Generator) -> None:
-    """A matrix whose part above the diagonal is another one than that below: each element there gets a factor
-    of its own, from -1 to 1."""
+    """Break a matrix's symmetry: each element above the diagonal gets a factor of its own, from -1 to 1."""
     factors = torch.rand(x.shape, generator=generator).mul_(2).sub_(1).to(x.device, x.dtype)
     x.copy_(torch.where(torch.ones_like(x, dtype=torch.bool).triu(1), x * factors, x))
 
@@ -133,6 +139,7 @@ def full_rows(x: Tensor, generator: torch.Generator) -> None:
 
 
 def crowd_and_bare_rows(x: Tensor, generator: torch.Generator) -> None:
+    """As `crowd`, and then as `bare_rows`."""
     crowd(x, generator)
     bare_rows(x, generator)
 
@@ -145,8 +152,17 @@ def _some_rows(x: Tensor, most: int, generator: torch.Generator) -> list[Tensor]
 
 
 WAYS = (
-    *(crowd, crowd_from_zero, crowd_lower, crowd_to_zero, crowd_in_order, crowd_and_bare_rows),
-    *(close_gaps, soften, skew, bare_rows, full_rows),
+    crowd,
+    crowd_from_zero,
+    crowd_lower,
+    crowd_to_zero,
+    crowd_in_order,
+    crowd_and_bare_rows,
+    close_gaps,
+    soften,
+    skew,
+    bare_rows,
+    full_rows,
 )
 
 
@@ -158,6 +174,7 @@ def promises(source: str) -> frozenset[str]:
 
 
 def _prose(source: str) -> list[str]:
+    """The comments and docstrings of a task."""
     found = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -218,6 +235,7 @@ def is_zeros_and_ones(x: Tensor) -> bool:
 
 
 def is_symmetric(x: Tensor) -> bool:
+    """Whether it is a matrix, or several, equal to its transpose and not diagonal."""
     square = x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1
     return square and torch.equal(x, x.mT) and bool(x.triu(1).any())
 
@@ -231,11 +249,13 @@ def is_mask(x: Tensor) -> bool:
 
 
 def has_rows(x: Tensor) -> bool:
+    """Whether it has several rows of at least WIDE elements."""
     rows = x.squeeze()
     return rows.dim() > 1 and rows.shape[-1] >= WIDE and rows.numel() > 0
 
 
 def is_sorted(x: Tensor) -> bool:
+    """Whether each row rises, or each one falls; equal neighbours do both."""
     steps = x.diff(dim=-1)
     return bool((steps >= 0).all() or (steps <= 0).all())
 

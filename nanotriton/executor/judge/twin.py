@@ -1,8 +1,8 @@
 """The reference in float64: the twin that errors are measured against.
 
-Most modules can be widened, with `double()`. One that insists on a dtype (a cast in forward, a weight in
-bf16 beside a float32 input) can't. Such a module runs as it is, and beside each operator the same operator
-runs in float64.
+Most modules can be widened, with `double()`, and with them the casts in forward. One that insists on a
+dtype (a weight in bf16 beside a float32 input) can't. Such a module runs as it is, and beside each operator
+the same operator runs in float64.
 """
 
 import contextlib
@@ -80,6 +80,7 @@ def widened(
     """Widen the module and its inputs. Raises where the task insists on its dtype."""
     nudging = contextlib.nullcontext() if nudge is None else Nudging(nudge)
     inputs = [draw() for draw in draws]
+    widening = Widening(dtypes_of(model, inputs))
     wide = [widen(given) for given in inputs]
     if nudge is not None:
         for t, own in zip(tensors(wide), tensors(inputs), strict=True):
@@ -92,11 +93,43 @@ def widened(
         try:
             construct.seed_everything(seed)
             model = model.double()
-            with nudging:
+            with widening, nudging:
                 answers = call_each(model, wide, train, mode)
         finally:
             torch.set_default_dtype(default)
     return Twin(answers, wide, state_of(model) | construct.plain_attributes(model))
+
+
+def dtypes_of(model: torch.nn.Module, inputs: list[list]) -> frozenset[torch.dtype]:
+    """The float dtypes of a module's state and of its inputs."""
+    return frozenset(t.dtype for t in [*state_of(model).values(), *tensors(inputs)] if t.is_floating_point())
+
+
+class Widening(Watching):
+    """Gives float64 where forward names a dtype that rounds no more than the task's own: `x.float()` in a
+    task of fp32 or bf16, or a table `torch.arange(n, dtype=torch.float32)`.
+
+    Else what follows would be computed in that dtype here too, and the reference would seem to make no
+    errors. A dtype that is coarser than the task's rounds for its answer, and stays.
+
+    dtypes: of the task's floats.
+    """
+
+    def __init__(self, dtypes: frozenset[torch.dtype]):
+        super().__init__()
+        self.widened = {torch.float32} | (dtypes if len(dtypes) == 1 else set())
+        if torch.float64 in dtypes:
+            self.widened = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.view.dtype:
+            if args[0].dtype == torch.float64 and self.widened:
+                raise RuntimeError("a float64 has other bits")
+            return func(*args, **kwargs)
+        if kwargs.get("dtype") in self.widened:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)
 
 
 def beside(

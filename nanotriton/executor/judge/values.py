@@ -207,8 +207,10 @@ def rms_of(own: torch.Tensor, exact: torch.Tensor | None, masked: bool) -> tuple
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """The smallest normal number. What is smaller has the same few digits behind the point, and fewer of
-    them count."""
+    """The smallest normal number.
+
+    What is smaller has the same few digits behind the point, and fewer of them count.
+    """
     return torch.finfo(dtype).smallest_normal if dtype.is_floating_point else 0.0
 
 

@@ -1,5 +1,6 @@
-"""A worker: judges candidates, several at a time, one Python step after another. Trusted; it never runs a
-candidate's Python.
+"""A worker: judges candidates, several at a time, one Python step after another.
+
+It is trusted, and never runs a candidate's Python.
 
 Its loop waits for two things: jobs from the executor, and children that ended. A job is a generator
 (candidate.py) that is resumed when its child is done; between two children it computes (draws inputs,
@@ -16,8 +17,11 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import Generator
+from dataclasses import dataclass
 from select import POLLIN, poll
 
 import torch
@@ -27,14 +31,14 @@ from nanotriton.executor.child.record import record_child
 from nanotriton.executor.child.script import script_child
 from nanotriton.executor.common import probe
 from nanotriton.executor.common.card import Card
-from nanotriton.executor.common.limits import REFERENCES, REPLAYERS
+from nanotriton.executor.common.limits import REFERENCES, REPLAYERS, SHORTAGES
 from nanotriton.executor.gpu.compile_server import compile_server
 from nanotriton.executor.judge import script, settings
 from nanotriton.executor.judge.candidate import examine, replay_mode
 from nanotriton.executor.judge.job import Job, Spawn
-from nanotriton.executor.judge.module import Interruption
+from nanotriton.executor.judge.module import ContextLost, Interruption
 from nanotriton.executor.judge.process import process_mode
-from nanotriton.executor.judge.reference import ContextLost, Reference
+from nanotriton.executor.judge.reference import Reference
 from nanotriton.executor.judge.room import Room
 from nanotriton.executor.sandbox import sandbox
 from nanotriton.executor.sandbox.clock import own_time
@@ -46,9 +50,7 @@ from nanotriton.executor.sandbox.zygote import Zygote
 from nanotriton.tasks.task import Task
 from nanotriton.verdict import Fault, TaskFault, Unrecordable
 
-# seconds a task's own reference may take for one trial: longer, and the task is not for this
-# machine
-PATIENCE = 60.0
+PATIENCE = 60.0  # seconds of a task's reference for one trial: one that is slower is not for this machine
 DAY = 86400.0  # seconds
 MOMENT = 1e-3  # seconds that an alarm may be early
 M_MMAP_THRESHOLD = -3  # malloc.h
@@ -63,7 +65,7 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
 KEPT = 4  # of the tasks loaded, those that keep their modules and draws
 # And those that keep what candidates share (judge/kept.py): a worker has the groups of several tasks in turns
 KEPT_DRAWS = 16
-# else: what was computed last
+# A status that tells the stage of its verdict. Any other has the stage that was computed last.
 STAGES = {"syntax_error": "rules", "import_error": "import", "compile_error": "compile"}
 TARGETS = {
     "record": record_child,
@@ -109,7 +111,30 @@ def prepare(flavour: str, card: Card) -> None:
     Reference(Task(**probe.TASK))  # the judge's own imports
 
 
+@dataclass(eq=False)
+class Running:
+    """A job on its way to its verdict."""
+
+    job: Job
+    mode: Generator[Spawn, Ended, None]  # one of MODES, resumed when its child has ended
+    folder: str  # of its children
+
+
+@dataclass
+class Stage:
+    """A part of a job that is computed under a limit of its own."""
+
+    name: str
+    left: float  # seconds of its limit, without those in which other processes had the cores
+
+
 class Worker:
+    """The process that judges. See the top.
+
+    sock: to the executor. beacon: what it sees of this worker. zygote: forks its children. options: what
+    processes.ask_for_worker says of this worker.
+    """
+
     def __init__(self, sock: socket.socket, beacon: mmap.mmap, zygote: Zygote, options: dict):
         self.sock, self.beacon, self.zygote = sock, beacon, zygote
         self.secret = b""  # comes with each job: the zygote, which candidates can read, was forked before
@@ -128,11 +153,11 @@ class Worker:
         self.references: OrderedDict[tuple[str, str | None], Reference | Fault] = OrderedDict()
         # which tasks have ended a context, for all workers of this executor
         self.losses = os.path.join(os.path.dirname(self.folder), "losses")
-        self.lost = False  # whether one has ended this worker's
-        self.waiting: dict[int, tuple] = {}  # child's id -> (job, generator, folder)
+        self.lost = False  # whether a task has ended this worker's
+        self.waiting: dict[int, Running] = {}  # by the id of the child that it waits for
         self.job: Job | None = None  # the one that is computing
         self.costs: dict[int, dict[str, float]] = {}
-        self.stages: list[list] = []  # of the computing job: [name, seconds left], innermost last
+        self.stages: list[Stage] = []  # of the computing job, the innermost last
         self.since = 0.0  # when the stage last changed, by own_time
         self.last = ""  # the stage that was computed last
 
@@ -140,10 +165,12 @@ class Worker:
 
     @contextlib.contextmanager
     def stage(self, name: str, limit: float):
-        """Compute under a limit in seconds, without those in which other processes had the cores. What an
-        inner stage takes counts for itself, not for the outer one."""
+        """Compute under a limit in seconds, without those in which other processes had the cores.
+
+        What an inner stage takes counts for itself, not for the outer one.
+        """
         self._charge()
-        self.stages.append([name, limit])
+        self.stages.append(Stage(name, limit))
         self._arm()
         try:
             yield
@@ -161,18 +188,21 @@ class Worker:
         """Count the time since the last change of stage for the innermost one."""
         now = own_time()
         if self.stages:
-            self.stages[-1][1] -= now - self.since
-            self.add_cost(self.stages[-1][0], now - self.since)
+            stage = self.stages[-1]
+            stage.left -= now - self.since
+            self.add_cost(stage.name, now - self.since)
         self.since = now
 
     def _arm(self) -> None:
-        """Set the alarm for the innermost stage, and let the executor see when it is due by this process's
-        own_time (0: nothing runs)."""
-        left = max(self.stages[-1][1], MOMENT) if self.stages else 0.0
-        name = self.stages[-1][0] if self.stages else ""
-        BEACON.pack_into(
-            self.beacon, 0, self.job.id, self.since + left if self.stages else 0.0, name.encode()
-        )
+        """Set the alarm for the innermost stage, and let the executor see when it is due.
+
+        That is by this process's own_time; 0: nothing runs.
+        """
+        name, left, due = "", 0.0, 0.0
+        if self.stages:
+            name, left = self.stages[-1].name, max(self.stages[-1].left, MOMENT)
+            due = self.since + left
+        BEACON.pack_into(self.beacon, 0, self.job.id, due, name.encode())
         signal.setitimer(signal.ITIMER_REAL, left)
 
     def add_cost(self, name: str, seconds: float) -> None:
@@ -187,8 +217,10 @@ class Worker:
     # ---- tasks ----
 
     def reference(self, task: Task) -> Reference:
-        """The task, loaded and examined, from the cache if it was seen before. Raises Fault if it is no fair
-        question."""
+        """The task, loaded and examined, from the cache if it was seen before.
+
+        Raises Fault if it is no fair question.
+        """
         lost = self.lost_on(task)
         key = task.key, lost
         found = self.references.get(key)
@@ -201,21 +233,24 @@ class Worker:
             if len(self.references) > REFERENCES:
                 self.references.popitem(last=False)
         self.references.move_to_end(key)
+        self.forget_old()
+        if isinstance(found, Fault):
+            # also when it was found out before: a verdict of this stage says nothing of the candidate
+            self.last = "task"
+            raise Fault(found.status, found.message)
+        return found
+
+    def forget_old(self) -> None:
+        """Give back what the tasks that were not asked for lately keep in memory."""
         latest = reversed(self.references.values())
         for number, known in enumerate(latest):
             if number >= KEPT and isinstance(known, Reference):
                 known.forget_all()
                 if number >= KEPT_DRAWS:
                     known.kept.forget()
-        if isinstance(found, Fault):
-            # also when it was found out before: a verdict of this stage says nothing of the
-            # candidate
-            self.last = "task"
-            raise Fault(found.status, found.message)
-        return found
 
     def load(self, task: Task, lost: str | None) -> Reference | Fault:
-        """lost: see `lost_on`."""
+        """The task, examined now, or why it is no fair question. lost: see `lost_on`."""
         if lost == "plain":
             return Fault("unsupported", ENDS_CONTEXT)
         try:
@@ -237,8 +272,10 @@ class Worker:
         return None
 
     def note_loss(self, task: Task, kind: str) -> None:
-        """The task's own code has ended the context. Others will read this when they run again what was in
-        flight."""
+        """The task's own code has ended the context.
+
+        Other workers will read this when they run again what was in flight.
+        """
         os.makedirs(self.losses, exist_ok=True)
         note = f"{task.key}.{'plain' if kind == 'plain' else 'other'}"
         with open(os.path.join(self.losses, note), "w"):
@@ -253,15 +290,15 @@ class Worker:
 
     def room(self, reference: Reference):
         """Where the task's tensors are computed with: on a GPU that they would crowd, alone."""
-        return (
-            self.gpu.alone()
-            if self.gpu is not None and self.gpu.crowded(self.job, reference)
-            else contextlib.nullcontext()
-        )
+        if self.gpu is not None and self.gpu.crowded(self.job, reference):
+            return self.gpu.alone()
+        return contextlib.nullcontext()
 
     def pause(self) -> None:
-        """Let other workers time what they have, if they wait for it. It counts for no other stage, and has
-        no end of its own: theirs have."""
+        """Let other workers time what they have, if they wait for it.
+
+        It counts for no other stage, and has no end of its own: theirs have.
+        """
         if self.gpu is not None:
             self.settle()  # nothing of this worker's runs while another one times
             with self.stage("wait", DAY):
@@ -270,8 +307,11 @@ class Worker:
     # ---- the loop ----
 
     def serve(self) -> None:
-        """Until the executor hangs up or the zygote dies (then this worker is no use, and the executor starts
-        another)."""
+        """Work until the executor hangs up, or until this worker is no use any more.
+
+        That is when its zygote dies or its context is lost. The executor then starts another worker, and
+        what was in flight again.
+        """
         signal.signal(signal.SIGALRM, self._alarm)
         self.neutral = settings.snapshot()
         settings.reset(self.neutral)
@@ -295,75 +335,83 @@ class Worker:
                     if ended := self.zygote.event():
                         self.child_ended(ended)
                 elif answer := self.compilers.answered(compilers[fd]):
-                    self.advance(*answer[0], answer[1])
+                    self.advance(*answer)
                 if self.context_is_lost:
-                    # the context is gone; the executor starts another worker, and what was in
-                    # flight again
                     return
 
     def _alarm(self, *_):
-        left = self.stages[-1][1] - (own_time() - self.since) if self.stages else 0.0
+        """A stage's limit has passed, or only its wall time: then the alarm is set for what is left."""
+        left = self.stages[-1].left - (own_time() - self.since) if self.stages else 0.0
         if left <= MOMENT:
             raise Overtime
         signal.setitimer(signal.ITIMER_REAL, left)  # other processes had the cores meanwhile
 
     def start(self, message: dict) -> None:
-        self.secret, message["task"] = bytes.fromhex(message.pop("secret")), Task(**message["task"])
+        """Begin a job. message: its fields, and the secret of the executor's draws."""
+        self.secret = bytes.fromhex(message.pop("secret"))
+        message["task"] = Task(**message["task"])
         job = Job(**message)
         self.costs[job.id] = {}
-        self.advance(job, MODES[job.phase](job, self), os.path.join(self.folder, str(job.id)), None)
+        folder = os.path.join(self.folder, str(job.id))
+        self.advance(Running(job, MODES[job.phase](job, self), folder), None)
 
     def child_ended(self, ended: Ended) -> None:
+        """Go on with the job that has waited for this child."""
         if ended.id in self.waiting:
-            self.advance(*self.waiting.pop(ended.id), ended)
+            self.advance(self.waiting.pop(ended.id), ended)
         elif answer := self.compilers.ended(ended):
-            self.advance(*answer[0], answer[1])
+            self.advance(*answer)
 
-    def advance(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
-        """Let a job compute until it wants a child or has its verdict."""
+    def advance(self, running: Running, ended: Ended | None) -> None:
+        """Let a job compute until it wants a child or has its verdict. ended: the child it has waited for."""
         with self.gpu.busy() if self.gpu is not None else contextlib.nullcontext():
-            self.step(job, generator, folder, ended)
+            self.step(running, ended)
 
-    def step(self, job: Job, generator, folder: str, ended: Ended | None) -> None:
+    def step(self, running: Running, ended: Ended | None) -> None:
+        """`advance`, while the GPU is told that this worker is busy."""
+        job, folder = running.job, running.folder
         self.job, self.stages, self.since = job, [], own_time()
         try:
-            spawn: Spawn = self.resume(generator, ended)
+            spawn = self.resume(running.mode, ended)
         except ContextLost as lost:
             self.note_loss(job.task, lost.kind)
         except StopIteration:
-            self.finish(job, folder, {"status": "correct"})
-        except Unrecordable as fault:
-            self.finish(job, folder, {"status": fault.status, "message": fault.message}, fallback=True)
-        except TaskFault as fault:
-            self.last = "task"
-            self.finish(job, folder, {"status": fault.status, "message": fault.message})
+            self.finish(job, folder, "correct")
         except Fault as fault:
-            self.finish(job, folder, {"status": fault.status, "message": fault.message})
+            if isinstance(fault, TaskFault):
+                self.last = "task"
+            self.finish(job, folder, fault.status, fault.message, isinstance(fault, Unrecordable))
         except Overtime:  # the alarm went off just as the stage was over
-            self.finish(job, folder, {"status": "timeout", "message": f"not done after {job.timeout:g} s"})
-        # an error of ours: die, and leave word in the beacon of whose job it was, so that only this
-        # one is suspected
-        except Exception:
-            BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
+            self.finish(job, folder, "timeout", f"not done after {job.timeout:g} s")
+        except Exception as error:
+            # An error of ours: die, and leave word in the beacon of whose job it was, so that only this one
+            # is suspected.
+            if getattr(error, "errno", None) not in SHORTAGES:
+                BEACON.pack_into(self.beacon, 0, job.id, own_time() + PATIENCE, self.last.encode())
             raise
         else:
-            if spawn.target == "compile":
-                self.compilers.submit((job, generator, folder), spawn.args, spawn.limits)
-                return
-            if not os.path.isdir(folder):
-                os.mkdir(folder, 0o700)
-                with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
-                    file.write(job.source)
-            child = self.zygote.spawn(
-                spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options
-            )
-            self.waiting[child] = (job, generator, folder)
+            self.spawn(running, spawn)
 
-    def resume(self, generator, ended: Ended | None) -> Spawn:
-        """Compute, and undo what the task's code has set meanwhile."""
+    def spawn(self, running: Running, spawn: Spawn) -> None:
+        """Start the child that a job wants. A kernel to compile goes to a server instead."""
+        if spawn.target == "compile":
+            self.compilers.submit(running, spawn.args, spawn.limits)
+            return
+        folder = running.folder
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o700)
+            with open(os.path.join(folder, "candidate.py"), "w", encoding="utf-8") as file:
+                file.write(running.job.source)
+        child = self.zygote.spawn(
+            spawn.target, folder, spawn.args, spawn.limits, spawn.extra, **spawn.options
+        )
+        self.waiting[child] = running
+
+    def resume(self, mode: Generator[Spawn, Ended, None], ended: Ended | None) -> Spawn:
+        """Compute until a child is wanted, and undo what the task's code has set meanwhile."""
         try:
             try:
-                return generator.send(ended)
+                return mode.send(ended)
             finally:
                 self.settle()
         except ContextLost:
@@ -379,16 +427,19 @@ class Worker:
             if isinstance(reference, Reference):
                 reference.settle()
 
-    def finish(self, job: Job, folder: str, verdict: dict, fallback: bool = False) -> None:
+    def finish(self, job: Job, folder: str, status: str, message: str = "", fallback: bool = False) -> None:
         """Report a verdict. fallback: this mode could not run the candidate; another one may."""
         if self.gpu is not None and self.gpu.owner is not None and self.gpu.owner.job is job:
             self.gpu.own(None)
         shutil.rmtree(folder, ignore_errors=True)
         # One line of what may be as long as a name in the candidate, or hold an assertion's own line breaks
         # and escapes.
-        text = " ".join(verdict.get("message", "").split())
-        verdict["message"] = "".join(c if c.isprintable() else "?" for c in text[:MESSAGE])
-        verdict["stage"] = STAGES.get(verdict["status"], self.last)
+        text = " ".join(message.split())[:MESSAGE]
+        verdict = {
+            "status": status,
+            "message": "".join(c if c.isprintable() else "?" for c in text),
+            "stage": STAGES.get(status, self.last),
+        }
         cost = {name: round(seconds, 6) for name, seconds in self.costs.pop(job.id).items()}
         send(
             self.sock,
@@ -398,26 +449,34 @@ class Worker:
 
 def main(sock: socket.socket, beacon: int, options: dict) -> None:
     """In the process that the base forked: first the zygote, which must know nothing, then the worker."""
-    zygote = Zygote(TARGETS, readable_paths())
-    os.makedirs(options["folder"], mode=0o700, exist_ok=True)
-    if options["memory"]:
-        # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between smaller
-        # blocks is lost to the limit.
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
-        sandbox.limit_memory(options["memory"])
-    # the zygote records; this process stops pretending that there is a GPU
+    try:
+        zygote = Zygote(TARGETS, readable_paths())
+        os.makedirs(options["folder"], mode=0o700, exist_ok=True)
+        if options["memory"]:
+            # Freed tensors go back to the kernel. Or this threshold grows to 32 MiB, and memory between
+            # smaller blocks is lost to the limit.
+            libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+            sandbox.limit_memory(options["memory"])
+        see_devices(options)
+        # the zygote died: the executor starts another pair
+        with contextlib.suppress(EOFError, ConnectionError):
+            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
+    except OSError as error:
+        if error.errno not in SHORTAGES:
+            raise
+        print(f"executor: a worker ends, and another begins: {error}", file=sys.stderr, flush=True)
+    finally:
+        remove_folder(options["folder"])
+
+
+def see_devices(options: dict) -> None:
+    """The zygote records. This process stops pretending that there is a GPU, and may take a real one."""
     if options["flavour"] in ("record", "gpu"):
         from nanotriton.executor.child import recorder
 
         recorder.uninstall()
-    if options["flavour"] == "gpu":  # and takes the real one
+    if options["flavour"] == "gpu":
         del os.environ["CUDA_VISIBLE_DEVICES"]
         os.environ |= ALLOCATOR
         if options["visible"] is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = options["visible"]
-    try:
-        # the zygote died: the executor starts another pair
-        with contextlib.suppress(EOFError, ConnectionError):
-            Worker(sock, mmap.mmap(beacon, BEACON.size), zygote, options).serve()
-    finally:
-        remove_folder(options["folder"])

@@ -108,18 +108,43 @@ DENIED = {
     "setrlimit": 160,
     "memfd_create": 319,
     "memfd_secret": 447,  # a memfd would be memory beside RLIMIT_AS
-    # System V and POSIX queues outlive their process
+    # System V's memory, semaphores and queues, and POSIX queues: they outlive their process. Those that other
+    # programs of this user have need no right but a number or a name to be changed or removed.
     "shmget": 29,
     "shmat": 30,
-    "msgget": 68,
+    "shmctl": 31,
     "semget": 64,
+    "semop": 65,
+    "semctl": 66,
+    "semtimedop": 220,
+    "msgget": 68,
+    "msgsnd": 69,
+    "msgrcv": 70,
+    "msgctl": 71,
     "mq_open": 240,
+    "mq_unlink": 241,
+    # one limit for all of a machine (aio) or a user (watches): a single process could use it up
+    "io_setup": 206,
+    "inotify_init": 253,
+    "inotify_init1": 294,
+    "fanotify_init": 300,
+    # the kernel's memory for rules of Landlock counts for no limit of the process's
+    "landlock_create_ruleset": 444,
+    "socketpair": 53,
+    "move_pages": 279,  # of others
 }
 FCNTL, IOCTL_CALL = 72, 16
 # Commands of fcntl that send signals to the owner of a file, whoever that is. Leases and notes on folders
-# signal too.
-SIGNALLING = {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE": 1024, "F_NOTIFY": 1026}
-# Commands of ioctl that do the same, that change a file's flags for good, or that type into a terminal.
+# signal too. And that for large pipes: what all pipes of a user hold has one limit.
+DENIED_FCNTLS = {
+    "F_SETOWN": 8,
+    "F_SETSIG": 10,
+    "F_SETOWN_EX": 15,
+    "F_SETLEASE": 1024,
+    "F_NOTIFY": 1026,
+    "F_SETPIPE_SZ": 1031,
+}
+# Commands of ioctl that send signals too, that change a file's flags for good, or that type into a terminal.
 DENIED_IOCTLS = {
     "FIOSETOWN": 0x8901,
     "SIOCSPGRP": 0x8902,
@@ -184,7 +209,8 @@ def call_filter(exec_ok: bool, cuda: bool) -> bytes:
     program += [_load(NUMBER), _has_bit(X32_BIT, 0, 1), KILL_PROCESS]
     denied = DENIED if exec_ok else DENIED | FORKS
     if cuda:
-        denied = {name: number for name, number in denied.items() if name not in ("socket", "bind", "listen")}
+        allowed = ("socket", "socketpair", "bind", "listen")
+        denied = {name: number for name, number in denied.items() if name not in allowed}
         unix = [_argument(0), _equal(socket.AF_UNIX, 0, 1), ALLOW, _fail(EPERM)]
         program += [_equal(DENIED["socket"], 0, len(unix)), *unix]
     for number in denied.values():
@@ -197,7 +223,7 @@ def call_filter(exec_ok: bool, cuda: bool) -> bytes:
     for number in (KILL, TGKILL):  # abort() signals itself
         itself = [_argument(0), _equal(OWN_PID, 0, 1), ALLOW, _fail(EPERM)]
         program += [_equal(number, 0, len(itself)), *itself]
-    for call, commands in ((FCNTL, SIGNALLING), (IOCTL_CALL, DENIED_IOCTLS)):
+    for call, commands in ((FCNTL, DENIED_FCNTLS), (IOCTL_CALL, DENIED_IOCTLS)):
         checks = [_argument(1)]
         for command in commands.values():
             checks += [_equal(command, 0, 1), _fail(EPERM)]

@@ -1,15 +1,32 @@
-"""What makes the forks of a large process cheap. It changes nothing of what they may do."""
+"""Forks: a large process's are made cheap, and they wait for a machine that has no process left. Nothing here
+changes what a fork may do."""
 
 import ctypes
 import gc
+import os
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 from nanotriton.executor.sandbox.linux import libc
 
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE = 2 << 20
+PATIENCE = 5.0  # seconds for which a fork waits for a machine without processes or memory
+AGAIN = 0.05  # seconds between two tries
+
+
+def fork() -> int:
+    """os.fork, which others' threads may keep from a process for a moment. Raises OSError after PATIENCE."""
+    due = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return os.fork()
+        except OSError:
+            if time.monotonic() > due:
+                raise
+        time.sleep(AGAIN)
 
 
 def stop_counting_references() -> None:

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 BEACON = struct.Struct("qd16s")
 LOG = logging.getLogger(__name__)
 LOG_BYTES = 1 << 20  # that a child may print
+MESSAGE_BYTES = 128 << 10  # of a message: less than what a Unix socket takes at once, by Linux's default
 HEADER_BYTES = 8 << 20  # of a result's header: as Python's objects JSON takes twenty times its size
 LENGTH_BYTES = 8  # of the header's length
+REMOVING = 10.0  # seconds that it may take to remove a folder
 STAGE_BYTES = 16  # a result file opens with the stage that the child is in, padded
 
 
@@ -91,13 +93,17 @@ class Ended:
 
 
 def send(sock: socket.socket, message: dict, fds: tuple[int, ...] = ()) -> None:
-    socket.send_fds(sock, [json.dumps(message).encode()], list(fds))
+    """Send a message, with file descriptors. ValueError if the other side could not read all of it."""
+    data = json.dumps(message).encode()
+    if len(data) > MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(data)} bytes, more than {MESSAGE_BYTES}")
+    socket.send_fds(sock, [data], list(fds))
 
 
 def receive(sock: socket.socket) -> tuple[dict | None, list[int]]:
     """The next message and its file descriptors; (None, []) when the other side is gone."""
     try:
-        data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 16)
+        data, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 16)
     except ConnectionError:
         return None, []
     return (json.loads(data) if data else None), fds
@@ -118,6 +124,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def remove_folder(path: str) -> None:
     """Remove a folder that dying children may still be writing to for a moment."""
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + REMOVING
     while os.path.exists(path) and time.monotonic() < deadline:
         shutil.rmtree(path, ignore_errors=True)

@@ -6,7 +6,8 @@ signals and abstract sockets, as far as the kernel has them) and a seccomp filte
 can read the Python installation, system libraries and its own folder. It can write in its own folder, if
 that was asked for. It can compute, with some threads. It has no socket, no signal to another process (not
 as the owner of a file either), no ptrace, no change of a file's permissions, owner, times or attributes, no
-say in when others run, and unless `exec_ok` no fork and no exec. So no orphan can exist: the one process
+memory, semaphore or queue of others by its number, no say in when others run, and unless `exec_ok` no fork
+and no exec. So no orphan can exist: the one process
 there is dies with its parent (by the parent-death signal, which the filter keeps it from clearing).
 
 The sandbox does NOT protect:
@@ -49,6 +50,7 @@ from nanotriton.executor.sandbox.linux import (
 )
 
 CAPSET = 126
+QUEUED_SIGNALS = 64  # and timers: those of a user's processes have one limit
 KEPT_VARIABLES = {"PATH", "LD_LIBRARY_PATH", "LANG", "CUDA_VISIBLE_DEVICES"}
 
 
@@ -97,18 +99,21 @@ def set_limits(limits: Limits) -> None:
     _cap(resource.RLIMIT_CORE, 0)
     _cap(resource.RLIMIT_FSIZE, limits.output)
     _cap(resource.RLIMIT_NOFILE, limits.files)
+    _cap(resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS)
     if limits.seconds is not None:
-        _cap(resource.RLIMIT_CPU, int(limits.seconds) + 2)
+        # a signal first that tells this limit from a lack of memory, of which the kernel kills too
+        _cap(resource.RLIMIT_CPU, int(limits.seconds) + 2, 1)
     if limits.memory is not None:
         limit_memory(limits.memory)
 
 
-def _cap(kind: int, value: int) -> None:
-    """Set a limit, at most to the hard limit that there is."""
+def _cap(kind: int, value: int, more: int = 0) -> None:
+    """Set a limit, and `more` beyond it as the hard one, at most to the hard limit that there is."""
+    most = value + more
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(kind, (value, value))
+        value, most = min(value, hard), min(most, hard)
+    resource.setrlimit(kind, (value, most))
 
 
 def limit_memory(more: int) -> None:

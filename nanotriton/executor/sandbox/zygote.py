@@ -28,7 +28,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 
-from nanotriton.executor.sandbox import sandbox
+from nanotriton.executor.sandbox import forks, sandbox
 from nanotriton.executor.sandbox.calls import call_filter
 from nanotriton.executor.sandbox.clock import waited
 from nanotriton.executor.sandbox.linux import PR_SET_CHILD_SUBREAPER, libc
@@ -101,7 +101,8 @@ def child_main(request: dict, fds: list[int], parent: int, targets: dict, readab
 
 def renumber(fds: list[int]) -> None:
     """Make these file descriptors 0, 1, 2, .., and close all others."""
-    high = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]  # out of the way first
+    # out of the way first, to numbers that nothing has: many children at a time take many
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]
     for i, fd in enumerate(high):
         os.dup2(fd, i)
     os.closerange(len(fds), os.sysconf("SC_OPEN_MAX"))
@@ -112,7 +113,7 @@ def fork_child(request: dict, fds: list[int], targets: dict, readable: list[str]
     limits = sandbox.Limits(**request["limits"])
     exec_ok = request["sandbox"].get("exec_ok", False)
     call_filter(exec_ok, request["sandbox"].get("cuda", False))  # made here, the child finds it
-    pid = os.fork()
+    pid = forks.fork()
     if not pid:
         child_main(request, fds, parent, targets, readable)
     for fd in fds:
@@ -197,12 +198,20 @@ def patience(children: dict[int, Child]) -> float | None:
 def look_at(children: dict[int, Child]) -> None:
     """Kill the children that broke a limit. Give the slow ones a lower priority."""
     now = time.monotonic()
-    for child in children.values():
+    for pidfd, child in children.items():
         if not child.killed and (reason := overdue(child, now)):
+            if has_ended(pidfd):  # in time: this process is what was late
+                continue
             child.killed = reason
             os.kill(child.pid, signal.SIGKILL)
         elif child.timed() and now - child.started >= SLOW:
             give_way(child)
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def give_way(child: Child) -> None:
@@ -264,7 +273,7 @@ class Zygote:
     def __init__(self, targets: dict, readable: list[str]):
         worker = os.getpid()
         self.sock, other = pair()
-        self.pid = os.fork()
+        self.pid = forks.fork()
         if not self.pid:
             try:
                 self.sock.close()
