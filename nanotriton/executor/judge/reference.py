@@ -427,7 +427,8 @@ class Reference:
             if self.device.type != "cpu":
                 self.drawn_inputs.forget()
         left = exact_inputs if keep_inputs else None
-        answer = Answer(own, exact, left, kept, self.precision, own_time() - begun)
+        seconds = own_time() - begun
+        answer = Answer(own, exact, left, kept, self.precision, seconds, usual_inputs=kind == "plain")
         if self.kept.active:
             fill_scales(answer)
         return answer
