@@ -11,6 +11,7 @@ import torch
 
 from nanotriton import stop
 from nanotriton.executor.executor import Executor
+from nanotriton.log import ratio
 from nanotriton.rollout import Episode, judged, rollout
 from nanotriton.run import Run
 from nanotriton.sampler import Sampler
@@ -83,7 +84,7 @@ def heldout(
         right, scored = sum(map(sum, successes)), sum(map(len, successes))
         counts = torch.tensor([right, scored], dtype=torch.float64)
         right, scored = run.world.all_sum(counts).tolist()
-        result |= {key: right / max(scored, 1.0), f"{key}_n": int(scored)}
+        result |= {key: ratio(right, scored), f"{key}_n": int(scored)}
         if key == "success":
             result["success_se"] = clustered_error(run.world.gather(successes))
             statuses = run.world.gather(Counter(e.verdict.status for e in episodes))

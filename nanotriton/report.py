@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanotriton import grpo
 from nanotriton.advice import commonest
-from nanotriton.log import counted, took
+from nanotriton.log import counted, ratio, took
 from nanotriton.rollout import Episode
 from nanotriton.run import Clock, Run
 from nanotriton.verdict import STATUSES
@@ -52,7 +52,7 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
 
     numbers = {
         "samples": int(samples),
-        "reward": total["reward"] / max(total["scored"], 1),
+        "reward": ratio(total["reward"], total["scored"]),
         **parts,
         "spread": total["spread"] / samples,
         "no_spread": 1 - total["groups_with_spread"] / total["groups"],
@@ -60,7 +60,7 @@ def report(run: Run, step: int, cfg: Any, done: Step) -> None:
         "truncated": total["truncated"] / samples,
         "distinct": total["distinct"] / samples,
         "scored": total["scored"] / samples,
-        "pass_at_k": total["groups_solved"] / max(total["groups_scored"], 1),
+        "pass_at_k": ratio(total["groups_solved"], total["groups_scored"]),
         **policy,
         "loss": sum(update.loss for update in done.updates) / len(done.updates),
         "norm": sum(update.norm for update in done.updates) / len(done.updates),
@@ -95,7 +95,7 @@ def mean_parts(episodes: list[Episode], scored: float, world: World) -> dict[str
     everywhere: Counter[str] = Counter()
     for rank in world.gather(sums):
         everywhere.update(rank)
-    return {f"reward/{name}": everywhere[name] / max(scored, 1) for name in sorted(everywhere)}
+    return {f"reward/{name}": ratio(everywhere[name], scored) for name in sorted(everywhere)}
 
 
 def totals(episodes: list[Episode], world: World) -> dict[str, float]:
@@ -122,11 +122,12 @@ def totals(episodes: list[Episode], world: World) -> dict[str, float]:
 def summary(run: Run, cfg: Any) -> dict:
     """The numbers of summary.json: success on held-out tasks before and after GRPO, sampled and greedy."""
     tests = [r for r in run.read() if r["stage"] == "grpo/test"]
-    out = {
-        f"{name}_{when}": row[key]
-        for when, row in zip(("before", "after"), [*tests[:1], *tests[1:][-1:]])  # a run may have grown
-        for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy"))
-    }
+    # a run may have grown, and has measured more than twice then: the last measurement counts
+    ends = [tests[0], tests[-1]] if len(tests) > 1 else tests
+    out = {}
+    for when, row in zip(("before", "after"), ends):
+        for name, key in (("heldout", "success"), ("heldout_se", "success_se"), ("greedy", "greedy")):
+            out[f"{name}_{when}"] = row[key]
     sft = run.folder / "sft" / "summary.json"
     seconds_sft = json.loads(sft.read_text())["seconds"] if sft.exists() else 0.0
     seconds = run.seconds()

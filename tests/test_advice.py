@@ -1,16 +1,18 @@
 """What the console says: the commonest verdict, groups without spread, how long it takes, and where to look."""
 
 import doctest
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import train_grpo
 import train_sft
-from nanotriton import advice, log
+from nanotriton import advice, heldout, log
 from nanotriton.advice import AGAIN, Advice, commonest
 from nanotriton.report import Step, Update, report
 from nanotriton.rollout import Episode
@@ -97,6 +99,8 @@ def test_a_step_without_spread_says_what_to_look_at_and_not_each_time(said):
 def test_a_step_in_which_nothing_is_scored_says_so(said):
     told = said(episodes([("unsupported", None)] * 2, [("weak_task", None), ("unsupported", None)]))
     assert "scored 0.000" in told and "no sample has a reward: 75% are unsupported" in told
+    (row,) = said.run.read()
+    assert math.isnan(row["reward"]) and "reward nan" in told  # 0 would be a score
 
 
 def test_a_reward_that_forgets_to_return_is_told_and_not_blamed_on_the_judge(said):
@@ -183,3 +187,15 @@ def test_every_name_on_the_console_is_in_the_glossary(said):
     assert {"reward", "scored", "no_spread", "kl_ref", "kl_sampler", "clip_fraction", "norm", "lr"} <= names
     glossary = (ROOT / "docs" / "glossary.md").read_text()
     assert sorted(name for name in names if f"`{name}`" not in glossary) == []
+
+
+def test_held_out_success_of_which_nothing_was_judged_is_no_number(monkeypatch):
+    """A 0 of ours would look as if the model had unlearned all."""
+    failed = SimpleNamespace(verdict=Verdict("infra_error"), row=lambda *_: {})
+    monkeypatch.setattr(heldout, "rollout", lambda tasks, count, *_, **__: [[failed] * count for _ in tasks])
+    monkeypatch.setattr(heldout, "judged", lambda groups: groups)
+    run = SimpleNamespace(world=World(), samples=list)
+    without = dict.fromkeys(["sampler", "executor", "tokenizer"])
+    found = heldout.heldout(run, [Task("t", "")] * 2, step=1, split="test", max_tokens=1, seed=0, **without)
+    assert math.isnan(found["success"]) and math.isnan(found["greedy"])
+    assert found["success_n"] == 0 and found["statuses"] == {"infra_error": 4}

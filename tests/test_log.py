@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import math
 import time
 
 import pytest
@@ -129,6 +130,8 @@ def test_curves_are_drawn_while_the_run_goes_on(tmp_path, monkeypatch):
 
 def test_smooth_is_a_mean_from_the_first_value_on():
     assert smooth([2.0, 2.0, 2.0]) == [2.0, 2.0, 2.0]
+    first, *rest = smooth([math.nan, 2.0, math.nan, 2.0])  # two steps in which nothing was judged
+    assert math.isnan(first) and rest == [2.0, 2.0, 2.0]
 
 
 def test_short_steps_have_a_line_now_and_then_and_all_their_rows(tmp_path, monkeypatch, capsys):
